@@ -1,5 +1,1 @@
 """The Prefect flows, one per module; read `math_mt_ppo` first. `launch` has their command line and Prefect servers."""
-
-from storage import interrupts
-
-interrupts.while_importing(__name__)

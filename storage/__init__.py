@@ -1,6 +1,7 @@
 """Versions in object storage: the contract between the stages.
 
 errors, layout, records   every error, every name of an object, and every row that stages exchange
+processes/                how processes are started, and how they end with this one; interrupts.py ends this one
 objects/                  whole objects by key, in a local folder, in memory or on S3, with put-if-absent
 logs/                     numbered entries that are created once: catalog, leases, nights
 versions/                 what is committed: manifests, drafts, data sets, checkpoints; aliases that point at versions
@@ -10,14 +11,3 @@ commands/                 `python -m storage`
 Each of these imports only those above it. `versions.drafts` commits a version: data objects first, then an entry in the
 catalog, then the manifest with put-if-absent. A version without a manifest does not exist.
 """
-
-import os
-
-from storage import interrupts
-
-interrupts.while_importing(__name__)
-
-# Torch makes this folder when it is imported, and loads its compiled code from there. The default is a fixed name in
-# TMPDIR, which another user may have created before.
-if os.access(os.path.expanduser("~"), os.W_OK):
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))

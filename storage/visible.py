@@ -1,6 +1,9 @@
 """Makes text of unknown origin safe to display: characters that hide or reorder text are written as their codes."""
 
+import contextlib
+import logging
 import re
+import traceback
 
 _RANGES = (
     *((0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F)),  # controls except tab and line break
@@ -60,6 +63,28 @@ def described(error: BaseException, most: int | None = None) -> str:
         message = f"its message cannot be read ({type(another).__name__})"
     name = type(error).__name__
     return visible(f"{name}: {message}" if message else name, most)
+
+
+def print_clean_logs() -> None:
+    """Let all handlers of logs print what is `printable` only: names and errors in records may hold any text."""
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
+    for handler in filter(None, {*handlers, logging.lastResort}):
+        handler.addFilter(_clean)
+
+
+def _clean(record: logging.LogRecord) -> bool:
+    """Make a record printable: a filter that lets everything pass."""
+    record.name = printable(record.name)
+    with contextlib.suppress(TypeError, ValueError):  # wrong arguments, which logging itself reports
+        message = record.getMessage()
+        if (shown := printable(message)) != message:
+            record.msg, record.args = shown, ()
+    if record.exc_info and record.exc_info[0]:
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        if (shown := printable(trace)) != trace:
+            record.exc_text = shown
+    return True
 
 
 def _line(line: str) -> str:

@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tasks.limits import address_space, limited, prepare_for_limits
+from storage.processes.limits import address_space, limited, prepare_for_limits
 
 _DRAWS = 8
 _CLOCKS = [datetime(2026, 1, 2, 3, 4, 5), datetime(2026, 1, 2, 16, 47, 58), datetime(2027, 11, 30, 16, 47, 58)]

@@ -18,8 +18,13 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from storage.processes.child import mark
+from tests.support.prefect_home import prefect_home
+
+# Whatever tests start, servers of `make up` included, ends with this process, also if Ctrl-C or a kill ends it.
+os.environ.update(mark())
 # These must be set before anything imports Prefect. The tests have their own home, and no telemetry is sent.
-os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
+os.environ["PREFECT_HOME"] = str(prefect_home().path)
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # a killed test would leave an ephemeral server behind
 os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -46,6 +51,7 @@ from tasks.score.verifier import Verifier
 from tasks.tools.sandbox import Sandboxes
 from tests.support import real_data
 from tests.support import s3_server as s3
+from tests.support.sandbox_helpers import wait_gone
 from tests.support.side_by_side import FilesByServer, put_long_files_first
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
@@ -149,7 +155,7 @@ def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory)
         (server,) = engine.servers
         folder = Path(server.url.removeprefix("unix://")).parent
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    wait_gone(family)
     assert not folder.exists()
 
 

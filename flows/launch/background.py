@@ -15,11 +15,9 @@ from typing import Any
 import psutil
 
 from flows.launch.prefect_server import START_SECONDS
-from storage import interrupts
-from storage.processes import identity, is_alive
+from storage.processes.child import tail
+from storage.processes.identity import identity, is_alive
 
-CLOCK_SECONDS = 60
-"""Longest time by which a process may seem to start after its note was written, because the clock was adjusted."""
 STOP_SECONDS = 20
 """Time for a flow run to end its vLLM server; then all remaining processes are killed."""
 KILLED_SECONDS = 10
@@ -32,7 +30,7 @@ class Background:
     """A Python command in its own session, which its flow runs inherit.
 
     The note `NAME.pid` in `folder` contains the identity of the first process as JSON; `folder` is also the command's
-    `PREFECT_HOME`. Former versions noted only the process id, which is valid JSON too.
+    `PREFECT_HOME`.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -44,7 +42,7 @@ class Background:
     def start(
         self, arguments: Iterable[str], cwd: Path, environment: Mapping[str, str], inherits: Iterable[socket.socket]
     ) -> None:
-        with self.log.open("w") as log, interrupts.held():
+        with self.log.open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=cwd,
@@ -55,11 +53,11 @@ class Background:
                 start_new_session=True,
                 pass_fds=[inherited.fileno() for inherited in inherits],
             )
-            try:
-                self._note.write_text(json.dumps(identity(process.pid)))
-            except OSError:
-                os.killpg(process.pid, signal.SIGKILL)  # without a note, `stop` could not find it
-                raise
+        try:
+            self._note.write_text(json.dumps(identity(process.pid)))
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # without a note, `stop` could not find it
+            raise
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Wait until the command is ready.
@@ -70,14 +68,13 @@ class Background:
         deadline = time.monotonic() + START_SECONDS
         while not ready():
             if not self.members() or time.monotonic() > deadline:
-                end = self.log.read_text(errors="replace")[-2000:]
-                raise ValueError(f"the {self.name} did not start; its log {self.log} ends:\n{end}")
+                raise ValueError(f"the {self.name} did not start; its log {self.log} ends:\n{tail(self.log)}")
             time.sleep(0.5)
 
     def runs(self) -> bool:
         """Return whether the first process lives; flow runs alone do not count, they may outlive a killed worker."""
         noted = self._read_note()
-        return noted is not None and noted["pid"] in [process.pid for process in self.members()]
+        return noted is not None and is_alive(noted) is True
 
     def members(self) -> list[psutil.Process]:
         """Return the living processes of the session, even if the first one is gone.
@@ -85,13 +82,13 @@ class Background:
         The list is empty if another process has taken the first one's id.
         """
         noted = self._read_note()
-        if noted is None or ("machine" in noted and is_alive(noted) is None):  # after a reboot, or in another container
+        if noted is None or is_alive(noted) is None:  # after a reboot, or in another container
             return []
         members = [process for process in psutil.process_iter() if _session_id(process) == noted["pid"]]
-        first = next((process for process in members if process.pid == noted["pid"]), None)
-        if first is None:
-            return [process for process in members if self._is_marked(process)]
-        return members if self._is_noted(first, noted) else []
+        if is_alive(noted):
+            return members
+        taken = noted["pid"] in [process.pid for process in members]
+        return [] if taken else [process for process in members if self._is_marked(process)]
 
     def stop(self) -> list[psutil.Process]:
         """End the flow runs first, while worker and server can still record it, then the command itself.
@@ -102,9 +99,9 @@ class Background:
         if (noted := self._read_note()) is None and self._note.exists():
             print(f"{self._note} is damaged: if the {self.name} still runs, end it by hand")
         members = self.members()
-        flow_runs = [process for process in members if noted and process.pid != noted["pid"]]
+        first = [process for process in members if noted and process.pid == noted["pid"]]
         forced, left = 0, list[psutil.Process]()
-        for processes in (flow_runs, [process for process in members if process not in flow_runs]):
+        for processes in ([process for process in members if process not in first], first):
             killed, alive = _end(processes)
             forced, left = forced + killed, left + alive
         if left:
@@ -114,8 +111,14 @@ class Background:
             print(f"{self.name} ended" + (f", {forced} processes by force" if forced else ""))
         return []
 
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("PREFECT_HOME") == str(self._folder)
+        except (psutil.Error, OSError):  # it has just ended, or belongs to another user
+            return False
+
     def _read_note(self) -> dict[str, Any] | None:
-        """Read the identity of the first process; former versions noted only its id. None without a valid note."""
+        """Read the identity of the first process; None without a valid note."""
         if self._note.exists() and not self._note.is_file():
             raise ValueError(f"{self._note} is not a file: remove it")
         try:
@@ -123,40 +126,21 @@ class Background:
         except (FileNotFoundError, ValueError, RecursionError):
             return None
         match noted:
-            case int(pid) if 1 < pid <= _MOST:
-                return {"pid": pid}
             case {"pid": int(pid), "machine": str(), "started": int() | None} if 1 < pid <= _MOST:
                 return dict(noted)
         return None
 
-    def _is_noted(self, process: psutil.Process, noted: dict[str, Any]) -> bool:
-        """Return whether a living process is the noted one, and not a later one with the same id."""
-        if "machine" in noted:
-            return is_alive(noted) is True
-        try:
-            began = process.create_time()
-        except psutil.NoSuchProcess:
-            return False
-        return began <= self._note.stat().st_mtime + CLOCK_SECONDS and self._is_marked(process)
-
-    def _is_marked(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get("PREFECT_HOME") == str(self._folder)
-        except (psutil.Error, OSError):  # it has just ended, or belongs to another user
-            return False
-
 
 def _end(processes: list[psutil.Process]) -> tuple[int, list[psutil.Process]]:
-    """Ask the processes to end; after `STOP_SECONDS` kill them and their descendants.
+    """Ask the processes to end, which end what they have started; after `STOP_SECONDS` kill them.
 
     Returns:
         The number of killed processes, and the processes that still live.
     """
-    family = {child for process in processes for child in _children(process)} | set(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.terminate()
-    killed = _wait(family, STOP_SECONDS)
+    killed = _wait(processes, STOP_SECONDS)
     for process in killed:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.kill()
@@ -184,10 +168,3 @@ def _session_id(process: psutil.Process) -> int | None:
         return os.getsid(process.pid) if _lives(process) else None
     except (ProcessLookupError, PermissionError):
         return None  # it has just ended, or belongs to another user
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []

@@ -16,7 +16,7 @@ from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.program import Parser, print_error, whole
-from storage.visible import printable
+from storage.visible import print_clean_logs, printable
 from tasks.run.configuration import resolve
 
 Command = Callable[[Config], str]
@@ -91,6 +91,13 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     interrupts.run(lambda: _status(act), ADVICE)
 
 
+def prepare_process() -> None:
+    """Prepare this process for a flow. Call it before anything imports torch."""
+    share_cores()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    print_clean_logs()
+
+
 def _split(words: list[str], default: str) -> tuple[str, list[str]]:
     """Return the configuration and its overrides, which may come in any order.
 
@@ -130,8 +137,7 @@ def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, 
 
 def _status(act: Callable[[], None]) -> int:
     """Run `act`; return the exit status that `main` documents."""
-    share_cores()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    prepare_process()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)
     try:
@@ -140,8 +146,7 @@ def _status(act: Callable[[], None]) -> int:
         print_error(error)
         return 2
     except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged the traceback
-        if not interrupts.is_lost_output(error):
-            print_error(error)
+        print_error(error)
         return 1
     return 0
 

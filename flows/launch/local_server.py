@@ -6,19 +6,14 @@ file, and the server answers no request without the password. Processes are foun
 """
 
 import argparse
-import contextlib
-import fcntl
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import tomllib
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from flows.launch import prefect_server, prefect_worker
 from flows.launch.background import Background
@@ -30,6 +25,7 @@ from flows.launch.prefect_server import (
     healthy,
     ignore_proxies_on_loopback,
     listen,
+    locked,
     new_password,
     protection,
     reserve,
@@ -42,17 +38,17 @@ STATE = ROOT / "var" / "prefect"
 CLIENT_SETTINGS = ROOT / "prefect.toml"
 POOL = "local"
 SERVER, WORKER = Background("server", STATE), Background("worker", STATE)
-_PREFECT = ("-m", "prefect")
+_WRITTEN = re.compile(rf'(\[api\]\nurl = "(?P<url>http://{re.escape(HOST)}:\d+)/api"\nauth_string = "[^"]*"\n)?')
+"""The text of `prefect.toml`; empty after a kill."""
 
 
 def up(port: int) -> None:
     """Start server and worker unless they run, and deploy `prefect.yaml`; safe to repeat."""
-    uses_proxy = _uses_proxy()
     ignore_proxies_on_loopback()
     check_proxies()
     with _locked():
         if starts := not (SERVER.runs() and WORKER.runs()):
-            _client_settings()  # refuses a file of another program before anything ends
+            _written_url()  # refuses a file of another program before anything ends
             _down()  # one of them may have been killed: flow runs without a worker cannot be cancelled
             _start_server(port)
         address = _address()
@@ -64,8 +60,6 @@ def up(port: int) -> None:
     print(f"Prefect runs on {address} (also in a browser, which asks for the `auth_string` of")
     print(f"{CLIENT_SETTINGS.name}), its logs are in {STATE.relative_to(ROOT)}. Now type:")
     print("  source .venv/bin/activate")
-    if uses_proxy:
-        print(f"  export no_proxy={HOST}    # or the next command sends its requests for this server to the proxy")
     print("  prefect deployment run math-mt-ppo/math-mt-ppo --watch")
 
 
@@ -75,24 +69,17 @@ def down() -> None:
         _down()
 
 
-@contextlib.contextmanager
-def _locked() -> Iterator[None]:
+def _locked() -> IO[str]:
     """Hold a lock against other `make up` and `make down`; it ends with this process, however that ends."""
     STATE.mkdir(parents=True, exist_ok=True)
     STATE.chmod(0o700)
-    with (STATE / "make.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("waiting for another `make up` or `make down` to end", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locked(STATE / "make.lock", "waiting for another `make up` or `make down` to end")
 
 
 def _down() -> None:
     left = WORKER.stop() + SERVER.stop()
     try:
-        if _client_settings() is not None:
+        if _written_url() is not None:
             CLIENT_SETTINGS.unlink()
     except ValueError as error:
         print(f"left as it is: {error}")
@@ -138,38 +125,29 @@ def _write_client_settings(port: int, password: str) -> None:
         file.write(f'[api]\nurl = "http://{HOST}:{port}/api"\nauth_string = "{password}"\n')
 
 
-def _client_settings() -> dict[str, Any] | None:
-    """Read the settings that `make up` wrote into `prefect.toml`.
+def _written_url() -> str | None:
+    """Return the server's URL in the `prefect.toml` that `make up` wrote.
 
-    The settings are empty if `make up` was killed before it wrote them, and None without the file.
+    It is empty if `make up` was killed before it wrote it, and None without the file.
 
     Raises:
         ValueError: another program wrote the file, or it is damaged.
     """
-    remedy = "`make up` writes its own file there: move it away, or remove it"
     if not CLIENT_SETTINGS.exists():
         return None
-    if not CLIENT_SETTINGS.is_file():
-        raise ValueError(f"{CLIENT_SETTINGS} is not a file, and {remedy}")
-    try:
-        settings = tomllib.loads(CLIENT_SETTINGS.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CLIENT_SETTINGS} cannot be read ({error}), and {remedy}") from error
-    if not settings:
-        return settings
-    match settings:
-        case {"api": {"url": str(url), "auth_string": str(), **more}, **others} if not (more or others):
-            if re.fullmatch(rf"http://{re.escape(HOST)}:\d+/api", url):
-                return settings
-    raise ValueError(f"{CLIENT_SETTINGS} contains settings that `make up` did not write, and {remedy}")
+    text = CLIENT_SETTINGS.read_bytes().decode(errors="replace") if CLIENT_SETTINGS.is_file() else "no file"
+    if found := _WRITTEN.fullmatch(text):
+        return found["url"] or ""
+    raise ValueError(
+        f"{CLIENT_SETTINGS} is not what `make up` writes there, and it writes its own: move yours away, or remove it"
+    )
 
 
 def _address() -> str:
     """Return the URL of the server's pages."""
     try:
-        if settings := _client_settings():
-            url: str = settings["api"]["url"]
-            return url.removesuffix("/api")
+        if url := _written_url():
+            return url
         raise ValueError(f"{CLIENT_SETTINGS} is missing or empty")
     except ValueError as error:
         raise ValueError(
@@ -179,7 +157,7 @@ def _address() -> str:
 
 def _prefect(*arguments: str) -> None:
     """Run a Prefect command. Show its output only if it fails: it advises steps that `up` takes itself."""
-    command = [sys.executable, *_PREFECT, "--no-prompt", *arguments]
+    command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False, timeout=START_SECONDS
@@ -197,11 +175,6 @@ def _environment() -> dict[str, str]:
     """Return this environment without addresses and passwords that would override `prefect.toml`."""
     others = {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"}
     return {key: value for key, value in os.environ.items() if key not in others} | {"PREFECT_HOME": str(STATE)}
-
-
-def _uses_proxy() -> bool:
-    """Return whether commands in this environment send requests for the server to a proxy."""
-    return bool({"http", "all"} & urllib.request.getproxies().keys()) and not urllib.request.proxy_bypass(HOST)
 
 
 def main() -> None:

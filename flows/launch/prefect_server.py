@@ -119,6 +119,17 @@ def check_proxies() -> None:
         ) from error
 
 
+def locked(path: Path, waiting: str) -> IO[str]:
+    """Return a file that is locked until it is closed; print `waiting` while another process has locked it."""
+    lock = path.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(waiting, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def main(descriptor: int) -> None:
     """Serve on the bound socket `descriptor` until a signal ends it."""
     import uvicorn
@@ -133,7 +144,10 @@ def main(descriptor: int) -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
-    lock = _lock_start(get_current_settings().home)
+    # A starting server creates or migrates the database in PREFECT_HOME; two at once fail with database errors.
+    home = get_current_settings().home
+    home.mkdir(parents=True, exist_ok=True)
+    lock = locked(home / "server-start.lock", f"waiting while another Prefect server starts in {home}")
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,21 +155,6 @@ def main(descriptor: int) -> None:
             lock.close()
 
     Server(config).run(sockets=[socket.socket(fileno=descriptor)])
-
-
-def _lock_start(home: Path) -> IO[str]:
-    """Lock `home` against the start of other servers, until the returned file is closed.
-
-    A starting server creates or migrates the database in `PREFECT_HOME`; two at once fail with database errors.
-    """
-    home.mkdir(parents=True, exist_ok=True)
-    lock = (home / "server-start.lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"waiting while another Prefect server starts in {home}", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ continues it.
 
 import argparse
 import json
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from configs import load
 from configs.problems import ArithmeticSource
-from flows.launch.cli import ADVICE
+from flows.launch.cli import ADVICE, prepare_process
 from flows.launch.temporary_server import temporary_server
-from flows.launch.threads import share_cores
 from flows.retrain import retrain
 from storage import interrupts
 from storage.objects.store import Store
@@ -45,8 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: run.iterations=10")
     overrides = [*SETTINGS, *parser.parse_args().overrides]
-    share_cores()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    prepare_process()
     FOLDER.mkdir(parents=True, exist_ok=True)
     titles = ("1: the first problems", "2: more problems", "3: wrong gold answers")
     with temporary_server():

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.objects.temporary import TemporaryFolder
-from tasks.inference.supervised import Supervised
+from storage.processes.child import Child as Supervised
+from storage.processes.folder import TemporaryFolder
 
 _START_S = 120.0
 _POLL_S = 0.1

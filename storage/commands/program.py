@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from storage.objects.store import Store
-from storage.visible import printable
+from storage.visible import print_clean_logs, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,13 +185,14 @@ class Program:
         """
         arguments = self._parse()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+        print_clean_logs()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
             output: Output = arguments.act(open_store(arguments), arguments)
+            output.print(as_json=arguments.json)
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
-        output.print(as_json=arguments.json)
         return output.status
 
     def _parse(self) -> argparse.Namespace:

@@ -23,13 +23,14 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from storage import layout, processes
+from storage import layout
 from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, StorageError
 from storage.logs.entries import check_sign
 from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
-from storage.processes import own_identity
+from storage.processes import identity
+from storage.processes.identity import own_identity
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ def newest_holder(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
 
 def is_alive(entry: dict[str, Any]) -> bool | None:
     """Return whether the holder still holds the lease; None if that cannot be seen from this machine."""
-    alive, lease = processes.is_alive(entry["holder"]), entry["holder"].get("lease")
+    alive, lease = identity.is_alive(entry["holder"]), entry["holder"].get("lease")
     if alive and entry["holder"]["pid"] == os.getpid() and lease:
         return lease in OWN
     return alive

@@ -38,7 +38,7 @@ from storage.logs.leases import Fence
 from storage.logs.log import Log
 from storage.objects.seal import field_errors, newer, seal
 from storage.objects.store import Store, in_parallel, sha256
-from storage.objects.temporary import TemporaryFolder
+from storage.processes.folder import TemporaryFolder
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.objects.store import Store
+from storage.processes.limits import OUT_OF_TIME
 from storage.version_names import PolicyVersion
 from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint
@@ -26,7 +27,6 @@ from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
 from tasks.agents.control import TurnEnds, toys
 from tasks.agents.template import REMEDY, Message, Template
-from tasks.limits import OUT_OF_TIME
 from tasks.template_trial import TrialResult
 
 if TYPE_CHECKING:

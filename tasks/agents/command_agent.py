@@ -10,16 +10,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from storage.objects.temporary import TemporaryFolder
+from storage.processes.child import kill_until_gone, mark
+from storage.processes.folder import TemporaryFolder
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
-from tasks.tools import orphans
 
 LONGEST_OUTPUT = 1_000_000
 """Most bytes that a command may print."""
-_ROUNDS = 20
-"""Most searches for processes that a command left; each kills those that it finds."""
 _PATIENCE_S = 1.0
 """Longest wait for the rest of what a command printed."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
@@ -81,7 +79,8 @@ class CommandAgent(EndpointAgent):
             await _run(process, _line(task), [output, errors])
         finally:
             _kill(process)
-            await asyncio.shield(asyncio.to_thread(_kill_left, task.api_key))
+            # Also what the command has started in groups of its own: it has the key in its environment.
+            await asyncio.shield(asyncio.to_thread(kill_until_gone, f"OPENAI_API_KEY={task.api_key}"))
             await _let_go(process, [output, errors])
         if process.returncode:
             said = errors.text.strip()[-500:] or "it said nothing"
@@ -100,7 +99,7 @@ class CommandAgent(EndpointAgent):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=given | own | orphans.mark(),
+            env=given | own | mark(),
             cwd=folder,
             start_new_session=True,
         )
@@ -192,10 +191,3 @@ def _kill(process: asyncio.subprocess.Process) -> None:
     """Kill the command's process group."""
     with contextlib.suppress(ProcessLookupError):  # all of it has ended
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _kill_left(key: str) -> None:
-    """Kill the processes that a command has started in groups of their own: they have its key in the environment."""
-    for _ in range(_ROUNDS):
-        if not orphans.kill_with(f"OPENAI_API_KEY={key}"):
-            return

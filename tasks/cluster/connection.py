@@ -174,7 +174,7 @@ def require_token() -> None:
 def environment() -> dict[str, dict[str, str]]:
     """Return Ray's `runtime_env` with which a node finds this package and the user's agents: where this host does."""
     places = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
-    # Otherwise Ray also kills the supervisors of a process that it ends, and nobody removes vLLM's folder.
+    # Otherwise Ray also kills the reaper of a process that it ends, and nobody ends vLLM and removes its folder.
     own = {"RAY_kill_child_processes_on_worker_exit": "0"}
     return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places))), **own}}
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.inference.supervised import Supervised
+from storage.processes.child import Child as Supervised
 
 _START_S = 120.0
 _POLL_S = 0.05

@@ -77,7 +77,7 @@ class NodeProcess:
             time.sleep(_LOOK_S)
         logger.error("the flow has been silent for %g s: this process ends", limit)
         logging.shutdown()
-        os._exit(1)  # supervisors end what it has started
+        os._exit(1)  # the reaper ends what it has started
 
 
 def for_nodes(config: Config) -> dict[str, Any]:

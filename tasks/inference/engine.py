@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,6 @@ from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
-from tasks.limits import sockets
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,10 @@ REQUEST_TIMEOUT_S = 300.0
 """A request of which nothing was sampled in this time is sent again."""
 RETRIES = 5
 """Number of times that a failed request is sent again."""
+_OTHER_FILES = 256
+"""Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
+_AGENTS_FILES = 8
+"""Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
 _TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, AbortedError)
 
 
@@ -219,7 +223,7 @@ class Engine:
 
 def _lacking_sockets(wanted: int) -> int:
     """Return the number of possible sockets if it is below `wanted`; otherwise 0."""
-    possible = sockets(wanted)
+    possible = _sockets(wanted)
     if possible == wanted:
         return 0
     logger.warning(
@@ -229,6 +233,19 @@ def _lacking_sockets(wanted: int) -> int:
         possible,
     )
     return possible
+
+
+def _sockets(wanted: int) -> int:
+    """Return how many of `wanted` sockets, one of each episode, this process may open.
+
+    Raises its soft limit of open files for them, and for what agents open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    useful = wanted * (1 + _AGENTS_FILES) + _OTHER_FILES
+    most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return min(wanted, max(most // 2, most - _OTHER_FILES))
 
 
 def devices_of_servers(settings: Inference) -> list[list[str]]:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.inference import Inference
+from storage.processes.child import Child
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import cpu_build
-from tasks.inference.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +30,21 @@ class Server:
 
     def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
         self.settings, self.log, self.devices = settings, log, devices
-        self._supervised = Supervised(log)
-        self._socket = self._supervised.folder / "vllm"
+        self._child = Child(log)
+        self._socket = self._child.folder / "vllm"
         self.url = f"unix://{self._socket}"
 
     @property
     def alive(self) -> bool:
-        return self._supervised.alive
+        return self._child.alive
 
     @property
     def pid(self) -> int | None:
-        """The process id of the supervisor, the parent of the server's process group."""
-        return self._supervised.pid
+        return self._child.pid
 
     def start(self, model: Path) -> None:
         """Start the server without waiting; `wait_until_healthy` waits."""
-        self._supervised.start(self._command(model), self._environment())
+        self._child.start(self._command(model), self._environment())
 
     def wait_until_healthy(self) -> None:
         """Block until the server answers.
@@ -70,14 +69,14 @@ class Server:
 
     def stop(self) -> None:
         """End the process group and wait until it is gone."""
-        self._supervised.stop()
+        self._child.stop()
 
     def close(self) -> None:
         """End the process group for good and remove its folder."""
-        self._supervised.close()
+        self._child.close()
 
     def _end_of_log(self) -> str:
-        return f"the end of {self.log}:\n{self._supervised.log_tail()}"
+        return f"the end of {self.log}:\n{self._child.log_tail()}"
 
     def _command(self, model: Path) -> list[str]:
         settings = self.settings
@@ -115,7 +114,7 @@ class Server:
             | devices
             | {
                 "VLLM_SERVER_DEV_MODE": "1",
-                "VLLM_RPC_BASE_PATH": str(self._supervised.folder),  # sockets among vLLM's processes
+                "VLLM_RPC_BASE_PATH": str(self._child.folder),  # sockets among vLLM's processes
                 "VLLM_HOST_IP": "127.0.0.1",
                 "OMP_NUM_THREADS": str(self.settings.threads),
                 "VLLM_NO_USAGE_STATS": "1",

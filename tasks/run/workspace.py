@@ -5,6 +5,7 @@ configuration that it was begun with, at its first iteration without a checkpoin
 """
 
 import itertools
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ class Workspace:
     """One run's configuration and store. It is a plain class, because Prefect does not traverse plain classes."""
 
     def __init__(self, config: Config) -> None:
+        _keep_compiled_code_private()
         self.config = config
         self.store = Store.of(config.storage)
         self.cache = Path(config.storage.cache)
@@ -105,6 +107,15 @@ class Workspace:
         """The name of the flow run, for messages; empty outside of a flow run."""
         name = runtime.flow_run.name
         return f"flow run {name}" if name else ""
+
+
+def _keep_compiled_code_private() -> None:
+    """Choose the folder that torch makes when it is imported, and loads compiled code from.
+
+    The default is a fixed name in TMPDIR, which another user may have made before.
+    """
+    if os.access(os.path.expanduser("~"), os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tasks.score.code import CodeScorer, sandboxed
 from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
 from tasks.score.verdict import Verdict, checked, storable
 from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
-from tasks.tools.host import check_host
+from tasks.tools.sandbox import check_host
 
 LIBRARY_VERSION = 1
 """The version of `math-verify` with `score.reading=library`."""

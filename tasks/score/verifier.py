@@ -37,7 +37,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from storage import interrupts
-from tasks.limits import OUT_OF_TIME
+from storage.processes.limits import OUT_OF_TIME
 from tasks.score import worker
 from tasks.score.interface import Answer, Reading
 from tasks.score.verdict import Verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.limits import address_space, hard_address_space, limited, prepare_for_limits
+from storage.processes.limits import address_space, hard_address_space, limited, prepare_for_limits
 from tasks.registry import described_with_place
 from tasks.score.interface import Answer
 from tasks.score.verdict import Verdict, checked, storable

@@ -1,23 +1,39 @@
 """How a sandbox is started: the command line of bubblewrap, with the limits that the kernel holds.
 
-A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. Beside what
-`tasks.tools.view` lists it sees only two devices, and an empty /tmp in memory. There is no /proc: in /proc/1/mem the
-program could overwrite bubblewrap's own process, which has no limits.
+A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. It sees an
+interpreter with its standard library, the system's shared libraries, two devices, and an empty /tmp in memory. There is
+no /proc: in /proc/1/mem the program could overwrite bubblewrap's own process, which has no limits.
+
+A filter of system calls refuses what namespaces do not separate, and what resource limits do not count: System V shared
+memory and memory files exceed every memory limit, vsock reaches the virtual machine's host from any network namespace,
+and keyrings are inherited. Numbers are those of x86-64 (asm/unistd_64.h).
 """
 
+import errno
+import importlib.util
 import json
 import math
 import os
+import shutil
+import struct
+import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Self
 
-from tasks.tools import orphans, seccomp
-from tasks.tools.view import hidden, interpreter, links, package_folders, prlimit, visible
+from storage.processes.child import mark
 
 _NOBODY = "65534"
 _DEVICES = ("/dev/null", "/dev/urandom")
 _OPEN_FILES = 64
+PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
+"""Packages for mathematics; a sandbox that is asked for packages sees those that are installed here."""
+_ROOT = Path(__file__).parents[2]
+_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
+MACHINE = "x86_64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class Launch:
             raise
         self._passed.append(refused)
         self.command = _command(argv, limits, package_folders() if packages else (), status, refused)
-        environment = {"PATH": os.environ.get("PATH", os.defpath), **orphans.mark()}
+        environment = {"PATH": os.environ.get("PATH", os.defpath), **mark()}
         self.options: dict[str, Any] = {"pass_fds": (status, refused), "env": environment, "start_new_session": True}
 
     def __enter__(self) -> Self:
@@ -78,7 +94,7 @@ class Launch:
 def _filter() -> int:
     """Return a descriptor from which bubblewrap reads the filter of system calls."""
     refused, writing = os.pipe()
-    os.write(writing, seccomp.program())
+    os.write(writing, _filter_program())
     os.close(writing)
     return refused
 
@@ -86,7 +102,7 @@ def _filter() -> int:
 def python(program: str, packages: bool = False) -> list[str]:
     """Return the `argv` of a program in Python, without `site`; its arguments are the folders with the packages."""
     folders = dict.fromkeys(os.path.dirname(folder) for folder in package_folders()) if packages else {}
-    return [interpreter(), "-I", "-S", "-X", "utf8", "-c", program, *folders]
+    return [_interpreter(), "-I", "-S", "-X", "utf8", "-c", program, *folders]
 
 
 def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], status: int, refused: int) -> list[str]:
@@ -147,3 +163,94 @@ def _links() -> list[str]:
 
 def _each(option: str, paths: Iterable[str]) -> list[str]:
     return [word for path in paths for word in (option, path, path)]
+
+
+def _interpreter() -> str:
+    """Return the path of the interpreter that a virtual environment's one stands for."""
+    return os.path.realpath(Path(sys.base_prefix, "bin", f"python{sysconfig.get_config_var('LDVERSION')}"))
+
+
+def prlimit() -> str:
+    return os.path.realpath(shutil.which("prlimit") or "prlimit")
+
+
+@cache
+def links() -> dict[str, str]:
+    """Return the links in the root that lead to shared libraries and programs, with their targets."""
+    return {path: os.readlink(path) for path in ("/bin", "/lib", "/lib64") if os.path.islink(path)}
+
+
+@cache
+def visible() -> tuple[str, ...]:
+    """Return the files and folders that every sandbox sees, read-only."""
+    architecture = sysconfig.get_config_var("MULTIARCH")
+    system = ("/lib64", "/usr/lib64", f"/lib/{architecture}", f"/usr/lib/{architecture}", "/etc/ld.so.cache")
+    library = _STANDARD_LIBRARY
+    if library.parent != Path("/usr/lib"):
+        library = library.parent  # has shared libraries of this interpreter
+    paths = [Path(path).resolve() for path in (*system, library, _interpreter(), prlimit())]
+    return tuple(dict.fromkeys(str(path) for path in paths if path.exists()))
+
+
+@cache
+def package_folders() -> tuple[str, ...]:
+    """Return the folders of the installed packages for mathematics, with those of their shared libraries."""
+    origins = [spec.origin for name in PACKAGES if (spec := importlib.util.find_spec(name)) and spec.origin]
+    folders = [Path(origin).resolve().parent for origin in origins]
+    candidates = [*folders, *(folder.with_name(f"{folder.name}.libs") for folder in folders)]
+    return tuple(str(folder) for folder in candidates if folder.is_dir())
+
+
+def hidden(shown: Iterable[str], secret: Sequence[Path] | None = None) -> list[str]:
+    """Return those of the `secret` folders that lie in `shown` ones, so that an empty folder must cover them.
+
+    By default these are installed packages, the home, the working directory and this project.
+    """
+    if secret is None:
+        packages = [_STANDARD_LIBRARY / "site-packages", _STANDARD_LIBRARY / "dist-packages"]
+        secret = [*packages, Path.home(), Path.cwd(), _ROOT]
+    folders = dict.fromkeys(path.resolve() for path in secret if path.is_dir())
+    return [str(folder) for folder in folders if any(folder.is_relative_to(path) for path in shown)]
+
+
+_AUDIT_ARCH_X86_64 = 0xC000003E  # linux/audit.h
+_X32 = 0x40000000
+"""Numbers from here on are the same calls again, in another ABI."""
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
+_KILL, _ERROR, _ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000  # linux/seccomp.h
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+_SOCKET, _AF_UNIX = 41, 1
+
+REFUSED = {
+    **{"shmget": 29, "msgget": 68, "semget": 64, "memfd_create": 319, "memfd_secret": 447},  # memory without a limit
+    **{"add_key": 248, "request_key": 249, "keyctl": 250},  # the session's keyring is inherited
+    **{"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438},
+    **{"unshare": 272, "setns": 308, "mount": 165, "fsopen": 430, "open_tree": 428},
+    **{"bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425},  # where kernels had most bugs
+    "io_setup": 206,  # the machine has a limit for all of its processes together
+}
+"""System calls that fail with EPERM. `socket` does, too, except for Unix sockets."""
+
+
+def _filter_program() -> bytes:
+    """Return the filter in the kernel's format, for `bwrap --seccomp`."""
+    steps = [
+        _step(_LOAD, _ARCHITECTURE),
+        *(_step(_JUMP_EQUAL, _AUDIT_ARCH_X86_64, 1, 0), _step(_RETURN, _KILL)),
+        _step(_LOAD, _NUMBER),
+        *(_step(_JUMP_GREATER_EQUAL, _X32, 0, 1), _step(_RETURN, _KILL)),
+    ]
+    for number in REFUSED.values():
+        steps += [_step(_JUMP_EQUAL, number, 0, 1), _step(_RETURN, _ERROR)]
+    steps += [
+        *(_step(_JUMP_EQUAL, _SOCKET, 1, 0), _step(_RETURN, _ALLOW)),
+        _step(_LOAD, _FIRST_ARGUMENT),
+        *(_step(_JUMP_EQUAL, _AF_UNIX, 1, 0), _step(_RETURN, _ERROR)),
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(steps)
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return a `struct sock_filter`; a jump skips so many steps."""
+    return struct.pack("=HBBI", code, if_true, if_false, value)

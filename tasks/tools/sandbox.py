@@ -6,21 +6,50 @@
 import asyncio
 import contextlib
 import os
+import platform
+import shutil
 import signal
+import subprocess
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from tasks.tools.bubblewrap import Launch, Limits
-from tasks.tools.host import check_host
+from tasks.tools.bubblewrap import MACHINE, Launch, Limits, python
 
 Ended = Literal["exited", "time", "output"]
 """Why a program ended: by itself or by a limit of the kernel ("exited"), or killed at the limit of time or output."""
 _CHUNK = 2**16
+_PROGRAMS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
+"""The programs that start a sandbox, and their Debian packages."""
+_SETTINGS = [
+    ("kernel.unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+    ("user.max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
+    (
+        "kernel.apparmor_restrict_unprivileged_userns",
+        "1",
+        "give bwrap an AppArmor profile with the rule `userns,`, or sysctl "
+        "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04)",
+    ),
+]
+"""Settings of the kernel that forbid user namespaces, their values that do, and the remedies."""
+_OTHERWISE = (
+    "in a container allow user namespaces and mounts (Docker: --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
+)
+_PATIENCE_S = 60.0
+_TRIAL = """
+import os, socket
+try:
+    os.fork()
+except OSError:
+    print("limited")
+"""
+"""A program for a sandbox with one process."""
 
 
 class SandboxError(RuntimeError):
@@ -178,3 +207,34 @@ class Sandboxes:
                     return Result(await sandbox.wait(err), bytes(out), bytes(err), "exited")
             except TimeoutError:
                 return Result(None, bytes(out), bytes(err), "time")
+
+
+@cache
+def check_host() -> None:
+    """Make a sandbox, the first time that a process asks.
+
+    Raises:
+        ValueError: it cannot be made, or its number of processes is not limited; names the remedy.
+    """
+    if platform.machine() != MACHINE:
+        raise ValueError(f"sandboxes filter system calls by the numbers of {MACHINE}, not {platform.machine()}")
+    for program, package in _PROGRAMS.items():
+        if not shutil.which(program):
+            raise ValueError(f"sandboxes need the program {program}: apt-get install {package}")
+    with Launch(python(_TRIAL), Limits()) as start:
+        done = subprocess.run(start.command, capture_output=True, text=True, timeout=_PATIENCE_S, **start.options)
+    if done.returncode:
+        raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {_remedy()}")
+    if done.stdout != "limited\n":
+        raise ValueError(
+            f"sandboxes cannot limit the number of processes on Linux {platform.release()}: it must be 5.14 or newer"
+        )
+
+
+def _remedy() -> str:
+    """Return what probably lets bubblewrap make user namespaces."""
+    for setting, forbids, remedy in _SETTINGS:
+        path = Path("/proc/sys", *setting.split("."))
+        if path.exists() and path.read_text().strip() == forbids:
+            return remedy
+    return _OTHERWISE

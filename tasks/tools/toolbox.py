@@ -9,8 +9,7 @@ from typing import Any, Self, TypeVar
 
 from storage.visible import described
 from tasks.registry import nearest
-from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError
-from tasks.tools.texts import shorten
+from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError, shorten
 
 T = TypeVar("T")
 

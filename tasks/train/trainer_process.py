@@ -17,10 +17,10 @@ from typing import Any, Literal, Self
 
 from configs import Config
 from storage import interrupts
+from storage.processes.child import end_with_parent
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from tasks.child_process import forward_logs, log_again, sendable
-from tasks.limits import end_with_parent
 
 _GRACE_S = 10.0
 """Longest wait for the end of a process that has closed its connection."""

@@ -90,12 +90,11 @@ def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
 def test_logs_are_clean() -> None:
     """Messages, arguments and tracebacks of all loggers are printable, whatever handler prints them."""
     code = (
-        "import logging, sys\nfrom storage import interrupts\nevil = sys.argv[1]\n"
-        "def act():\n    logging.basicConfig(format='%(message)s')\n    log = logging.getLogger(evil)\n"
-        "    log.warning('two\\nlines %s', evil)\n    log.warning(ValueError(evil))\n    log.warning('%d', 7)\n"
-        "    try: raise ValueError(evil + 'y' * 100_000)\n    except ValueError: log.exception('said')\n"
-        "    log.warning('%d wrong', evil)\n"
-        "interrupts.run(act)"
+        "import logging, sys\nfrom storage.visible import print_clean_logs\nevil = sys.argv[1]\n"
+        "logging.basicConfig(format='%(message)s')\nprint_clean_logs()\nlog = logging.getLogger(evil)\n"
+        "log.warning('two\\nlines %s', evil)\nlog.warning(ValueError(evil))\nlog.warning('%d', 7)\n"
+        "try: raise ValueError(evil + 'y' * 100_000)\nexcept ValueError: log.exception('said')\n"
+        "log.warning('%d wrong', evil)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, EVIL], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

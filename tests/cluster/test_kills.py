@@ -25,7 +25,7 @@ PACE = 2
 """Iterations between two kills."""
 RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
 VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
-SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"
+REAPER, SERVER = "storage/processes/reaper.py", "vllm.entrypoints"
 
 
 DRIVER = """
@@ -36,8 +36,8 @@ from tasks.cluster.connection import connected, environment
 
 class Starts:
     def start(self, log):
-        from tasks.inference.supervised import Supervised
-        self.made = Supervised(Path(log))
+        from storage.processes.child import Child
+        self.made = Child(Path(log))
         self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
         return self.made.pid, self.made.folder
 
@@ -106,14 +106,14 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
 
 
 def remains(cluster: RayCluster) -> list[psutil.Process | Path]:
-    """Return supervisors, such as that of the session's Prefect server, vLLM servers, and temporary files of nodes."""
-    return [*running(SERVER), *running(SUPERVISOR), *cluster.scratch.iterdir()]
+    """Return reapers, such as that of the tests' own process, vLLM servers, and temporary files of nodes."""
+    return [*running(SERVER), *running(REAPER), *cluster.scratch.iterdir()]
 
 
 def check_settled(cluster: RayCluster, before: list[psutil.Process | Path]) -> None:
     """Check that soon no process of the run is left that was not there before, and no temporary file."""
     # The next process removes the folders of killed ones.
-    command = [sys.executable, "-c", "from storage.objects.temporary import TemporaryFolder as T; T().remove()"]
+    command = [sys.executable, "-c", "from storage.processes.folder import TemporaryFolder as T; T().remove()"]
     subprocess.run(command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True)
     deadline = time.monotonic() + 30
     while left := [each for each in remains(cluster) if each not in before]:
@@ -153,29 +153,30 @@ def test_kills_at_random_moments(
 def test_what_a_process_on_a_node_has_started_ends_with_the_flow(
     cluster: tuple[RayCluster, str], tmp_path: Path
 ) -> None:
-    """Ray ends the processes of a killed flow; supervisors then end what these have started, and remove its folder."""
+    """Ray ends the processes of a killed flow; reapers then end what these have started, and remove its folder."""
     command = [sys.executable, "-c", DRIVER, cluster[0].address, str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as driver:
         assert driver.stdout
         pid, folder = driver.stdout.readline().split()
-        supervisor = psutil.Process(int(pid))
-        while not (started := supervisor.children()):
-            time.sleep(0.05)
+        started = psutil.Process(int(pid))
         driver.kill()
-    assert psutil.wait_procs([supervisor, *started], timeout=60)[1] == []
-    assert not Path(folder).exists()
+    assert psutil.wait_procs([started], timeout=60)[1] == []
+    deadline = time.monotonic() + 30
+    while Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.skipif(not SOAK, reason="many minutes, with two vLLM servers")
 @pytest.mark.usefixtures("environment")
 @pytest.mark.timeout(7200)
 def test_kills_of_vllm_on_nodes(cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path) -> None:
-    """vLLM, its supervisor, its worker's actor and its node are killed: no server, socket or folder stays behind."""
+    """vLLM, its worker's actor and its node are killed: no server, socket or folder stays behind."""
     chance, before = random.Random(SEED), remains(cluster[0])
     settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60", "cluster.rollout_workers=2"]
     with Flow(settings, tmp_path / "log", "flows.math_mt_ppo", {"TMPDIR": str(cluster[0].scratch)}) as flow:
         killer = Killer(cluster[0], flow, chance, before)
-        names = {"vLLM": SERVER, "supervisor": SUPERVISOR, "worker": "ray::NodeWorker"}
+        names = {"vLLM": SERVER, "worker": "ray::NodeWorker"}
         victims = {name: killer.process(text) for name, text in names.items()}
         made = kill_all(flow, victims | {"node": killer.node, "flow": killer.flow}, chance)
         flow.interrupt()

@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import IO
 
+import psutil
 import pytest
 
 from storage import layout
@@ -24,24 +25,13 @@ from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
 from tests.support.paths import ROOT
+from tests.support.sandbox_helpers import wait_gone
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
 SLACK_S = 3.0
 """The time that Python itself needs to end on a busy machine."""
-
-LOSSES = {
-    "destructor": "class D:\n    def __del__(self): interrupt()\nD()",
-    "weakref": "class O: pass\no = O(); r = weakref.ref(o, interrupt); del o",
-    "callback": "ctypes.CFUNCTYPE(None)(interrupt)()",
-    "library": "try: interrupt()\nexcept BaseException: pass",
-    "event loop": (
-        "async def main():\n    try: interrupt(); await asyncio.sleep(0)\n    except asyncio.CancelledError: pass\n"
-        "    while True: await asyncio.sleep(0.01)\nasyncio.run(main())"
-    ),
-}
-"""Code in which Python drops a KeyboardInterrupt."""
 
 
 def start_code(code: str, output: int | IO[str] = subprocess.PIPE) -> "subprocess.Popen[str]":
@@ -63,14 +53,21 @@ def command(act: str, settings: str = "") -> "subprocess.Popen[str]":
     return start_code(f"{settings}\n{interrupt}\ndef act():\n{indent(act, '    ')}\ninterrupts.run(act, 'advice')")
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_an_interrupt_that_python_drops_is_sent_again(name: str) -> None:
-    """The repeated interrupt neither disturbs a clean-up that takes longer, nor prints anything."""
-    work = f"{LOSSES[name]}\nwhile True: time.sleep(0.01)"
-    job = command(f"try:\n{indent(work, '    ')}\nfinally:\n    time.sleep(3); print('cleaned up')")
+def test_an_interrupt_that_python_drops_ends_the_command_at_the_deadline() -> None:
+    """Python drops it in destructors and callbacks. Nobody waits for ever."""
+    work = "class D:\n    def __del__(self): interrupt()\nD()\nwhile True: time.sleep(0.01)"
+    job = command(work, "interrupts.LATEST_S = 0.5")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "clean-up takes longer than 0.5 s: ended without it" in err
+
+
+def test_an_interrupt_cleans_up() -> None:
+    """It says so, and what to do next."""
+    job = command("try: interrupt()\nfinally: time.sleep(0.5); print('cleaned up')")
     out, err = job.communicate(timeout=60)
     assert (job.returncode, out) == (130, "cleaned up\n")
-    assert err.splitlines() == ["interrupted: cleaning up, 12 s at most; Ctrl-C again ends at once", "advice"]
+    assert err.splitlines() == ["interrupted: cleaning up, 10 s at most; Ctrl-C again ends at once", "advice"]
 
 
 def test_an_interrupt_within_exec_has_the_same_status(tmp_path: Path) -> None:
@@ -112,43 +109,8 @@ def test_two_ctrl_c_in_a_row_are_an_interrupt() -> None:
         time.sleep(dice.uniform(0, 0.01))
         job.send_signal(signal.SIGINT)
         _, err = job.communicate(timeout=60)
-        assert job.returncode == 130, err
+        assert job.returncode in (130, -signal.SIGINT), err  # a shell calls both 130
         assert "Traceback" not in err
-
-
-def test_an_interrupt_while_python_ends_changes_nothing() -> None:
-    """This holds to the very end, when Python has removed its signal handlers."""
-    last = "class Last:\n    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT): kill(pid, number)"
-    job = command("interrupt()", f"{last}\nsys.last = Last()")
-    _, err = job.communicate(timeout=60)
-    assert (job.returncode, err.splitlines()[1:]) == (130, ["advice"])
-
-
-@pytest.mark.parametrize("module", ["storage", "tasks.audit", "flows.math_mt_ppo"])
-def test_an_interrupt_during_imports_ends_at_once(module: str, tmp_path: Path) -> None:
-    """It ends without a traceback. Imports take seconds, and there is nothing to clean up yet."""
-    (tmp_path / "argparse.py").write_text("print('imports', flush=True); import time; time.sleep(600)")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    pipe = subprocess.PIPE
-    job = subprocess.Popen(
-        [sys.executable, "-m", module], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
-    )
-    assert job.stdout
-    assert job.stdout.readline() == "imports\n"
-    job.send_signal(signal.SIGINT)
-    assert job.communicate(timeout=60) == ("", "")
-    assert job.returncode == 130
-
-
-def test_a_late_interrupt_is_not_a_second_one() -> None:
-    """The repeated interrupt reaches a thread that sleeps in the kernel only when the thread wakes up."""
-    asleep = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); time.sleep(2.2)"
-    awake = "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); time.sleep(60)"
-    clean_up = "time.sleep(1); print('cleaned up')"
-    job = command(f"try:\n{indent(LOSSES['destructor'], '    ')}\n    {asleep}; {awake}\nfinally: {clean_up}")
-    out, err = job.communicate(timeout=60)
-    assert (job.returncode, out) == (130, "cleaned up\n")
-    assert err.splitlines()[1:] == ["advice"]
 
 
 def test_a_second_sigterm_leaves_the_clean_up_alone() -> None:
@@ -182,14 +144,24 @@ def test_it_ends_when_its_output_is_not_read(number: str, status: int) -> None:
     ids=["a thread that never ends", "a clean-up that hangs"],
 )
 def test_it_ends_after_the_time_limit(act: str) -> None:
-    """An interrupt at the wrong moment may leave a lock that is never released. One of two limits ends the process."""
+    """An interrupt at the wrong moment may leave a lock that is never released."""
     job = command(act, "interrupts.LATEST_S = 0.5")
     _, err = job.communicate(timeout=60)
     assert job.returncode == 130
-    assert re.search(
-        r"(clean-up|the end of Python) takes longer than 0.5 s: ended without it, while the threads were here:\n", err
-    )
+    assert "clean-up takes longer than 0.5 s: ended without it, while the threads were here:\n" in err
     assert "in wait\n" in err
+
+
+def test_children_end_with_the_time_limit() -> None:
+    """The clean-up that hangs might have been theirs."""
+    start = "child = subprocess.Popen(['sleep', '600'], env=os.environ | mark()); print(child.pid, flush=True)"
+    job = command(
+        f"import subprocess\nfrom storage.processes.child import mark\n{start}\n"
+        "try: interrupt()\nfinally: threading.Event().wait()",
+        "interrupts.LATEST_S = 0.5",
+    )
+    out, _ = job.communicate(timeout=60)
+    wait_gone([psutil.Process(int(out))] if psutil.pid_exists(int(out)) else [])
 
 
 def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
@@ -200,46 +172,9 @@ def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
     assert err.splitlines()[1:] == ["error while ending: ValueError('x')", "advice"]
 
 
-def test_an_interrupt_within_an_import_lets_other_threads_import() -> None:
-    """Python leaves its import lock locked if the main thread waits for it when the interrupt comes."""
-    load = "threading.Thread(target=__import__, args=['wave'])"
-    job = command(
-        "import _imp\n_imp.acquire_lock(); _imp.acquire_lock()\ntry: interrupt()\n"
-        f"finally:\n    loading = {load}; loading.start(); loading.join(); print('cleaned up')"
-    )
-    out, err = job.communicate(timeout=60)
-    assert (job.returncode, out) == (130, "cleaned up\n")
-    assert err.splitlines()[1:] == ["advice"]
-
-
-@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_held_block_is_completed(number: str, status: int) -> None:
-    """A worker process that is half started would complain about data that its parent did not send."""
-    job = command(
-        f"with interrupts.held():\n    signal.raise_signal(signal.{number}); print('whole')\n"
-        "print('not reached')\nwhile True: time.sleep(0.01)"
-    )
-    out, err = job.communicate(timeout=60)
-    assert (job.returncode, out) == (status, "whole\n")
-    assert err.splitlines()[1:] == ["advice"]
-
-
-def test_log_lines_while_ending_have_no_traceback() -> None:
-    """Libraries log the errors that an interrupt causes in them as if they were bugs."""
-    log = "logging.getLogger('library').exception('broken by %s', 'x')"
-    job = command(f"import logging\ntry: interrupt()\nfinally:\n    try: 1 / 0\n    except ArithmeticError: {log}")
-    _, err = job.communicate(timeout=60)
-    assert job.returncode == 130
-    reported, logged = f"interrupted: cleaning up, {LATEST_S:g} s", "broken by x: ZeroDivisionError('division by zero')"
-    first, second, last = err.splitlines()
-    assert last == "advice"
-    assert logged in (first, second)  # just before the interrupt is reported, or just after
-    assert reported in first + second
-
-
 def test_an_ignored_signal_stays_ignored() -> None:
     """A shell script starts its background jobs with SIGINT ignored."""
-    settings = "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.end_at_once()"
+    settings = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
     job = command("signal.raise_signal(signal.SIGINT); print('goes on')", settings)
     assert job.communicate(timeout=60) == ("goes on\n", "")
     assert job.returncode == 0
@@ -422,31 +357,15 @@ def test_files_and_sockets_do_not_get_the_numbers_of_missing_standard_streams() 
     assert done.returncode > 2
 
 
-FULL = f"error: standard output cannot be written to: {os.strerror(errno.ENOSPC)}\n"
 BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 
 @BUFFERED
-@pytest.mark.parametrize("work", ["print('x')", "print('x' * 100_000); time.sleep(0)", "print('x', flush=True)"])
-def test_a_full_disk_behind_the_output_is_an_error_in_one_line(
-    work: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This holds if Python notices while it prints, and if it notices only at its end."""
-    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    with open("/dev/full", "w") as full:
-        job = start_code(f"def act():\n    {work}\ninterrupts.run(act)", full)
-        _, err = job.communicate(timeout=60)
-    assert (job.returncode, err) == (1, FULL)
-
-
-@BUFFERED
-@pytest.mark.parametrize(
-    "line", ["storage --root ROOT --json alias", "storage alias --root ROOT", "flows.math_mt_ppo --print-config"]
-)
-def test_a_command_line_reports_that_its_output_was_lost(
+@pytest.mark.parametrize("line", ["storage --root ROOT alias", "flows.math_mt_ppo --print-config"])
+def test_a_full_disk_behind_the_output_is_an_error_without_a_traceback(
     line: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for a table and for JSON. All command lines end through the same function."""
+    """This holds if Python notices while it prints, and if it notices only at its end."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     (tmp_path / "some").touch()
     command = [sys.executable, "-m", *line.replace("ROOT", str(tmp_path)).split()]
@@ -454,25 +373,5 @@ def test_a_command_line_reports_that_its_output_was_lost(
         done = subprocess.run(
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
-    assert (done.returncode, done.stderr) == (1, FULL)
-
-
-@BUFFERED
-def test_other_errors_are_not_taken_for_errors_of_the_output(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk behind another file is reported as that."""
-    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    job = start_code("def act():\n    print('said')\n    os.write(os.open('/dev/full', 1), b'x')\ninterrupts.run(act)")
-    out, err = job.communicate(timeout=60)
-    assert (job.returncode, out.strip()) == (1, "said")
-    assert "No space left on device" in err
-    assert "standard output" not in err
-
-
-def test_an_error_next_to_lost_output_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error ended the command, and the output is lost in any case."""
-    monkeypatch.setenv("PYTHONUNBUFFERED", "")
-    with open("/dev/full", "w") as full:
-        job = start_code("def act():\n    print('x')\n    open('/no/such/file')\ninterrupts.run(act)", full)
-        _, err = job.communicate(timeout=60)
-    assert job.returncode
-    assert "No such file or directory: '/no/such/file'" in err
+    assert done.returncode == 1
+    assert re.fullmatch(rf"(error: .*{os.strerror(errno.ENOSPC)}\n)+", done.stderr), done.stderr

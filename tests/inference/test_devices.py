@@ -152,8 +152,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 def visible_to(server: Server) -> str | None:
     """Return CUDA_VISIBLE_DEVICES of a server's process."""
     assert server.pid is not None
-    (process,) = psutil.Process(server.pid).children()
-    return process.environ().get("CUDA_VISIBLE_DEVICES")
+    return psutil.Process(server.pid).environ().get("CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.usefixtures("gpu_build", "stand_ins")

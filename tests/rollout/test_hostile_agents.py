@@ -37,7 +37,6 @@ from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
-HERE = f"{Path(__file__).parent}/"
 Queue = asyncio.Queue[Any]
 Act = Callable[[EpisodeSpec, Environment, Queue, Queue], Awaitable[Any]]
 PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]

@@ -20,7 +20,7 @@ from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.processes import own_identity
+from storage.processes.identity import own_identity
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.fetch import fetch

@@ -17,7 +17,7 @@ from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.processes import is_alive, own_identity
+from storage.processes.identity import is_alive, own_identity
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import committed
 

@@ -12,7 +12,7 @@ from storage.logs.log import Log
 from storage.logs.nights import End, Night, Nights
 from storage.maintenance.check_logs import check_logs, repair
 from storage.objects.store import Store
-from storage.processes import own_identity
+from storage.processes.identity import own_identity
 from tasks.retrain.planning import Memory, remembered
 
 NIGHT = Night(

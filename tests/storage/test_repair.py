@@ -16,7 +16,7 @@ from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import check_logs, repair
 from storage.maintenance.gc import Rules
 from storage.objects.store import Store
-from storage.processes import own_identity
+from storage.processes.identity import own_identity
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 

@@ -1,6 +1,6 @@
 """Real Prefect services for tests, on loopback: a PostgreSQL database, a server, a process worker.
 
-Each runs under the supervisor that vLLM also has. It ends the service and its children with the test run in any case.
+Each ends with the test run, however that ends, and so does everything that it has started.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.launch.prefect_server import HOST, healthy
-from tasks.inference.supervised import Supervised
+from storage.processes.child import Child
 from tests.support.s3_server import free_port as free_port
 
 PATIENCE_S = 900
@@ -42,20 +42,20 @@ class _Service:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self._supervised = Supervised(log)
+        self._child = Child(log)
 
     def start(self) -> None:
         """Start the process; return when it answers."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Ask the process and its children to end; after some seconds the supervisor kills them."""
-        self._supervised.stop()
+        """Ask the process and its children to end; after some seconds they are killed."""
+        self._child.stop()
 
     def kill(self) -> None:
         """Send SIGKILL to the process and all its descendants, as if the machine lost power."""
-        if self._supervised.alive:
-            first = psutil.Process(self._supervised.pid)
+        if self._child.alive:
+            first = psutil.Process(self._child.pid)
             _apply_to_family(first, psutil.Process.suspend)  # so that none reports another's end or starts a new one
             psutil.wait_procs(_apply_to_family(first, psutil.Process.kill))
         self.stop()
@@ -65,14 +65,14 @@ class _Service:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._supervised.close()
+        self._child.close()
 
     def _spawn(
         self, command: list[str], environment: Mapping[str, str], folder: Path, ready: Callable[[], bool]
     ) -> None:
-        if self._supervised.alive:
+        if self._child.alive:
             raise RuntimeError(f"{self.log.stem} is running already")
-        self._supervised.start(command, environment, cwd=folder)
+        self._child.start(command, environment, cwd=folder)
         try:
             self._await(ready)
         except BaseException:
@@ -82,8 +82,8 @@ class _Service:
     def _await(self, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not ready():
-            if not self._supervised.alive or time.monotonic() > deadline:
-                raise RuntimeError(f"{self.log.stem} did not start; its log ends:\n{self._supervised.log_tail(40)}")
+            if not self._child.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.log.stem} did not start; its log ends:\n{self._child.log_tail(40)}")
             time.sleep(0.1)
 
 

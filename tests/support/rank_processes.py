@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.limits import end_with_parent
+from storage.processes.child import end_with_parent
 
 _JOIN_S = 300
 

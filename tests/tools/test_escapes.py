@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.tools import view
+from tasks.tools import bubblewrap
 from tasks.tools.sandbox import Sandboxes
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import descendants, inside, open_tool, run_code, wait_gone
@@ -98,7 +98,7 @@ def test_projects_and_homes_in_a_visible_folder_are_covered(tmp_path: Path) -> N
     project, other = tmp_path / "lib" / "project", tmp_path / "other"
     project.mkdir(parents=True)
     other.mkdir()
-    assert view.hidden([str(tmp_path / "lib")], [project, other, tmp_path / "lib" / "absent"]) == [str(project)]
+    assert bubblewrap.hidden([str(tmp_path / "lib")], [project, other, tmp_path / "lib" / "absent"]) == [str(project)]
 
 
 async def test_installed_packages_are_hidden(sandboxes: Sandboxes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tools import host
+from tasks.tools import sandbox
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.sandbox import Result, SandboxError, Sandboxes
 from tests.support.paths import ROOT
@@ -55,7 +55,7 @@ async def test_a_sandbox_that_cannot_be_made_is_not_the_programs_fault(
 def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bubblewrap nothing runs, and the message says what to install."""
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else f"/usr/bin/{name}")
-    host.check_host.cache_clear()
+    sandbox.check_host.cache_clear()
     with pytest.raises(ValueError, match="sandboxes need the program bwrap: apt-get install bubblewrap"):
         Sandboxes().check()
 
@@ -65,7 +65,7 @@ def test_a_machine_without_user_namespaces_is_refused(monkeypatch: pytest.Monkey
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    host.check_host.cache_clear()
+    sandbox.check_host.cache_clear()
     with pytest.raises(
         ValueError, match=r"cannot make a sandbox here: bwrap: No permissions .*; (in a container|give|sysctl)"
     ):
@@ -76,8 +76,8 @@ def test_a_kernel_that_does_not_limit_processes_is_refused(
     sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 5.14 a user namespace had no limit of its own."""
-    monkeypatch.setattr(host, "Limits", lambda: Limits(processes=2))  # as if the limit did not work
-    host.check_host.cache_clear()
+    monkeypatch.setattr(sandbox, "Limits", lambda: Limits(processes=2))  # as if the limit did not work
+    sandbox.check_host.cache_clear()
     with pytest.raises(ValueError, match="cannot limit the number of processes on Linux .*: it must be 5.14 or newer"):
         sandboxes.check()
 
@@ -110,7 +110,10 @@ print(asyncio.run(sandboxes.run(python(program), b"", Limits())).stdout.decode()
 
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-MODULES = ["bubblewrap", "host", "orphans", "sandbox", "seccomp", "view"]
+MODULES = [
+    *(f"storage/processes/{name}.py" for name in ("child", "folder", "reaper")),
+    *(f"tasks/tools/{name}.py" for name in ("bubblewrap", "sandbox")),
+]
 """What a sandbox needs, which imports the standard library only."""
 
 
@@ -123,10 +126,9 @@ def _is_recent(python: str) -> bool:
 def test_an_ordinary_user_makes_the_same_sandboxes(sandboxes: Sandboxes) -> None:
     """It needs no privilege. A Python that this user may read runs a copy of the modules."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        package = Path(folder, "tasks", "tools")
-        package.mkdir(parents=True)
         for name in MODULES:
-            shutil.copy(ROOT / "tasks" / "tools" / f"{name}.py", package)
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, Path(folder) / name)
         Path(folder).chmod(0o755)
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", SYSTEM_PYTHON, "-c", AS_NOBODY]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -20,10 +20,10 @@ from typing import Any
 
 from storage import interrupts
 from storage.objects.store import Store
+from storage.processes.child import end_with_parent
 from storage.versions.fetch import fetch_in_turn
 from tasks.child_process import forward_logs, log_again
 from tasks.inference.engine import Engine
-from tasks.limits import end_with_parent
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.remote.handout import WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.host_worker import HostWorker

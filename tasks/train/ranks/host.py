@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from configs import Config, to_yaml
-from tasks.inference.supervised import Supervised
+from storage.processes.child import Child as Supervised
 
 LOOK_S = 2.0
 """Time between two looks for processes that a signal has stopped."""
@@ -61,7 +61,7 @@ class HostRanks:
     @property
     def was_killed(self) -> bool:
         """Return whether a signal ended torchrun or its supervisor."""
-        return self._torchrun.was_killed
+        return (self._torchrun.status or 0) < 0
 
     def start(self, orders: Path | None = None) -> None:
         """Start torchrun, without waiting.
@@ -101,7 +101,7 @@ class HostRanks:
             return not self.alive or time.monotonic() >= deadline
 
         self.wait_until(has_ended)
-        return self._torchrun.succeeded
+        return self._torchrun.status == 0
 
     def wait_until(self, has_come: Callable[[], bool]) -> bool:
         """Call `has_come` until it returns True, but give up if a process of this host is stopped for too long.

@@ -25,7 +25,7 @@ from typing import Any
 
 from configs import Config, ConfigError, load
 from storage.errors import StorageError
-from tasks.limits import end_with_parent
+from storage.processes.child import end_with_parent
 from tasks.train.orders import DistanceOrder, UpdateOrder
 from tasks.train.ranks.host import split_address
 from tasks.train.ranks.messages import connect, receive, send

@@ -150,11 +150,11 @@ def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: 
 
 KILLED = """
 import asyncio, os
-from tasks.tools import orphans
+from storage.processes.child import mark
 
 async def main():
     code = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
-    process = await asyncio.create_subprocess_exec({python!r}, "-c", code, env=os.environ | orphans.mark())
+    process = await asyncio.create_subprocess_exec({python!r}, "-c", code, env=os.environ | mark())
     print(process.pid, flush=True)
     await process.wait()
 

@@ -1,25 +1,15 @@
 """Resource limits of this process, and of a block of code in a process that may be killed; imports nothing heavy."""
 
-import ctypes
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.processes.child import end_with_parent
+
 OUT_OF_TIME = -signal.SIGPROF
 """Exit code of a process that used up its processor time."""
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_OTHER_FILES = 256
-"""Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
-_AGENTS_FILES = 8
-"""Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def prepare_for_limits() -> None:
@@ -53,16 +43,3 @@ def limited(seconds: float, most: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def sockets(wanted: int) -> int:
-    """Return how many of `wanted` sockets, one of each episode, this process may open.
-
-    Raises its soft limit of open files for them, and for what agents open.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    useful = wanted * (1 + _AGENTS_FILES) + _OTHER_FILES
-    most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return min(wanted, max(most // 2, most - _OTHER_FILES))

@@ -1,0 +1,76 @@
+"""Folders for files of this process, which no other user may enter."""
+
+import contextlib
+import fcntl
+import functools
+import os
+import tempfile
+import weakref
+from pathlib import Path
+
+from storage.processes import reaper
+
+_LONGEST_PARENT = 40
+"""Most bytes of the path in which a folder for sockets is made: of the 107 of a socket's path our name takes 20, and
+vLLM's 37."""
+
+
+class TemporaryFolder:
+    """A new folder with mode 0700, which is removed at the end of this process at the latest.
+
+    If the process is killed, the next one that makes a folder in the same place removes it. The process holds a lock on
+    it for this purpose, which the kernel releases.
+
+    Args:
+        parent: the place; default: TMPDIR.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        parent = parent or tempfile.gettempdir()
+        _remove_abandoned(parent)
+        self.path, self._folder = _make(parent)
+        self._remove = weakref.finalize(self, _remove, self.path, self._folder)
+
+    def empty(self) -> None:
+        """Delete everything in it."""
+        reaper.empty(self._folder)
+
+    def remove(self) -> None:
+        """Remove it with everything in it."""
+        self._remove()
+
+
+def places() -> list[str]:
+    """Return where folders are made, the best place first."""
+    return list(dict.fromkeys(filter(None, (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp"))))
+
+
+def for_sockets() -> str:
+    """Return the place for a folder with sockets, whose paths must be short."""
+    for parent in places():
+        if len(os.fsencode(parent)) <= _LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
+            return parent
+    raise OSError(
+        f"no folder for sockets: set TMPDIR to a writable folder with a path of at most {_LONGEST_PARENT} bytes"
+    )
+
+
+_remove_abandoned = functools.cache(reaper.remove_abandoned)  # once in this process
+
+
+def _make(parent: str) -> tuple[Path, int]:
+    """Make and lock a folder; another process may remove it before it is locked."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=reaper.PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody else can lock it, either
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            if path.exists():
+                return path, folder
+            os.close(folder)
+
+
+def _remove(path: Path, folder: int) -> None:
+    reaper.remove(path, folder)
+    os.close(folder)

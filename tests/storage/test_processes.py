@@ -1,0 +1,202 @@
+"""What a process has started ends with it, however it ends, and its folders go; a hostile neighbour changes nothing."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.processes import folder as folders
+from storage.processes.child import Child, mark
+from storage.processes.folder import TemporaryFolder
+from tests.support.paths import ROOT
+from tests.support.sandbox_helpers import wait_gone
+
+LEAVES_ITS_GROUP = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+time.sleep(600)
+"""
+OWNER = f"""
+import os, sys, time
+from pathlib import Path
+from storage.processes.child import Child
+child = Child(Path(sys.argv[1]))
+child.start([sys.executable, "-c", {LEAVES_ITS_GROUP!r}], os.environ)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Yield a TMPDIR with a short path, which must be empty at the end; this process looks there as a new one would."""
+    assert tmp_path.exists()  # not in this place
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as made:
+        monkeypatch.setenv("TMPDIR", made)
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        folders._remove_abandoned.cache_clear()
+        yield Path(made)
+        assert list(Path(made).iterdir()) == []
+
+
+def family(command: int) -> list[psutil.Process]:
+    """Wait until the command has started its child; return both."""
+    process = psutil.Process(command)
+    while not (children := process.children()):
+        time.sleep(0.02)
+    return [process, *children]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_what_has_left_the_group_ends_with_the_command(end: str, place: Path) -> None:
+    """torchrun gives each rank a session of its own. It also ends if something killed the command."""
+    child = Child(place / "log")
+    child.start([sys.executable, "-c", LEAVES_ITS_GROUP], os.environ)
+    assert child.pid
+    processes = family(child.pid)
+    assert stat.S_IMODE(child.folder.stat().st_mode) == 0o700
+    if end == "killed":
+        processes[0].kill()
+    child.close()
+    wait_gone(processes)
+    assert not child.alive
+    child.log.unlink()
+
+
+@pytest.mark.slow
+def test_everything_ends_with_a_killed_owner(place: Path) -> None:
+    """No process and no folder is left, and nobody else has to start for that."""
+    command = [sys.executable, "-c", OWNER, str(place / "log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        processes = family(int(owner.stdout.readline()))
+        owner.kill()
+    wait_gone(processes, within_s=10)
+    (place / "log").unlink()
+    deadline = time.monotonic() + 10
+    while list(place.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_command_that_ended_can_be_started_again(place: Path) -> None:
+    """It finds an empty folder: a socket of the first one would be in its way."""
+    child = Child(place / "log")
+    for number in range(2):
+        child.start(["sh", "-c", f'test -z "$(ls $TMPDIR)" && echo {number} && touch $TMPDIR/socket'], os.environ)
+        while child.alive:
+            time.sleep(0.01)
+        assert child.status == 0, child.log_tail()
+        child.stop()
+    assert child.log_tail(1) == "1"
+    child.close()
+    child.log.unlink()
+
+
+def test_a_mark_names_one_owner() -> None:
+    """A process that inherits a mark makes its own for what it starts."""
+    code = "from storage.processes.child import mark; print(mark() == mark(), mark())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | mark(), capture_output=True, text=True
+    )
+    assert done.stdout.startswith("True")
+    assert next(iter(mark().values())) not in done.stdout
+
+
+MAKE = """
+from storage.processes.folder import TemporaryFolder
+kept = TemporaryFolder()
+(kept.path / "file").write_text("x")
+print(kept.path, flush=True)
+input()
+"""
+
+
+def test_a_folder_outlives_its_process_only_until_the_next_one(place: Path) -> None:
+    """A job that is killed as a whole leaves its folder, perhaps with a checkpoint. One in use is left alone."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", MAKE], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout
+        made = Path(other.stdout.readline().strip())
+        first = TemporaryFolder()
+        assert sorted(place.iterdir()) == sorted([made, first.path])
+        other.kill()
+        other.wait()
+        assert made.exists()
+        folders._remove_abandoned.cache_clear()  # as in a new process
+        second = TemporaryFolder()
+    assert sorted(place.iterdir()) == sorted([first.path, second.path])
+    first.remove()
+    second.remove()
+
+
+def nest(folder: Path, depth: int) -> None:
+    """Make folders in folders, too deep for a path, with a file in the last one."""
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=inner)
+        outer, inner = inner, os.open("d", os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(os.open("file", os.O_CREAT, dir_fd=inner))
+    os.close(inner)
+
+
+@pytest.mark.slow
+def test_any_contents_are_removed(place: Path, tmp_path: Path) -> None:
+    """An agent's command leaves what it likes: folders 3,000 deep or closed to everybody, links, pipes."""
+    (tmp_path / "kept").mkdir()
+    left = place / "math-mt-ppo_left"
+    left.mkdir()
+    nest(left, 3000)
+    (left / "closed" / "inner").mkdir(parents=True)
+    (left / "closed").chmod(0)
+    (left / "link").symlink_to(tmp_path)
+    os.mkfifo(left / "pipe")
+    TemporaryFolder().remove()
+    assert (tmp_path / "kept").exists()
+
+
+def test_what_another_user_leaves_hangs_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe would hang whoever opens it, a link would lead elsewhere, and folders of others are not ours to remove."""
+    (tmp_path / "file").touch()
+    pipe, link, theirs = (place / f"math-mt-ppo_{name}" for name in ("pipe", "link", "theirs"))
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path)
+    theirs.mkdir()
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    TemporaryFolder().remove()
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert (tmp_path / "file").exists()
+    assert capsys.readouterr().err == ""
+    if os.geteuid() == 0:
+        theirs.rmdir()
+    pipe.unlink()
+    link.unlink()
+
+
+def test_a_folder_that_cannot_be_removed_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that made it goes on."""
+    made = TemporaryFolder()
+    (made.path / "mount").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "rmdir", _refuse)
+        made.remove()
+    assert capsys.readouterr().err == f"warning: {made.path} cannot be removed, and stays: [Errno 16] busy\n"
+    (made.path / "mount").rmdir()
+    made.path.rmdir()
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise OSError(16, "busy")
