@@ -32,17 +32,18 @@ class Trainer(Knobs):
 
 
 class Cluster(Knobs):
-    """Rollout workers on the nodes of a Ray cluster. No knob here changes a number."""
+    """Processes beside the flow's own, which Ray runs on this host or on many. No knob here changes a number."""
 
     address: Annotated[str, Field(pattern=rf"^(local|auto|{_HOST_AND_PORT})$")] | None = None
     """Ray that runs the processes: `local` for one of this host alone, which the flow starts and ends, `auto` for the
-    cluster that this host belongs to, or `host:port` of its head. Empty: one process, without Ray."""
+    cluster that this host belongs to, or `host:port` of its head. Empty: one process, or `local` if more are needed."""
+    workers_per_node: PositiveInt = 1
+    """Rollout workers on each node, each with its own `inference.replicas` servers, or its share of `inference.urls`,
+    and its own `rollout.concurrency` and `score.workers`. One is full at about 110,000 tokens/s, or 370 short
+    episodes/s."""
     rollout_workers: PositiveInt | None = None
-    """Largest number of nodes that play episodes, with one worker each. Empty: all nodes with room for one, also those
-    that join later."""
-    judges: NonNegativeInt | None = None
-    """Largest number of nodes that play nothing, but help to grade. Empty: all others. Nodes that play grade, too, each
-    with `score.workers` processes."""
+    """Largest number of rollout workers in all. Empty: as many as fit, also on nodes that join later. Nodes without one
+    help to grade."""
     gpus_per_worker: NonNegativeInt | None = None
     """GPUs that a node must have free for a worker. Empty: as many as its `inference.replicas` servers need, or none
     with the CPU build of vLLM."""

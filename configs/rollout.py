@@ -42,10 +42,6 @@ class Rollout(Knobs):
     also bounds how far ahead episodes begin, so that none becomes too old."""
     concurrency: PositiveInt = 512
     """Number of episodes that run at the same time. Whole groups begin if `sampling.max_new_tokens` is 64 or less."""
-    processes: PositiveInt = 1
-    """Number of processes of this host that play, each with its share of the servers (`inference.replicas` or
-    `inference.urls`), of `concurrency` and of `score.workers`. 1: the flow's own process. It is full at about 110,000
-    tokens/s, or 370 short episodes/s."""
     episode_deadline_s: PositiveFloat = 600
     """An episode that takes longer is stored as failed, by the policy's fault if the engine was answering most of the
     time. Time in which another episode blocked all others does not count. A completion that takes longer than half of

@@ -77,9 +77,14 @@ class Config(Knobs):
         return self
 
     @property
+    def plays_apart(self) -> bool:
+        """True if episodes are not played in the flow's process."""
+        return self.cluster.workers_per_node > 1 or (self.cluster.address is not None and not self.inference.urls)
+
+    @property
     def ray_address(self) -> str | None:
         """The Ray that the run needs (`Cluster.address`); None: one process is enough."""
-        return self.cluster.address
+        return self.cluster.address or ("local" if self.plays_apart else None)
 
 
 def warm_start_has_problems(config: Config) -> None:
@@ -268,41 +273,24 @@ def ranks_have_work(config: Config) -> None:
 
 
 def cluster_is_possible(config: Config) -> None:
-    """Workers on a cluster start their own servers, and reach the store."""
-    cluster = config.cluster
-    if cluster.address is None:
-        others = [name for name in Cluster.model_fields if name != "address"]
-        refuse_idle(cluster, *others, why="without cluster.address")
-        return
+    """Each worker in a process of its own has servers of its own, and reaches the store."""
+    cluster, urls = config.cluster, config.inference.urls
+    if config.ray_address is None:
+        refuse_idle(cluster, *(name for name in Cluster.model_fields if name != "address"), why="in one process")
+    many_hosts = cluster.address not in (None, "local")
     refuse(
-        bool(config.inference.urls),
-        "cluster.address starts vLLM servers on the cluster's nodes, but inference.urls names others: leave one of "
-        "the two out",
+        bool(urls) and cluster.address is not None and (many_hosts or cluster.workers_per_node == 1),
+        f"cluster.address={cluster.address} starts workers with servers of their own, but inference.urls names others: "
+        "leave one of the two out, or share them among cluster.workers_per_node workers of this host",
     )
     refuse(
-        config.storage.root.startswith("memory://"),
-        "storage.root=memory://… is in this process only: a cluster needs s3://bucket/prefix",
-    )
-
-
-def processes_are_possible(config: Config) -> None:
-    """Each process that plays has a server of its own, and reaches the store."""
-    count, servers = config.rollout.processes, len(config.inference.urls) or config.inference.replicas
-    if count == 1:
-        return
-    refuse(
-        count > servers,
-        f"rollout.processes={count}, but there are only {servers} vLLM server(s), and each process needs its own: "
-        "lower it, or raise inference.replicas",
+        0 < len(urls) < cluster.workers_per_node,
+        f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} server(s), "
+        "and each worker needs its own: lower it, or name more",
     )
     refuse(
-        config.cluster.address is not None,
-        f"rollout.processes={count} is for this host alone: with cluster.address each node has one process",
-    )
-    refuse(
-        config.storage.root.startswith("memory://"),
-        f"storage.root=memory://… is in this process only: rollout.processes={count} needs a folder or "
-        "s3://bucket/prefix",
+        config.ray_address is not None and config.storage.root.startswith("memory://"),
+        "storage.root=memory://… is in this process only: several processes need a folder or s3://bucket/prefix",
     )
 
 
@@ -345,7 +333,6 @@ RULES: list[Callable[[Config], None]] = [
     ranks_can_start,
     ranks_have_work,
     cluster_is_possible,
-    processes_are_possible,
     gate_has_sampled_episodes,
     gate_names_known_sets,
 ]

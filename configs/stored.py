@@ -29,6 +29,7 @@ LIMITS: Mapping[str, str] = {
     "audit.least_episodes": "it is 16",
     "audit.least_judged": "it is 0.5",
     "audit.recomputed_sets": "it is 3",
+    "cluster.judges": "nodes without room for a rollout worker grade",
     "evaluation.sets.*.max_line_mb": "a line of more than 16 MB is a bad row",
     "inference.kv_cache_gib": "it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]",
     "policy.warm_start.batch_size": "it is 64",
@@ -65,6 +66,8 @@ FORMER: Mapping[str, str] = {
     **{key: f"it is always {value:g}" for key, value in FIXED.items()},
     "ppo.use_decoupled_loss": _OBJECTIVE,
     "ppo.recompute_logprob": _OBJECTIVE,
+    "rollout.processes": "set cluster.workers_per_node. Each worker has inference.replicas, rollout.concurrency and "
+    "score.workers of its own: divide them",
 }
 """What became of former knobs, for users who still set them. A star stands for any part of a key."""
 
@@ -144,6 +147,18 @@ def _place(path: Any) -> Any:
     return "." if path == "" else path
 
 
+def _processes(values: Values) -> None:
+    """Give each of `rollout.processes` workers its part of what were numbers of the whole host."""
+    count = _pop(values, "rollout.processes")
+    if not isinstance(count, int) or count == 1:
+        return
+    _put(values, "cluster.workers_per_node", count)
+    for key in ("inference.replicas", "rollout.concurrency", "score.workers"):
+        whole = _get(values, key)
+        if isinstance(whole, int):
+            _put(values, key, max(1, whole // count))
+
+
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
@@ -154,6 +169,7 @@ MIGRATIONS: Sequence[Migration] = (
     _objective,
     *(dropped(key) for key in LIMITS),
     *(removed(key, without=value) for key, value in FIXED.items()),
+    _processes,
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 

@@ -1,5 +1,6 @@
 """The connection of the flow to Ray, which must ask for a token: one on this host, or a cluster."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from configs import Config
 from tasks.cluster.local_ray import local_ray
@@ -16,7 +18,9 @@ from tasks.inference.devices import devices_of_a_server, visible_devices
 
 logger = logging.getLogger(__name__)
 LOCAL = "local"
-_CONNECT_S = 10.0
+_CONNECT_S, _LOOK_S = 10.0, 1.0
+_AUTOSCALERS_METRICS = 44217
+"""The port of Ray's head for metrics of its autoscaler."""
 _MODE = "RAY_AUTH_MODE"
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _REMEDY = (
@@ -51,6 +55,7 @@ def connected(config: Config) -> Iterator[None]:
         with _started(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
             yield
     else:
+        _loader().reset_cache()
         require_token()
         _check_reached(address)
         with _connection(address):
@@ -83,25 +88,23 @@ def _connection(address: str) -> Iterator[None]:
 def _started(config: Config) -> Iterator[tuple[str, Path]]:
     """Start Ray on this host, with as many cores for it as the run's processes ask for; yield address and token."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
-    with local_ray(log, cpus=config.ppo.parallel.ranks + 1, gpus=_gpus(config)) as started:
+    cores = config.ppo.parallel.ranks + config.cluster.workers_per_node
+    with local_ray(log, cpus=cores, gpus=_gpus(config)) as started:
         yield started
 
 
 def _gpus(config: Config) -> list[str]:
     """Return the GPUs for Ray: all, or all but the first, if a trainer in this process has that one for itself."""
     visible, settings = visible_devices(), config.inference
-    alone = config.trainer.launcher != "ray" and len(visible) > settings.replicas * devices_of_a_server(
-        settings.extra_args
-    )
+    needed = config.cluster.workers_per_node * settings.replicas * devices_of_a_server(settings.extra_args)
+    alone = config.trainer.launcher != "ray" and len(visible) > needed
     return visible[1:] if alone else visible
 
 
 @contextmanager
 def _token_of(file: Path) -> Iterator[None]:
     """Let this process use the token in a file, and not that of the user."""
-    import ray._raylet as raylet
-
-    loader = raylet.AuthenticationTokenLoader.instance()  # type: ignore[attr-defined] # it reads a token once
+    loader = _loader()
     users = {name: os.environ.pop(name) for name in _TOKENS if name in os.environ}
     try:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(file)
@@ -114,6 +117,13 @@ def _token_of(file: Path) -> Iterator[None]:
         yield
     finally:
         loader.reset_cache()
+
+
+def _loader() -> Any:
+    """Return what reads a token, once, unless its cache is reset."""
+    import ray._raylet as raylet
+
+    return raylet.AuthenticationTokenLoader.instance()  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -153,11 +163,15 @@ def _warn_of_metrics() -> None:
     """Warn if nodes export metrics, which Ray does on all interfaces and without asking for the token."""
     import ray
 
-    exporting = [node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"] > 0]
+    exporting = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"] > 0}
+    head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(OSError), socket.create_connection((head, _AUTOSCALERS_METRICS), _LOOK_S):
+        exporting.add(head)
     if exporting:
         logger.warning(
-            "Ray exports metrics to everybody who reaches %s: set RAY_enable_metrics_collection=0 before `ray start`",
-            ", ".join(exporting),
+            "Ray exports metrics to everybody who reaches %s: set RAY_enable_metrics_collection=0 and "
+            "AUTOSCALER_METRIC_PORT=-1 before `ray start`",
+            ", ".join(sorted(exporting)),
         )
 
 
@@ -167,7 +181,7 @@ def require_token() -> None:
 
     if raylet.get_authentication_mode() != raylet.AuthenticationMode.TOKEN:  # type: ignore[attr-defined]
         raise ValueError(f"Ray on {os.uname().nodename} asks for no token. {_REMEDY}")
-    if not raylet.AuthenticationTokenLoader.instance().has_token():  # type: ignore[attr-defined]
+    if not _loader().has_token():
         raise ValueError(f"Ray has no token on {os.uname().nodename}. {_REMEDY}")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.processes.child import Child as Supervised
+from storage.processes.child import Child
 
 _START_S = 120.0
 _POLL_S = 0.05
@@ -47,7 +47,7 @@ def local_ray(log: Path, *, nodes: int = 1, cpus: int, gpus: Sequence[str] = ())
     Raises:
         RuntimeError: it did not start; the message has the end of its log.
     """
-    ray = Supervised(log)
+    ray = Child(log)
     try:
         token = ray.folder / _TOKEN
         token.touch(mode=0o600)
@@ -68,11 +68,11 @@ def _environment(folder: Path, gpus: Sequence[str]) -> Mapping[str, str]:
     }
     if gpus:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    others = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     return others | _ENVIRONMENT | own
 
 
-def _address(ray: Supervised) -> str:
+def _address(ray: Child) -> str:
     """Wait for the address that the process writes."""
     deadline = time.monotonic() + _START_S
     while not (note := ray.folder / _ADDRESS).exists():

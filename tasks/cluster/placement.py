@@ -1,7 +1,16 @@
-"""The placement of a run's processes on the nodes of a cluster, computed before anything starts."""
+"""Where a run's processes go, computed before anything starts, and where a lost worker gets a successor."""
 
-from collections.abc import Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from tasks.rollout.remote.messages import WorkerFailedError
+
+_PAUSE_S = 5.0
+"""Time before another worker starts on a node whose last one was lost before it finished an episode; it doubles."""
+_MOST_LOSSES = 5
+"""After so many such losses in a row a node counts as broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +30,13 @@ class Node:
 class Needs:
     """What a run needs.
 
-    `gpus` is for each rollout worker. `workers` and `judges` are the largest numbers of nodes that play, and that only
-    grade; None for all.
+    `gpus` is for each rollout worker, `per_node` the largest number of them on a node, `workers` that on all nodes
+    (None: as many as fit).
     """
 
     gpus: int
+    per_node: int = 1
     workers: int | None = None
-    judges: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +48,20 @@ class Gang:
     gpus: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of one worker: the rollout worker of a node with a `number`, or, with None, one that only grades."""
+
+    node: str
+    number: int | None
+
+    @property
+    def plays(self) -> bool:
+        return self.number is not None
+
+
 class PlacementError(ValueError):
     """The cluster has no room for the run; the message says what is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The nodes that get a rollout worker, and those that get a worker that only grades (a judge)."""
-
-    players: list[Node]
-    judges: list[Node]
 
 
 def check_gang(nodes: Sequence[Node], gang: Gang) -> None:
@@ -62,27 +75,35 @@ def check_gang(nodes: Sequence[Node], gang: Gang) -> None:
         )
 
 
-def place(nodes: Sequence[Node], needs: Needs, players: int = 0, judges: int = 0) -> Placement:
-    """Choose nodes for workers: those with the most free GPUs, then cores, first.
+def place(nodes: Sequence[Node], needs: Needs, taken: Collection[Seat] = ()) -> list[Seat]:
+    """Choose seats for workers that are missing: first one on each node, those with the most free GPUs and cores first.
 
-    A worker needs a core besides its GPUs, on which its episodes' agents and environments run.
+    A worker needs a core besides its GPUs, on which its episodes' agents and environments run. A node without any
+    worker grades, if it has a free core.
 
     Args:
-        nodes: nodes without a worker.
+        nodes: the nodes, with what is free on them.
         needs: what the run needs.
-        players: number of nodes that play already.
-        judges: number of nodes that only grade already.
+        taken: the seats that have a worker.
     """
-    free = [node for node in nodes if node.cpus >= 1]
-    able = sorted((node for node in free if node.gpus >= needs.gpus), key=_order)
-    chosen = able[: _room(needs.workers, players)]
-    others = sorted((node for node in free if node not in chosen), key=_order)
-    return Placement(chosen, others[: _room(needs.judges, judges)])
+    able = sorted(nodes, key=lambda node: (-node.gpus, -node.cpus, node.name, node.id))
+    playing = sum(seat.plays for seat in taken)
+    chosen, begun = list[Seat](), Counter[str]()
+    for number in range(needs.per_node):
+        for node in able:
+            seat, more = Seat(node.id, number), begun[node.id] + 1
+            has_room = node.cpus >= more and node.gpus >= more * needs.gpus
+            if seat not in taken and has_room and (needs.workers is None or playing < needs.workers):
+                chosen.append(seat)
+                begun[node.id] += 1
+                playing += 1
+    busy = {seat.node for seat in (*taken, *chosen)}
+    return [*chosen, *(Seat(node.id, None) for node in able if node.id not in busy and node.cpus >= 1)]
 
 
-def check(nodes: Sequence[Node], needs: Needs, placement: Placement) -> None:
+def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
-    if placement.players or (needs.workers == 0 and placement.judges):
+    if any(seat.plays or needs.workers == 0 for seat in seats):
         return
     on_gpus = needs.gpus and needs.workers != 0
     wanted = f"1 core and {needs.gpus} GPU(s)" if on_gpus else "1 core"
@@ -90,25 +111,63 @@ def check(nodes: Sequence[Node], needs: Needs, placement: Placement) -> None:
     lower = "add nodes, or lower inference.replicas or the parallel sizes in inference.extra_args"
     remedy = f"{lower} (cluster.gpus_per_worker)" if on_gpus else "or add nodes"
     raise PlacementError(
-        f"a worker needs {wanted} on one node, the cluster has {having}. With trainer.launcher=ray the "
-        f"trainer's ranks have taken their room already. Wait for other jobs, {remedy}"
+        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer on the cluster have "
+        f"taken their room already. Wait for other jobs, {remedy}"
     )
 
 
-def table(nodes: Sequence[Node], placement: Placement, needs: Needs) -> str:
+def table(nodes: Sequence[Node], seats: Sequence[Seat], needs: Needs) -> str:
     """Say what goes where, a line for each node."""
-    roles = dict.fromkeys((node.id for node in placement.players), f"plays and grades, with {needs.gpus} GPU(s)")
-    roles |= dict.fromkeys((node.id for node in placement.judges), "grades")
+    players, all_seats = Counter(seat.node for seat in seats if seat.plays), {seat.node for seat in seats}
+    roles = dict.fromkeys(all_seats, "grades") | {
+        node: f"{count} rollout worker(s), each with {needs.gpus} GPU(s)" for node, count in players.items()
+    }
     return "\n".join(f"  {_free(node)}: {roles.get(node.id, 'nothing')}" for node in nodes)
+
+
+class LostWorkers:
+    """Decides where another worker may start after one was lost; used under a lock of the caller.
+
+    A node is broken, and gets no other worker, if one of its workers ended with an error of its own, or if it loses one
+    after the other.
+
+    Args:
+        rest_s: shortest time between a loss and the next start, in which servers of the lost worker end.
+    """
+
+    def __init__(self, rest_s: float = 0.0) -> None:
+        self._rest_s = rest_s
+        self._last: dict[str, float] = {}
+        self._losses: dict[str, int] = defaultdict(int)
+        """Workers of each node that were lost before they finished an episode, since the last one that did."""
+        self.broken: dict[str, BaseException] = {}
+
+    @property
+    def all_broken(self) -> bool:
+        """Whether all nodes that have lost a worker are broken."""
+        return self.broken.keys() >= self._last.keys()
+
+    def note(self, node: str, error: BaseException, *, useful: bool) -> None:
+        """Note that a worker of a node was lost, and whether it had finished an episode or graded a shard."""
+        self._last[node] = time.monotonic()
+        self._losses[node] = 0 if useful else self._losses[node] + 1
+        if isinstance(error, WorkerFailedError) or self._losses[node] >= _MOST_LOSSES:
+            self.broken[node] = error
+
+    def may_start(self, node: str) -> bool:
+        """Return whether a worker may start on a node."""
+        if node in self.broken:
+            return False
+        losses = self._losses[node]
+        pause = max(self._rest_s, _PAUSE_S * 2 ** (losses - 1) if losses else 0.0)
+        return time.monotonic() >= self._last.get(node, -pause) + pause
+
+    @property
+    def cause(self) -> BaseException | None:
+        """Why the first of the broken nodes is broken."""
+        cause = next(iter(self.broken.values()), None)
+        return cause.failure.as_own() if isinstance(cause, WorkerFailedError) else cause
 
 
 def _free(node: Node) -> str:
     return f"{node.name} with {node.cpus:g} cores and {node.gpus:g} GPU(s) free"
-
-
-def _order(node: Node) -> tuple[float, float, str, str]:
-    return -node.gpus, -node.cpus, node.name, node.id
-
-
-def _room(most: int | None, present: int) -> int | None:
-    return None if most is None else max(0, most - present)

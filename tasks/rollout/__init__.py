@@ -6,7 +6,6 @@ counts them, and `task` commits the data set. `play` has the groups of one data 
 without a barrier between iterations: `assignment` decides which groups may begin and in which data set a finished one
 belongs. `watch` and `threads` bound what an agent can do to the others.
 
-Who plays are the `workers`: by default this process. A `handout` gives groups to a `worker` in each of many other
-processes, by `messages`, keeps its `books` of what they hold, and lets them grade (`scoring_job`); `host_processes`
-starts them on this host, `tasks.cluster` on others.
+Who plays are the `workers`: by default this process. In `remote`, a `scheduler` gives groups to workers in other
+processes, which `tasks.cluster` starts.
 """

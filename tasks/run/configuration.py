@@ -105,11 +105,13 @@ def _trainer(config: Config, memory: Memory) -> Row:
 
 def _servers(config: Config) -> Row:
     settings, of_each = config.inference, _devices_of_a_server(config)
-    host = "each rollout worker's node" if config.cluster.address else "the flow's host"
+    host, whose = "the flow's host", ""
+    if config.plays_apart:
+        host, whose = "its node", " of each rollout worker" * (not settings.urls)
     devices = f"the last {_count(settings.replicas * of_each, 'GPU')}, {of_each} for each; the CPU if it has none"
     return {
         "what": "vLLM",
-        "processes": _count(len(settings.urls) or settings.replicas, "server"),
+        "processes": _count(len(settings.urls) or settings.replicas, "server") + whose,
         "where": ", ".join(settings.urls) or host,
         "devices": "as started" if settings.urls else devices,
         "memory of each": "as started" if settings.urls else f"{settings.gpu_memory_utilization:.0%} of a GPU",
@@ -118,17 +120,19 @@ def _servers(config: Config) -> Row:
 
 def _gpus(config: Config) -> str:
     """Say how many GPUs the flow's host needs, or a node of a cluster."""
-    if config.cluster.address:
+    if config.cluster.address not in (None, "local"):
         trained = "a node with ranks" if config.trainer.launcher == "ray" else "the flow's host"
         played = config.inference.replicas * _devices_of_a_server(config)
         trainer = _count(_ranks_of_a_host(config), "GPU")
         return f"On GPUs, {trained} needs {trainer} for the trainer, and each rollout worker {_count(played, 'GPU')}."
     own, replicas = _ranks_of_a_host(config), 0 if config.inference.urls else config.inference.replicas
+    replicas *= config.cluster.workers_per_node
     servers = replicas * _devices_of_a_server(config)
     needed = _count(own + servers, "GPU")
-    return f"On GPUs, the flow's host needs {needed}: {own} for the trainer, {servers} for servers." + (
-        " If it has fewer, they share some: then both must fit into the memory of one." if servers else ""
-    )
+    fewer = " If it has fewer, they share some: then both must fit into the memory of one." if servers else ""
+    if config.plays_apart:
+        fewer = " If it has fewer, fewer workers start."
+    return f"On GPUs, the flow's host needs {needed}: {own} for the trainer, {servers} for servers.{fewer}"
 
 
 def _ranks_of_a_host(config: Config) -> int:

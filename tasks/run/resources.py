@@ -33,31 +33,25 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
     """Open the workers that play and grade episodes, or only grade them: by default one, in this process."""
     from tasks.rollout.workers import LocalWorkers
 
-    if workspace.config.ray_address:
-        with open_cluster(workspace, playing=playing) as cluster:
-            yield cluster
-        return
-    if playing and workspace.config.rollout.processes > 1:
-        from tasks.rollout.remote.host_processes import HostProcesses
-
-        with HostProcesses(workspace.config, get_run_logger().info) as processes:
-            yield processes.handout
+    if workspace.config.plays_apart:
+        with open_ray_workers(workspace, playing=playing) as scheduler:
+            yield scheduler
         return
     with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
         yield LocalWorkers(engine, verifier, workspace.open_served, workspace.cache)
 
 
 @contextmanager
-def open_cluster(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
-    """Open workers on the nodes of Ray."""
+def open_ray_workers(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
+    """Open workers in processes of their own, on this host or on the nodes of a cluster."""
     from tasks.cluster.connection import connected
 
     config, progress = workspace.config, get_run_logger().info
     with connected(config):
-        from tasks.cluster.node_workers import NodeWorkers
+        from tasks.cluster.workers import NodeWorkers
 
         with NodeWorkers(config, progress, playing=playing) as workers:
-            yield workers.handout
+            yield workers.scheduler
 
 
 @contextmanager

@@ -47,7 +47,6 @@ MAY_CHANGE = (
     "problems.exclusions",
     "score.workers",
     "rollout.concurrency",
-    "rollout.processes",
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding."""

@@ -52,8 +52,11 @@ def _scoring(lab: Lab) -> Row:
     from flows.launch.simulated_cluster import simulated_cluster
 
     graded = _answers(lab)
-    with simulated_cluster(2) as address:
-        one, two = (_score_s(lab, address, nodes, graded) for nodes in (1, 2))
+    seconds = []
+    for nodes in (1, 2):
+        with simulated_cluster(nodes) as address:
+            seconds.append(_score_s(lab, address, nodes, graded))
+    one, two = seconds
     what = f"{BATCHES * scoring.PROBLEMS * scoring.GROUP} LaTeX answers in {SHARDS} shards: {one:.1f} s and {two:.1f} s"
     return Row(
         "score stage: two nodes / one", f"{two / one:.2f}", f"{MOST_OF_ONE} or less", two / one <= MOST_OF_ONE, what
@@ -84,17 +87,16 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
     """Return the seconds of the score stage on as many nodes, which only grade."""
     from tasks.cluster.connection import connected
 
-    limits = f"cluster={{address: '{address}', judges: {nodes}}}"
-    config = lab.config("inference.urls=[]", limits, "score.workers=1")
+    config = lab.config("inference.urls=[]", f"cluster.address={address}", "score.workers=1")
     with connected(config):
-        from tasks.cluster.node_workers import NodeWorkers
+        from tasks.cluster.workers import NodeWorkers
 
         with NodeWorkers(config, lambda _: None, playing=False) as workers:
-            while workers.handout.ready < nodes:
+            while workers.scheduler.ready < nodes:
                 time.sleep(0.1)
             with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
                 start = time.perf_counter()
-                workers.handout.score(graded, draft, Score(), 1000)
+                workers.scheduler.score(graded, draft, Score(), 1000)
                 return time.perf_counter() - start
 
 
@@ -152,7 +154,7 @@ def _share_of_ideal(lab: Lab, address: str, count: int) -> float:
     from tasks.problems.task import import_problems
     from tasks.run.workspace import Workspace
 
-    limits = f"cluster={{address: '{address}', rollout_workers: {count}, judges: 0}}"
+    limits = f"cluster={{address: '{address}', rollout_workers: {count}}}"
     config = lab.config("inference.urls=[]", limits, f"rollout.concurrency={AT_ONCE * GROUP}", "score.workers=1")
     config = config.model_copy(update={"agent": Agent(type="math-single-step")})
     with disable_run_logger():
@@ -162,7 +164,7 @@ def _share_of_ideal(lab: Lab, address: str, count: int) -> float:
 
 
 def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) -> float:
-    from tasks.cluster.node_workers import NodeWorkers
+    from tasks.cluster.workers import NodeWorkers
     from tasks.inference.api import GenerationConfig
     from tasks.problems import load_problems
     from tasks.rollout.plan import RolloutPlan, draw
@@ -173,11 +175,11 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
     problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
     drawn = draw(problems, GROUPS * count, 0, 1)
     with (
-        patch("tasks.cluster.node_workers.NodeWorker", WaitingNode),
+        patch("tasks.cluster.workers.NodeWorker", WaitingNode),
         NodeWorkers(config, lambda _: None, playing=True) as workers,
     ):
-        workers.handout.serve(policy)
-        while workers.handout.serving(policy) < count:
+        workers.scheduler.serve(policy)
+        while workers.scheduler.serving(policy) < count:
             time.sleep(0.1)
         # Only the second rollout counts: in the first one workers import what they need.
         for iteration, played in enumerate([drawn[: AT_ONCE * count], drawn]):
@@ -185,7 +187,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
             plan = RolloutPlan(name, config, iteration, policy, problem_set, gconfig, GROUP)
             with Draft(lab.store, f"runs/{name}", "trajectories") as draft:
                 start = time.perf_counter()
-                metrics = play(plan, played, workers.handout, draft, lambda _: None)
+                metrics = play(plan, played, workers.scheduler, draft, lambda _: None)
                 seconds = time.perf_counter() - start
     assert metrics["episodes"] == len(drawn) * GROUP
     ideal = _ideal_s(plan, drawn, AT_ONCE * count)

@@ -1,4 +1,4 @@
-"""Where one process that plays is the limit, and what more of them gain (`rollout.processes`).
+"""Where one process that plays is the limit, and what more of them gain (`cluster.workers_per_node`).
 
 Servers that only wait answer over HTTP as vLLM does, so that the processes have all their work and nobody else has any.
 The processor time of an episode does not depend on what else runs: its inverse is what a process can play in a second.
@@ -70,9 +70,12 @@ def _measure(lab: Lab, count: int, tokens: int, groups: int) -> _Measured:
     folder = lab.scratch / f"servers-{tokens}-{count}"
     folder.mkdir()
     with waiting_servers(folder, SERVERS, 0.5, tokens) as urls:
-        sizes = f"rollout={{processes: {count}, concurrency: {CONCURRENCY}, group_size: {GROUP}}}"
+        sizes = [
+            f"cluster.workers_per_node={count}",
+            f"rollout={{concurrency: {CONCURRENCY // count}, group_size: {GROUP}}}",
+        ]
         lengths = [f"sampling.max_new_tokens={tokens}", "inference.max_model_len=2048"]
-        config = load("demo", [*lab.settings, f"inference.urls={urls}", sizes, *lengths, TURNS, "score.workers=1"])
+        config = load("demo", [*lab.settings, f"inference.urls={urls}", *sizes, *lengths, TURNS, "score.workers=1"])
         with disable_run_logger():
             problem_set, _ = import_problems.fn(Workspace(config))
         with _workers(lab, config) as (workers, players):
@@ -83,28 +86,31 @@ def _measure(lab: Lab, count: int, tokens: int, groups: int) -> _Measured:
 @contextmanager
 def _workers(lab: Lab, config: Config) -> Iterator[tuple["Workers", list[psutil.Process]]]:
     """Open the workers, and let them serve the policy; yield the processes that play besides this one, too."""
-    from tasks.rollout.remote.host_processes import HostProcesses
+    from tasks.cluster.connection import connected
     from tasks.rollout.workers import LocalWorkers
     from tasks.score.verifier import Verifier
-    from tests.support.waiting_server import UnprovenEngine, open_unproven
+    from tests.support.waiting_node import UnprovenNode
+    from tests.support.waiting_server import UnprovenEngine
 
-    policy, count = lab.policy, config.rollout.processes
+    policy, count = lab.policy, config.cluster.workers_per_node
     if count == 1:
         with Verifier(1) as verifier, UnprovenEngine(config.inference, config.rollout, lab.scratch) as engine:
             local = LocalWorkers(engine, verifier, lambda _: policy)
             local.serve(policy.version)
             yield local, []
         return
-    before = set(psutil.Process().children())
-    with (
-        patch("tasks.rollout.remote.host_processes.open_engine", open_unproven),
-        HostProcesses(config, lambda _: None) as processes,
-    ):
-        processes.handout.serve(policy.version)
-        while processes.handout.serving(policy.version) < count:
-            time.sleep(0.1)
-        started = set(psutil.Process().children()) - before
-        yield processes.handout, [process for process in started if process.children()]  # those with a verifier
+    with connected(config):
+        from tasks.cluster.workers import NodeWorkers
+
+        with (
+            patch("tasks.cluster.workers.NodeWorker", UnprovenNode),
+            NodeWorkers(config, lambda _: None, playing=True) as nodes,
+        ):
+            nodes.scheduler.serve(policy.version)
+            while nodes.scheduler.serving(policy.version) < count:
+                time.sleep(0.1)
+            started = psutil.Process().children(recursive=True)
+            yield nodes.scheduler, [each for each in started if each.cmdline()[0].startswith("ray::UnprovenNode")]
 
 
 def _timed(
@@ -135,7 +141,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", workers: "Wo
     from tasks.rollout.plan import RolloutPlan, draw
     from tasks.rollout.play import play
 
-    name = f"collectors-{name}-{config.rollout.processes}-{config.sampling.max_new_tokens}/000000"
+    name = f"collectors-{name}-{config.cluster.workers_per_node}-{config.sampling.max_new_tokens}/000000"
     gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
     problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
     plan = RolloutPlan(name, config, 0, lab.policy.version, problem_set, gconfig, GROUP)

@@ -19,13 +19,23 @@ def cluster(s3_server: s3.Endpoint) -> Iterator[tuple[RayCluster, str]]:
 
 
 @pytest.fixture
-def settings(
-    cluster: tuple[RayCluster, str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
-    """Return overrides for a run on the cluster, in S3, with engines that only wait."""
+def waiting(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers of this process's flows have engines that only wait."""
     from tests.support.waiting_node import WaitingNode
 
-    monkeypatch.setattr("tasks.cluster.node_workers.NodeWorker", WaitingNode)
+    monkeypatch.setattr("tasks.cluster.workers.NodeWorker", WaitingNode)
+
+
+@pytest.fixture
+def settings(cluster: tuple[RayCluster, str], waiting: None, tmp_path: Path) -> list[str]:
+    """Return overrides for a run on the cluster, in S3, with engines that only wait."""
     address, bucket = cluster[0].address, cluster[1]
     store = [f"storage.root=s3://{bucket}/{tmp_path.name}", f"storage.cache={tmp_path}/cache"]
     return [*store, f"cluster.address={address}", "cluster.silence_s=10", "score.workers=1"]
+
+
+@pytest.fixture
+def local_settings(waiting: None, tmp_path: Path) -> list[str]:
+    """Return overrides for a run with two workers on this host, in a folder, with engines that only wait."""
+    store = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
+    return [*store, "cluster.workers_per_node=2", "cluster.silence_s=10", "score.workers=1"]

@@ -12,11 +12,10 @@ import pytest
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
 from storage.versions import datasets
-from tests.support.cluster_flow import Flow
-from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of, told
+from tests.support.cluster_runs import OVERLAP, Flow, check_whole, no_actor_is_left, store_of, told
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK
-from tests.support.waiting_node import CACHE, CLOCK, NO_ENGINE, SECONDS
+from tests.support.waiting_node import CACHE, CLOCK, SECONDS
 
 SLOW_S = 2.0
 SIZES = ["rollout={problems_per_iteration: 12, group_size: 4, rows_per_shard: 4, concurrency: 8}"]
@@ -45,7 +44,7 @@ def played(flow: Flow, folder: Path) -> tuple[int, int]:
     return len(groups), len({(row.iteration, row.problem_id) for row in rows if row.turns[0].latency_s > SLOW_S / 2})
 
 
-@pytest.mark.skipif(not SOAK, reason="two minutes; test_handout.py has slow and full hosts in threads")
+@pytest.mark.skipif(not SOAK, reason="two minutes; test_scheduler.py has slow and full hosts in threads")
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("more", [OVERLAP, []], ids=" ".join)
 def test_bad_nodes_cost_only_themselves(
@@ -71,19 +70,6 @@ def test_bad_nodes_cost_only_themselves(
     assert sum("No space left" in line for line in lost) == 1
     assert sum("clock of this host is 60 minutes behind" in line for line in lost) == 1
     assert len(lost) == 2
-
-
-@pytest.mark.skipif(not SOAK, reason="a minute")
-def test_a_judge_plays_if_no_other_node_can(
-    cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / NO_ENGINE).touch()
-    with told() as lines:
-        math_mt_ppo("smoke", [*settings, "cluster.rollout_workers=1"])
-    check_whole(store_of(settings), 2)
-    assert sum("makes room for a rollout worker" in line for line in lines) == 1
-    assert no_actor_is_left(20)
 
 
 @pytest.mark.skipif(not SOAK, reason="a minute; a disk that is full from the start is tested above")

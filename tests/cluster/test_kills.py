@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, of whatever a run on a cluster consists of: nothing is lost, doubled or left."""
+"""SIGKILL at random moments, of whatever a run with Ray consists of: nothing is lost, doubled or left."""
 
 import os
 import random
@@ -7,14 +7,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support import ray_cluster
-from tests.support.cluster_flow import PATIENCE_S, Flow
-from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left
+from tests.support.cluster_runs import OVERLAP, PATIENCE_S, Flow, check_whole, no_actor_is_left
 from tests.support.paths import ROOT
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK, scaled
@@ -23,11 +23,45 @@ SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled
 """Environment variables repeat what has failed, or make it longer."""
 PACE = 2
 """Iterations between two kills."""
-RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
-VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
-REAPER, SERVER = "storage/processes/reaper.py", "vllm.entrypoints"
+VLLM = "inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"
+SUPERVISOR, SERVER, RAYLET = "storage/processes/reaper.py", "vllm.entrypoints", "raylet/raylet"
 
 
+@dataclass(frozen=True)
+class SetUp:
+    """A run, and what is killed of it: `processes` by name, with the class of their actor or a part of their command.
+
+    `long` says that it takes many minutes.
+    """
+
+    where: str
+    """The fixture with its settings."""
+    victims: tuple[str, ...]
+    """Methods of `Killer`."""
+    processes: dict[str, str]
+    more: tuple[str, ...] = ()
+    module: str = "tests.support.waiting_node"
+    long: bool = True
+
+
+SETUPS = {
+    "local": SetUp("local_settings", ("flow",), {"worker": "ray::WaitingNode"}, long=False),
+    "workers": SetUp("settings", ("node", "flow"), {"worker": "ray::WaitingNode"} if SOAK else {}, long=False),
+    "ranks": SetUp(
+        "settings",
+        ("node", "flow"),
+        {"worker": "ray::WaitingNode", "ranks of a node": "ray::NodeRanks", "rank": "tasks.train.ranks.rank"},
+        ("trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"),
+    ),
+    "vLLM": SetUp(
+        "settings",
+        ("node", "flow"),
+        {"vLLM": SERVER, "worker": "ray::NodeWorker"},
+        (VLLM, "cluster.silence_s=60", "cluster.rollout_workers=2"),
+        "flows.math_mt_ppo",
+    ),
+    "local Ray": SetUp("local_settings", ("ray",), {}),
+}
 DRIVER = """
 import os, sys, time
 from pathlib import Path
@@ -41,10 +75,10 @@ class Starts:
         self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
         return self.made.pid, self.made.folder
 
-with connected(load("demo", ["storage.root=store", f"cluster.address={sys.argv[1]}"])):
+with connected(load("demo", ["storage.root=store", f"cluster.address={sys.argv[1]}", f"storage.cache={sys.argv[2]}"])):
     import ray
     actor = ray.remote(Starts).options(runtime_env=environment()).remote()
-    print(*ray.get(actor.start.remote(sys.argv[2])), flush=True)
+    print(*ray.get(actor.start.remote(f"{sys.argv[2]}/log")), flush=True)
     time.sleep(600)
 """
 
@@ -66,6 +100,14 @@ class Killer:
         """End the flow, and start it again."""
         self._flow.process.kill()
         self._flow.process.wait()
+        self._flow.start()
+
+    def ray(self) -> None:
+        """End the Ray of this host, and with it the flow; start it again."""
+        local = psutil.Process(self._flow.process.pid).children(recursive=True)
+        (raylet,) = (each for each in running(RAYLET) if each in local)
+        raylet.kill()
+        assert self._flow.process.wait(PATIENCE_S) != 0
         self._flow.start()
 
     def process(self, name: str) -> Callable[[], None]:
@@ -94,9 +136,9 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
     for name in order[:KILLS]:
         flow.wait_for(flow.newest() + PACE)
         time.sleep(chance.uniform(0, 3))
-        before = flow.newest()
-        victims[name]()
         killed = time.monotonic()
+        victims[name]()
+        before = flow.newest()
         flow.wait_for(before + 2)
         took[name].append(time.monotonic() - killed)
     print(f"\nseed {SEED}: seconds from a kill to two more policies")
@@ -105,56 +147,51 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
     return flow.newest()
 
 
-def remains(cluster: RayCluster) -> list[psutil.Process | Path]:
-    """Return reapers, such as that of the tests' own process, vLLM servers, and temporary files of nodes."""
-    return [*running(SERVER), *running(REAPER), *cluster.scratch.iterdir()]
+def remains(scratch: Path) -> list[psutil.Process | Path]:
+    """Return supervisors, such as that of the session's Prefect server, vLLM servers, and temporary files of nodes."""
+    return [*running(SERVER), *running(SUPERVISOR), *scratch.iterdir()]
 
 
-def check_settled(cluster: RayCluster, before: list[psutil.Process | Path]) -> None:
+def check_settled(scratch: Path, before: list[psutil.Process | Path]) -> None:
     """Check that soon no process of the run is left that was not there before, and no temporary file."""
     # The next process removes the folders of killed ones.
     command = [sys.executable, "-c", "from storage.processes.folder import TemporaryFolder as T; T().remove()"]
-    subprocess.run(command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True)
+    subprocess.run(command, env=os.environ | {"TMPDIR": str(scratch)}, check=True)
     deadline = time.monotonic() + 30
-    while left := [each for each in remains(cluster) if each not in before]:
+    while left := [each for each in remains(scratch) if each not in before]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
 
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.timeout(scaled(900, 7200))
-@pytest.mark.parametrize("more", scaled([[]], [[], RANKS]), ids=lambda more: "ranks" if more else "workers")
+@pytest.mark.parametrize("name", [name for name, setup in SETUPS.items() if SOAK or not setup.long])
 def test_kills_at_random_moments(
-    cluster: tuple[RayCluster, str],
-    settings: list[str],
-    tmp_path: Path,
-    more: list[str],
+    cluster: tuple[RayCluster, str], name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Actors, nodes, ranks and the flow are killed; the run goes on each time, and is whole at its end."""
-    chance, before = random.Random(SEED), remains(cluster[0])
-    settings = [*settings, *OVERLAP, *more, "run.iterations=1000"]
-    with Flow(settings, tmp_path / "log", environment={"TMPDIR": str(cluster[0].scratch)}) as flow:
+    """Actors, nodes, servers and the flow are killed; the run goes on each time, and is whole at its end."""
+    setup, chance, scratch = SETUPS[name], random.Random(SEED), cluster[0].scratch
+    before = remains(scratch)
+    settings = [*request.getfixturevalue(setup.where), *OVERLAP, *setup.more, "run.iterations=1000"]
+    with Flow(settings, tmp_path / "log", setup.module, {"TMPDIR": str(scratch)}) as flow:
         killer = Killer(cluster[0], flow, chance, before)
-        victims: dict[str, Callable[[], None]] = {"node": killer.node, "flow": killer.flow}
-        if SOAK:
-            victims |= {"worker": killer.process("ray::WaitingNode")}
-        if more:
-            victims |= {"ranks of a node": killer.process("ray::NodeRanks")}
-            victims |= {"rank": killer.process("tasks.train.ranks.rank")}
-        made = kill_all(flow, victims, chance)
-        while len(ray_cluster.actors()) < 3:  # the node that has joined plays, too
-            flow.wait_for(flow.newest() + 1)
+        victims = {each: getattr(killer, each) for each in setup.victims}
+        made = kill_all(flow, victims | {each: killer.process(text) for each, text in setup.processes.items()}, chance)
+        while "node" in victims and setup.module != "flows.math_mt_ppo" and len(ray_cluster.actors()) < 3:
+            flow.wait_for(flow.newest() + 1)  # the node that has joined plays, too
         flow.interrupt()
     check_whole(flow.store, made)
-    assert no_actor_is_left(30, "ray::NodeRanks", "tasks.train.ranks.rank")
-    check_settled(cluster[0], before)
+    assert no_actor_is_left(30, *(text for text in setup.processes.values() if text.startswith("ray::")))
+    check_settled(scratch, before)
 
 
-def test_what_a_process_on_a_node_has_started_ends_with_the_flow(
-    cluster: tuple[RayCluster, str], tmp_path: Path
+@pytest.mark.parametrize("where", ["cluster", "local"])
+def test_what_a_worker_has_started_ends_with_the_flow(
+    cluster: tuple[RayCluster, str], tmp_path: Path, where: str
 ) -> None:
-    """Ray ends the processes of a killed flow; reapers then end what these have started, and remove its folder."""
-    command = [sys.executable, "-c", DRIVER, cluster[0].address, str(tmp_path / "log")]
+    """Ray ends the processes of a killed flow; supervisors then end what these have started, and remove its folder."""
+    address = cluster[0].address if where == "cluster" else "local"
+    command = [sys.executable, "-c", DRIVER, address, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as driver:
         assert driver.stdout
         pid, folder = driver.stdout.readline().split()
@@ -165,24 +202,6 @@ def test_what_a_process_on_a_node_has_started_ends_with_the_flow(
     while Path(folder).exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-@pytest.mark.skipif(not SOAK, reason="many minutes, with two vLLM servers")
-@pytest.mark.usefixtures("environment")
-@pytest.mark.timeout(7200)
-def test_kills_of_vllm_on_nodes(cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path) -> None:
-    """vLLM, its worker's actor and its node are killed: no server, socket or folder stays behind."""
-    chance, before = random.Random(SEED), remains(cluster[0])
-    settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60", "cluster.rollout_workers=2"]
-    with Flow(settings, tmp_path / "log", "flows.math_mt_ppo", {"TMPDIR": str(cluster[0].scratch)}) as flow:
-        killer = Killer(cluster[0], flow, chance, before)
-        names = {"vLLM": SERVER, "worker": "ray::NodeWorker"}
-        victims = {name: killer.process(text) for name, text in names.items()}
-        made = kill_all(flow, victims | {"node": killer.node, "flow": killer.flow}, chance)
-        flow.interrupt()
-    check_whole(flow.store, made)
-    assert no_actor_is_left(30, "ray::NodeWorker")
-    check_settled(cluster[0], before)
 
 
 @pytest.mark.skipif(not SOAK, reason="two clusters of its own, and Ray waits a minute for a lost head")

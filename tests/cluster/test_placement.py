@@ -1,8 +1,10 @@
-"""What goes where is computed before anything starts."""
+"""What goes where is computed before anything starts; lost workers get successors, unless their node is broken."""
 
 import pytest
 
-from tasks.cluster.placement import Needs, Node, PlacementError, check, place, table
+from tasks.cluster.placement import LostWorkers, Needs, Node, PlacementError, Seat, check, place, table
+from tasks.inference.api import InferenceError
+from tasks.rollout.remote.messages import Failure, WorkerFailedError, WorkerLostError
 
 
 def nodes(*shapes: tuple[float, float]) -> list[Node]:
@@ -10,29 +12,33 @@ def nodes(*shapes: tuple[float, float]) -> list[Node]:
 
 
 def test_nodes_with_the_most_gpus_play() -> None:
-    """The largest nodes play, the others grade, and a node without a free core gets nothing."""
-    present = nodes((4, 0), (8, 8), (8, 4), (0, 8))
-    placement = place(present, Needs(gpus=4))
-    assert [node.name for node in placement.players] == ["host-1", "host-2"]
-    assert [node.name for node in placement.judges] == ["host-0"]
-    assert "host-3 with 0 cores and 8 GPU(s) free: nothing" in table(present, placement, Needs(gpus=4))
+    """The largest nodes play, those without enough GPUs grade, and a node without a free core gets nothing."""
+    present, needs = nodes((4, 0), (8, 8), (8, 4), (0, 8)), Needs(gpus=4, per_node=2)
+    seats = place(present, needs)
+    assert seats == [Seat("1", 0), Seat("2", 0), Seat("1", 1), Seat("0", None)]
+    lines = table(present, seats, needs)
+    assert "host-1 with 8 cores and 8 GPU(s) free: 2 rollout worker(s), each with 4 GPU(s)" in lines
+    assert "host-0 with 4 cores and 0 GPU(s) free: grades" in lines
+    assert "host-3 with 0 cores and 8 GPU(s) free: nothing" in lines
 
 
 @pytest.mark.parametrize(
-    ("needs", "players", "judges"),
-    [(Needs(0), 3, 0), (Needs(0, workers=1), 1, 2), (Needs(0, workers=1, judges=1), 1, 1), (Needs(0, workers=0), 0, 3)],
+    ("needs", "players", "graders"),
+    [(Needs(0), 3, 0), (Needs(0, workers=1), 1, 2), (Needs(0, per_node=2), 4, 0), (Needs(0, workers=0), 0, 3)],
 )
-def test_limits(needs: Needs, players: int, judges: int) -> None:
-    """Limits on the number of workers and judges hold."""
-    placement = place(nodes((1, 0), (1, 0), (2, 0)), needs)
-    assert (len(placement.players), len(placement.judges)) == (players, judges)
+def test_limits(needs: Needs, players: int, graders: int) -> None:
+    """Limits on the number of workers hold; the other nodes grade."""
+    plays = [seat.plays for seat in place(nodes((1, 0), (1, 0), (2, 0)), needs)]
+    assert (plays.count(True), plays.count(False)) == (players, graders)
 
 
 def test_present_workers_count() -> None:
-    """A node that joins gets a worker only if there is room for one more."""
-    joined = nodes((2, 0))
-    assert place(joined, Needs(0, workers=2), players=1).players == joined
-    assert place(joined, Needs(0, workers=2, judges=0), players=2).judges == []
+    """A node that joins, or only grades, gets a rollout worker only if one is missing."""
+    joined, needs = nodes((2, 0)), Needs(0, per_node=2, workers=2)
+    assert place(joined, needs, {Seat("other", 0)}) == [Seat("0", 0)]
+    assert place(joined, needs, {Seat("other", 0), Seat("0", None)}) == [Seat("0", 0)]
+    assert place(joined, needs, {Seat("other", 0), Seat("other", 1)}) == [Seat("0", None)]
+    assert place(joined, needs, {Seat("0", 1)}) == [Seat("0", 0)]
 
 
 def test_what_is_missing_is_told() -> None:
@@ -42,3 +48,30 @@ def test_what_is_missing_is_told() -> None:
         check(present, needs, place(present, needs))
     with pytest.raises(PlacementError, match="the cluster has no node"):
         check([], needs, place([], needs))
+
+
+def test_a_node_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was useful is replaced after a rest, others after longer and longer pauses, until none is."""
+    now = [0.0]
+    monkeypatch.setattr("tasks.cluster.placement.time.monotonic", lambda: now[0])
+    lost, pauses = LostWorkers(rest_s=1.0), list[float]()
+    assert lost.may_start("a")
+    for useful in (True, False, True, False, False, False, False):
+        lost.note("a", WorkerLostError("killed"), useful=useful)
+        began = now[0]
+        while not lost.may_start("a"):
+            now[0] += 0.5
+        pauses.append(now[0] - began)
+        assert lost.cause is None
+    assert pauses == [1, 5, 1, 5, 10, 20, 40]
+    lost.note("a", WorkerLostError("killed"), useful=False)
+    now[0] += 1e6
+    assert not lost.may_start("a")
+    assert isinstance(lost.cause, WorkerLostError)
+    assert lost.all_broken
+    lost.note("b", WorkerLostError("killed"), useful=True)
+    assert not lost.all_broken
+    lost = LostWorkers()
+    lost.note("b", WorkerFailedError(Failure.of(InferenceError("no GPU"))), useful=True)
+    assert not lost.may_start("b")
+    assert isinstance(lost.cause, InferenceError)

@@ -105,8 +105,10 @@ def test_a_mapping_replaces_its_section() -> None:
         ("agent.args.num_turns=three", "num_turns='three'"),
         ("agent.args={num_turns: '2'}", "num_turns='2': is a text; without quotes it is 2"),
         ("agent.args.num_turns=0", "num_turns=0"),
-        ("rollout.processes=2", r"rollout.processes=2, but there are only 1 vLLM server\(s\)"),
-        ("rollout.processes=0", "greater than 0"),
+        ("rollout.processes=2", "rollout.processes=2: it is no knob any more: set cluster.workers_per_node"),
+        ("cluster.judges=1", "nodes without room for a rollout worker grade"),
+        ("cluster.silence_s=10", "has no effect in one process"),
+        ("cluster.workers_per_node=0", "greater than 0"),
         ("environment.args.tolerance=1", "takes no such argument"),
         ("agent.type=no_such_package:Agent", "no_such_package"),
         ("ppo.advantage={type: grup}", "did you mean 'group'"),
@@ -155,6 +157,19 @@ def test_refused_with_a_remedy(override: str, message: str) -> None:
     """Each mistake is refused when the configuration is resolved, with a message that names it."""
     with pytest.raises(ConfigError, match=message):
         resolve("demo", [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster.workers_per_node=2", "inference.urls=['http://a:1']"], r"names only 1 server\(s\)"),
+        (["cluster.address=auto", "inference.urls=['http://a:1']"], "leave one of the two out"),
+        (["cluster.workers_per_node=2", "storage.root=memory://x"], "several processes need a folder"),
+    ],
+)
+def test_plays_apart_that_cannot_work_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("smoke", overrides)
 
 
 SOURCE = "problems.train={kind: arithmetic, "

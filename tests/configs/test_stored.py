@@ -129,6 +129,19 @@ def test_former_knobs_are_no_present_ones() -> None:
     assert [key for key in (*LIMITS, *FIXED) if key in present] == []
 
 
+def test_processes_of_a_host_become_workers_of_a_node() -> None:
+    """Together they have the servers, episodes and verifiers of before."""
+    stored = {"rollout": {"processes": 2, "concurrency": 511}, "inference": {"replicas": 4}, "score": {"workers": 1}}
+    values = up_to_date({**stored, "cluster": {"judges": 3}})
+    assert "processes" not in values["rollout"]
+    assert "judges" not in values["cluster"]
+    assert values["cluster"]["workers_per_node"] == 2
+    assert values["inference"]["replicas"] == 2
+    assert (values["rollout"]["concurrency"], values["score"]["workers"]) == (255, 1)
+    alone = up_to_date({"rollout": {"processes": 1, "concurrency": 511}})
+    assert (alone["cluster"]["workers_per_node"], alone["rollout"]["concurrency"]) == (1, 511)
+
+
 def test_an_empty_path_meant_the_current_folder() -> None:
     storage = up_to_date({"storage": {"root": "", "cache": ""}})["storage"]
     assert (storage["root"], storage["cache"]) == (".", ".")

@@ -1,4 +1,4 @@
-"""The hand-out of rollouts to many workers in virtual time: the flow's side is real, the workers and the store are not.
+"""Rollouts over many workers in virtual time: the flow's scheduler is real, the workers and the store are not.
 
 `clock` has the virtual time: the flow's event loop, whose clock jumps to the next event, and the events of everything
 else. `store` keeps objects in memory, counts requests, and says how long they would take. `worker` answers as

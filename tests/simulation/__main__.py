@@ -53,7 +53,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("requests to the store", f"{requests.total():,}: {_listed(requests)}"),
         ("most requests to a prefix in a second", _listed(outcome.backend.busiest)),
         ("the flow's processor", f"{loop.busy_s:.0f} s, {loop.busy_s / outcome.played_s:.1%} of a core, "
-                                 f"the clerk {loop.jobs_s:.0f} s of it"),
+                                 f"the ledger {loop.jobs_s:.0f} s of it"),
         ("journal and manifest", f"{outcome.journal_bytes:,} and {outcome.manifest_bytes:,} bytes"),
         ("lines in the log", str(len(outcome.lines))),
         ("peak memory, simulated workers included", f"{outcome.peak_bytes / 2**20:.0f} MiB"),

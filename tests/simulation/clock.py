@@ -36,7 +36,7 @@ class World:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The event loop of the flow's hand-out in virtual time.
+    """The event loop of the flow's scheduler in virtual time.
 
     Its clock stands still until `release`, so that what other threads prepare has no time. A job for an executor is
     done at once, and answers after the time of its requests to the store.

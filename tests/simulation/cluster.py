@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage.records import Problem
 from tasks.rollout.outcomes import Counts, FinishedGroup
-from tasks.rollout.remote.handout import Handout
+from tasks.rollout.plan import Start
 from tasks.rollout.remote.messages import GroupOrder, Orders, Report
+from tasks.rollout.remote.scheduler import Scheduler
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.store import SimulatedBackend
 from tests.simulation.worker import SimulatedWorker
@@ -88,7 +90,8 @@ class Cluster:
     world: World
     backend: SimulatedBackend
     loop: VirtualLoop
-    handout: Handout = field(init=False)
+    problems: dict[str, Problem]
+    scheduler: Scheduler = field(init=False)
     slots: Slots = field(default_factory=Slots)
     begun: set[int] = field(default_factory=set)
     """Numbers of groups that a worker got."""
@@ -112,7 +115,7 @@ class Cluster:
         self.joined += 1
         if self.scenario.hours_between_losses:
             self.world.after(self._random.expovariate(1 / 3600 / self.scenario.hours_between_losses), worker.lose)
-        self.handout.add(worker)
+        self.scheduler.add(worker)
 
     def serves(self) -> None:
         """Note that a worker serves its first policy."""
@@ -144,9 +147,9 @@ class Cluster:
     def upload_s(self, path: str, size: int) -> float:
         return self.backend.upload_by_worker(path) + size / self.scenario.upload_bytes_s
 
-    def finished(self, order: GroupOrder) -> FinishedGroup:
+    def finished(self, start: Start) -> FinishedGroup:
         """Return the counts of a group of two-turn episodes, as `counts_of` makes them."""
-        size, version, solved = self.scenario.group_size, order.policy.number, self._random.randint(0, 8)
+        size, version, solved = self.scenario.group_size, start.plan.policy.number, self._random.randint(0, 8)
         self.last_finished_s = self.world.now
         counts = Counts()
         for key, count in (("status", "completed"), size), (("version", version), size), (("policy", version), size):
@@ -155,7 +158,7 @@ class Cluster:
             counts[name, None] = count
         for turn, count in enumerate((size, size - solved)):
             counts["turn", turn], counts["success", turn] = count, solved // (1 + turn)
-        return FinishedGroup(order.number, order.problem_id, rejected=False, counts=counts)
+        return FinishedGroup(start.number, start.problem.problem_id, rejected=False, counts=counts)
 
     def send(self, orders: Orders | None) -> "asyncio.Future[Any]":
         """Spend what a call of a worker costs the flow; return the future of its answer."""

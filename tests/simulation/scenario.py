@@ -1,4 +1,4 @@
-"""Plays a scenario: an iteration with the real hand-out, books, journal and commit, in virtual time."""
+"""Plays a scenario: an iteration with the real scheduler, ledger, journal and commit, in virtual time."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.rollout import outcomes
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups, play
-from tasks.rollout.remote import handout, log_lines, shared_rollout
+from tasks.rollout.remote import jobs, scheduler, worker
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.cluster import Cluster, Scenario
 from tests.simulation.store import SimulatedBackend, simulated_store
@@ -70,8 +70,8 @@ class _Workers:
         self._cluster, self._loop = cluster, cluster.loop
 
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
-        playing = asyncio.ensure_future(self._cluster.handout.play(plan, groups))
-        await asyncio.sleep(0)  # the hand-out has it
+        playing = asyncio.ensure_future(self._cluster.scheduler.play(plan, groups))
+        await asyncio.sleep(0)  # the scheduler has it
         self._loop.call_soon_threadsafe(self._begin, plan.policy)
         await playing
         self._loop.wait_for_hold()
@@ -80,7 +80,7 @@ class _Workers:
         """Begin in the loop's own thread, so that what happens first does not depend on threads."""
         for _ in range(self._cluster.scenario.workers):
             self._cluster.join()
-        self._cluster.handout.serve(policy)
+        self._cluster.scheduler.serve(policy)
         self._loop.release()
 
 
@@ -89,22 +89,23 @@ def simulate(scenario: Scenario) -> Outcome:
     world, lines = World(), list[str]()
     loop = VirtualLoop(world, lambda: backend.seconds, cpu=scenario.cpu)
     store, backend = simulated_store(scenario.latency_s, loop.time)
-    cluster = Cluster(scenario, world, backend, loop)
+    drawn = problems(scenario)
+    cluster = Cluster(scenario, world, backend, loop, {problem.problem_id: problem for problem in drawn})
     began = time.monotonic()
-    with _virtual(loop), Lease(store, RUN, NEVER_S) as lease:
+    with _virtual(loop, world), Lease(store, RUN, NEVER_S) as lease:
         provenance = Provenance(config={}, fence=lease)
         with Draft(store, "problems/x", "problems") as draft:
             draft.commit(provenance, [])
         with Draft(store, POLICY, "checkpoint") as draft:
             draft.commit(provenance, [])
         with (
-            handout.Handout(30, 600, lines.append, loop=loop) as given,
+            scheduler.Scheduler(30, 600, lines.append, loop=loop) as given,
             JournaledDraft(store, VERSION, "trajectories", lease) as draft,
         ):
-            cluster.handout = given
+            cluster.scheduler = given
             backend.requests.clear()
             plan = make_plan(scenario)
-            metrics = play(plan, problems(scenario), _Workers(cluster), draft, lines.append)  # type: ignore[arg-type]
+            metrics = play(plan, drawn, _Workers(cluster), draft, lines.append)  # type: ignore[arg-type]
             played_s, seconds, cpu = loop.time(), backend.seconds, time.thread_time()
             manifest = draft.commit(provenance, [POLICY, "problems/x"], metrics)
             requests = backend.requests.copy()
@@ -114,13 +115,14 @@ def simulate(scenario: Scenario) -> Outcome:
 
 
 @contextlib.contextmanager
-def _virtual(loop: VirtualLoop) -> Iterator[None]:
+def _virtual(loop: VirtualLoop, world: World) -> Iterator[None]:
     """Let the modules that look at the clock see the virtual one."""
     with contextlib.ExitStack() as stack:
         gc.disable()  # collections would go through the events of all simulated workers
         stack.callback(gc.enable)
-        for module in handout, log_lines, shared_rollout, outcomes:
+        for module in scheduler, jobs, outcomes:
             stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
+        stack.enter_context(patch.object(worker, "time", SimpleNamespace(monotonic=lambda: world.now)))
         yield
 
 

@@ -1,8 +1,7 @@
-"""A worker in virtual time: it makes room, takes groups, stores and reports as `tasks.rollout.remote.worker` does."""
+"""A worker in virtual time: it takes groups, stores and reports as `tasks.rollout.remote.worker` does."""
 
 import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,17 @@ from storage.version_names import PolicyVersion
 from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
 from tasks.rollout.outcomes import FinishedGroup
-from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.remote.appetite import Appetite
-from tasks.rollout.remote.handout import WorkerLostError
-from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard
-from tasks.rollout.remote.worker import BEAT_S, IDLE_S, KEPT_S
+from tasks.rollout.plan import RolloutPlan, Start
+from tasks.rollout.remote.messages import (
+    Failure,
+    GroupOrder,
+    Orders,
+    Place,
+    Report,
+    StoredShard,
+    WorkerLostError,
+)
+from tasks.rollout.remote.worker import BEAT_S, KEPT_S, PlayedRollout, Unreported
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 if TYPE_CHECKING:
@@ -24,22 +29,24 @@ GONE = WorkerLostError("its process has ended")
 
 
 class SimulatedWorker:
-    """A worker whose episodes only last (`tasks.rollout.remote.shared_rollout.RemoteWorker`)."""
+    """A worker whose episodes only last (`tasks.rollout.remote.jobs.RemoteWorker`)."""
 
     plays = True
 
     def __init__(self, name: str, cluster: "Cluster") -> None:
         self.name, self._cluster = name, cluster
         self.lost = False
-        self.policy: PolicyVersion | None = None
         self._asked: PolicyVersion | None = None
-        self._rollouts: dict[int, _Rollout] = {}
-        self._finished: list[tuple[int, FinishedGroup]] = []
-        self._stored: list[StoredShard] = []
-        self._reported: tuple[PolicyVersion | None, dict[int, Room]] = None, {}
+        self._rollouts: dict[int, SimulatedRollout] = {}
+        self._unreported = Unreported(self._rollouts)
         self._writers: dict[Place, _Writer] = {}
         self._asking: asyncio.Future[Report] | None = None
         self._patient_until = 0.0
+
+    @property
+    def policy(self) -> PolicyVersion | None:
+        """What it serves."""
+        return self._unreported.policy
 
     async def give(self, orders: Orders) -> None:
         answer = self._cluster.send(orders)
@@ -75,10 +82,11 @@ class SimulatedWorker:
         self._cluster.answer(answer, None)
         self._serve(orders.policy or self._asked)
         for number, plan in orders.begin.items():
-            self._rollouts[number] = _Rollout(number, plan, self, self._cluster)
+            self._rollouts[number] = SimulatedRollout(number, plan, self, self._cluster)
         for number, groups in orders.groups.items():
             self._rollouts[number].add(groups)
         for order in orders.store:
+            self._rollouts[order.rollout].take(order.number)
             self._writer(order.rollout, order.place).write(order.number)
         for place in orders.flush:
             if writer := self._writers.pop(place, None):
@@ -99,7 +107,7 @@ class SimulatedWorker:
             return
         if self.policy is None:
             self._cluster.serves()
-        self.policy = policy
+        self._unreported.policy = policy
         for rollout in self._rollouts.values():
             rollout.fill()
         self.note()
@@ -110,22 +118,14 @@ class SimulatedWorker:
         return self._writers[place]
 
     def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
-        """See `Worker.note`."""
-        self._finished += [finished] if finished else []
-        self._stored += [stored] if stored else []
+        """See `Worker.note`. What happens at the same time is reported together."""
+        self._unreported.add(finished, stored)
+        self._cluster.world.after(0, self._tell_if_due)
+
+    def _tell_if_due(self) -> None:
         patient = self._cluster.world.now < self._patient_until
-        if self._asking and (self._is_urgent or (self._finished and not patient)):
+        if self._asking and (self._unreported.is_urgent or (self._unreported.finished and not patient)):
             self._tell()
-
-    @property
-    def _is_urgent(self) -> bool:
-        """See `Worker._is_urgent`."""
-        policy, rooms = self._reported
-        more = any(room.is_more_than(rooms.get(number)) for number, room in self._rooms().items())
-        return bool(self._stored) or self.policy != policy or more
-
-    def _rooms(self) -> dict[int, Room]:
-        return {number: rollout.room for number, rollout in self._rollouts.items()}
 
     def _ask(self, answer: "asyncio.Future[Report]", patience_s: float) -> None:
         """See `Worker.report`."""
@@ -134,15 +134,15 @@ class SimulatedWorker:
             return
         self._asking, self._patient_until = answer, self._cluster.world.now + patience_s
         for rollout in self._rollouts.values():
-            rollout.appetite.patience_s = patience_s
-        if self._is_urgent:
+            rollout.ahead.patience_s = patience_s
+        if self._unreported.is_urgent:
             self._tell()
         else:
             self._cluster.world.after(patience_s, self._end_patience, answer)
             self._cluster.world.after(BEAT_S + 3 * patience_s, self._beat, answer)
 
     def _end_patience(self, answer: "asyncio.Future[Report]") -> None:
-        if self._asking is answer and self._finished:
+        if self._asking is answer and self._unreported.finished:
             self._tell()
 
     def _beat(self, answer: "asyncio.Future[Report]") -> None:
@@ -152,68 +152,48 @@ class SimulatedWorker:
     def _tell(self) -> None:
         answer, self._asking = self._asking, None
         assert answer
-        self._reported = self.policy, self._rooms()
-        self._cluster.answer(answer, Report(*self._reported, self._finished, self._stored))
-        self._finished, self._stored = [], []
+        self._cluster.answer(answer, self._unreported.take())
         if any(rollout.idle for rollout in self._rollouts.values()):
             for writer in self._writers.values():
                 writer.flush_older(KEPT_S)
 
 
-class _Rollout:
-    """The groups that the flow gave to a worker, and the episodes that run: `worker._Rollout` and the collector."""
+class SimulatedRollout(PlayedRollout):
+    """The groups that the flow gave to a worker, and the episodes that run, which a collector plays in a real one."""
 
     def __init__(self, number: int, plan: RolloutPlan, worker: SimulatedWorker, cluster: "Cluster") -> None:
-        self._number, self._plan, self._worker, self._cluster = number, plan, worker, cluster
-        self._waiting: deque[GroupOrder] = deque()
+        super().__init__(number, plan, lambda _: cluster.problems, worker.note)
+        self._worker, self._cluster = worker, cluster
         self._left: dict[int, int] = {}
         """Episodes of running groups that have not ended."""
-        self._beginning: GroupOrder | None = None
-        self._unbegun = self._got = 0
-        self._hungry = self.ended = False
+        self._beginning: Start | None = None
+        self._unbegun = 0
         self._free = plan.config.rollout.concurrency
-        self._at_once = max(1, self._free // plan.group_size)
-        self.appetite = Appetite(self._at_once)
         self.fill()
 
     @property
     def busy(self) -> int:
-        return self._plan.config.rollout.concurrency - self._free
-
-    @property
-    def room(self) -> Room:
-        starving = self._hungry and not self._waiting
-        free = max(self._at_once - len(self._left) - len(self._waiting), self.appetite.groups * starving)
-        return Room(0 if self.ended else free, self._got)
-
-    @property
-    def idle(self) -> bool:
-        return self._hungry and not self._waiting and self._cluster.world.now - self.appetite.since > IDLE_S
+        return self.plan.config.rollout.concurrency - self._free
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         self._cluster.note_begun(orders)
-        self._waiting.extend(orders)
-        self._got += len(orders)
-        self._hungry = False
+        super().add(orders)
         self.fill()
 
     def fill(self) -> None:
         """Begin episodes while there are free slots, as `tasks.rollout.collector.Collector.collect` does."""
-        while self._worker.policy and not self.ended and not self._hungry:
-            if self._free < (1 if self._unbegun else self._plan.together):
+        while self._worker.policy and not self.complete and not self._lacks_groups:
+            if self._free < (1 if self._unbegun else self.plan.together):
                 return
             if self._unbegun:
                 self._begin_episode()
-            elif self._waiting:
-                self._beginning, self._unbegun = self._waiting.popleft(), self._plan.group_size
-                self._left[self._beginning.number] = self._unbegun
-            else:
-                self._hungry = True
-                self.appetite.note_empty(self._cluster.world.now)
+            elif start := self.next(self._worker.policy):
+                self._beginning, self._unbegun = start, self.plan.group_size
+                self._left[start.number] = self._unbegun
 
     def end(self) -> None:
         self._cluster.busy(-self.busy)
-        self.ended = True
+        super().end()
 
     def _begin_episode(self) -> None:
         self._unbegun -= 1
@@ -221,20 +201,16 @@ class _Rollout:
         self._cluster.busy(1)
         self._cluster.world.after(self._cluster.episode_s(), self._episode_ends, self._beginning)
 
-    def _episode_ends(self, order: GroupOrder) -> None:
-        if self._worker.lost or self.ended:
+    def _episode_ends(self, start: Start) -> None:
+        if self._worker.lost or self.complete:
             return
         self._free += 1
         self._cluster.busy(-1)
-        self._left[order.number] -= 1
-        finished = None
-        if not self._left[order.number]:
-            del self._left[order.number]
-            finished = self._number, self._cluster.finished(order)
-        was_hungry = self._hungry
+        self._left[start.number] -= 1
+        if not self._left[start.number]:
+            del self._left[start.number]
+            self.write([], self._cluster.finished(start))
         self.fill()
-        if finished or self._hungry != was_hungry:
-            self._worker.note(finished)
 
 
 class _Writer:

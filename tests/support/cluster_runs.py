@@ -1,11 +1,17 @@
-"""What the tests of runs on a cluster have in common: the run `smoke`, its store, and what must be true of both."""
+"""What the tests of runs with Ray have in common: the run `smoke` in a process, and what must be true of its store."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -13,9 +19,10 @@ from storage import layout
 from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.versions import datasets
+from storage.versions import datasets, manifests
 from tests.support import ray_cluster
 
+PATIENCE_S = 600
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 
@@ -63,3 +70,71 @@ def told() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+class Flow:
+    """The flow in a process that may be killed and started again; a context manager that ends it.
+
+    Args:
+        settings: overrides; the first one is the store's root.
+        log: file that receives its output.
+        module: the module that is run.
+        environment: more variables of its environment.
+
+    Attributes:
+        store: the store of its run.
+    """
+
+    def __init__(
+        self,
+        settings: list[str],
+        log: Path,
+        module: str = "tests.support.waiting_node",
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._command = [sys.executable, "-m", module, "smoke", *settings]
+        self._environment = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO"} | (environment or {})
+        self._log, self.store = log, store_of(settings)
+        self._newest = -1
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(self._command, env=self._environment, stdout=output, stderr=output)
+
+    def wait_for(self, policy: int) -> None:
+        """Wait for a policy version."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.newest() < policy:
+            assert self.process.poll() in (None, 0), self.tail()
+            assert time.monotonic() < deadline, self.tail()
+            time.sleep(0.05)
+
+    def newest(self) -> int:
+        """Return the number of the newest policy version; -1: there is none."""
+        while manifests.committed(self.store, layout.checkpoint("smoke", self._newest + 1)):
+            self._newest += 1
+        return self._newest
+
+    def interrupt(self) -> None:
+        """Interrupt it, and wait for its end."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(60) == 130, self.tail()
+
+    def finish(self) -> None:
+        """Wait for its good end."""
+        assert self.process.wait(PATIENCE_S) == 0, self.tail()
+
+    def lines(self, text: str) -> list[str]:
+        """Return the lines of the log with a text."""
+        return [line for line in self._log.read_text().splitlines() if text in line]
+
+    def tail(self) -> str:
+        return self._log.read_text()[-6000:]

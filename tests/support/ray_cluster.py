@@ -15,6 +15,7 @@ import psutil
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 MARK = "RAY_CLUSTER_OF_TESTS"
 """Environment variable of the processes of a test's cluster: others may run on the same machine."""
+os.environ.setdefault(MARK, secrets.token_hex(8))
 _QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
 
 
@@ -33,7 +34,6 @@ class RayCluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         from ray.cluster_utils import Cluster
 
-        os.environ.setdefault(MARK, secrets.token_hex(8))
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         self.scratch = Path(self._folder.name) / "tmp"
         self.scratch.mkdir()

@@ -10,8 +10,7 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint
-from tasks.rollout.remote.handout import WorkerFailedError, WorkerLostError
-from tasks.rollout.remote.messages import Failure, Orders, Report
+from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard

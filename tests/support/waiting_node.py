@@ -1,10 +1,9 @@
-"""A worker on a node whose engine only waits, so that tests of clusters need no vLLM.
+"""Workers whose engine only waits, so that tests with Ray need no vLLM.
 
 python -m tests.support.waiting_node CONFIG key=value …     the main flow with such workers
 """
 
 import asyncio
-import errno
 import os
 import time
 from contextlib import nullcontext
@@ -14,8 +13,9 @@ from typing import Any
 from storage.objects.store import Store
 from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
-from tasks.cluster.node_worker import NodeWorker
+from tasks.cluster.worker import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
+from tests.support.waiting_server import UnprovenEngine
 from tests.support.wrong_clock import set_clock_ahead
 
 SECONDS = "WAITING_NODE_SECONDS"
@@ -26,9 +26,6 @@ CACHE = "WAITING_NODE_CACHE"
 """Environment variable of a node: its `storage.cache`, as if its file system were another one."""
 HOLD = "WAITING_NODE_HOLD"
 """Environment variable of a node: a file, as long as which exists uploads do not begin. They note themselves in it."""
-NO_ENGINE = "no-engine"
-"""Name of a file in a node's cache: if it is there, the node opens no engine, and deletes it."""
-
 CLOCK = "WAITING_NODE_CLOCK"
 """Environment variable of a node: by how many seconds its clock is ahead."""
 
@@ -48,14 +45,21 @@ class WaitingNode(NodeWorker):
         super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
 
     def _open_engine(self) -> Any:
-        if (order := self._cache / NO_ENGINE).exists():
-            order.unlink()
-            raise OSError(errno.ENOSPC, "No space left on device")
         return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD)))
 
     def _open_store(self) -> Store:
         super()._open_store()
         return HeldStore.of(self._config.storage)
+
+
+class UnprovenNode(NodeWorker):
+    """A worker whose servers need not prove which weights they have."""
+
+    def _open_store(self) -> Store:
+        return Store.of(self._config.storage)
+
+    def _open_engine(self) -> UnprovenEngine:
+        return UnprovenEngine(self._config.inference, self._config.rollout, self._logs)
 
 
 class HeldStore(Store):
@@ -80,7 +84,7 @@ if __name__ == "__main__":
     from tests.support import waiting_node  # nodes cannot import __main__
 
     def main() -> None:
-        with patch("tasks.cluster.node_workers.NodeWorker", waiting_node.WaitingNode):
+        with patch("tasks.cluster.workers.NodeWorker", waiting_node.WaitingNode):
             math_mt_ppo(sys.argv[1], sys.argv[2:])
 
     interrupts.run(main)

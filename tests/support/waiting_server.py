@@ -17,7 +17,6 @@ from aiohttp import web
 
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.engine import Engine, _Replica
-from tasks.rollout.remote.shares import Share
 from tests.support.waiting_engine import IM_END
 
 _TAIL = 16
@@ -29,11 +28,6 @@ class UnprovenEngine(Engine):
 
     async def _establish(self, replica: _Replica, policy: Checkpoint) -> None:
         pass
-
-
-def open_unproven(share: Share, logs: Path) -> UnprovenEngine:
-    """Replace `tasks.rollout.remote.host_process.open_engine`."""
-    return UnprovenEngine(share.config.inference, share.config.rollout, logs)
 
 
 @contextmanager

@@ -124,14 +124,14 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """How many groups of a rollout a worker could begin now, besides the `got` ones that it has got so far."""
 
     groups: int
     got: int
 
-    def is_more_than(self, reported: "Room | None") -> bool:
-        """Return whether it is more than the flow expects that heard of the room before and has given groups since."""
+    def exceeds(self, reported: "Capacity | None") -> bool:
+        """True if this exceeds the capacity that the flow can infer from the last report and what it sent since."""
         return reported is None or self.groups + self.got > reported.groups + reported.got
 
 
@@ -139,11 +139,23 @@ class Room:
 class Report:
     """What a worker has done since its last report.
 
-    Example: Report(PolicyVersion("runs/demo/checkpoints/000003"), {1: Room(2, got=18)}, [(1, FinishedGroup(17, …))])
+    Example: Report(PolicyVersion("runs/demo/checkpoints/000003"), {1: Capacity(2, 18)}, [(1, FinishedGroup(17, …))])
     """
 
     policy: PolicyVersion | None = None  # what it serves; None: nothing yet
-    rooms: dict[int, Room] = field(default_factory=dict)  # by rollout
+    capacities: dict[int, Capacity] = field(default_factory=dict)  # by rollout
     finished: list[tuple[int, FinishedGroup]] = field(default_factory=list)  # with their rollouts
     stored: list[StoredShard] = field(default_factory=list)
     failure: Failure | None = None  # it ends because of this
+
+
+class WorkerLostError(RuntimeError):
+    """A worker does not answer, or its process is gone."""
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker has ended with an error of its own."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure

@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,8 +30,7 @@ from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.play import Change, run_loop
-from tasks.rollout.remote.appetite import Appetite
-from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard, StoreOrder
+from tasks.rollout.remote.messages import Capacity, Failure, GroupOrder, Orders, Place, Report, StoredShard, StoreOrder
 from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 1.0
@@ -41,6 +41,34 @@ IDLE_S, KEPT_S = 5.0, 30.0
 At the end of an iteration the last groups take long, and in so long a time some worker of many is always lost.
 """
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RequestsAhead:
+    """The number of groups that a worker asks for when it has none left to begin.
+
+    They are as many as make the worker ask for more about as seldom as the flow wishes, but at most `most`.
+
+    Example: with a patience of 3 s and short episodes, one group lasts 0.4 s. The worker asks for 1, 2, 4, 8 groups;
+    8 last 3.2 s. With a patience of 0.01 s, which a flow with few workers has, it always asks for 1.
+    """
+
+    most: int
+    patience_s: float = 0.0
+    """The patience of the flow (`Worker.report`)."""
+    groups: int = 1
+    since: float = -math.inf
+    """When the worker had none left last."""
+
+    def note_empty(self, now: float) -> None:
+        """Note that the worker has none left."""
+        lasted_s, self.since = now - self.since, now
+        if lasted_s < self.patience_s:
+            self.groups = min(2 * self.groups, self.most)
+        elif lasted_s > 4 * self.patience_s:
+            self.groups = max(1, self.groups // 2)
+
+
 Problems = Callable[[str], Mapping[str, Problem]]
 """Version of a problem set -> its problems by id."""
 
@@ -60,14 +88,10 @@ class Worker:
     def __init__(self, local: LocalWorkers, store: Store, cache: Path, problems: Problems) -> None:
         self._local, self._store, self._cache = local, store, cache
         self._problems = functools.lru_cache(2)(problems)
-        self._news = threading.Condition()  # guards what follows
-        self._rollouts: dict[int, _Rollout] = {}
-        self._finished: list[tuple[int, FinishedGroup]] = []
-        self._stored: list[StoredShard] = []
-        self._failure: Failure | None = None
-        self._policy: PolicyVersion | None = None
+        self._changed = threading.Condition()  # guards what follows
+        self._rollouts: dict[int, PlayedRollout] = {}
+        self._unreported = Unreported(self._rollouts)
         self._asked: PolicyVersion | None = None
-        self._reported: tuple[PolicyVersion | None, dict[int, Room]] = None, {}
         self._closed = False
         self._writing: dict[Place, _Writer] = {}  # used by the thread that stores
         self._storing = ThreadPoolExecutor(1, "store")
@@ -82,10 +106,10 @@ class Worker:
 
     def close(self) -> None:
         """End the threads; what is not stored is lost."""
-        with self._news:
+        with self._changed:
             self._closed = True
             rollouts = list(self._rollouts.values())
-            self._news.notify_all()
+            self._changed.notify_all()
         for rollout in rollouts:
             rollout.end()
         for thread in self._threads:
@@ -96,13 +120,13 @@ class Worker:
 
     def give(self, orders: Orders) -> None:
         """Carry out orders, without waiting."""
-        with self._news:
+        with self._changed:
             self._asked = orders.policy or self._asked
             for number, plan in orders.begin.items():
-                rollout = _Rollout(number, plan, self._problems, self.note)
+                rollout = PlayedRollout(number, plan, self._problems, self.note)
                 self._rollouts[number] = rollout
                 self._start_thread(self._play, rollout)
-            self._news.notify_all()
+            self._changed.notify_all()
         for number, groups in orders.groups.items():
             self._rollouts[number].add(groups)
         for order in orders.store:
@@ -110,7 +134,7 @@ class Worker:
         for place in orders.flush:
             self._storing.submit(self._guarded, self._flush, place)
         for number in orders.end:
-            with self._news:
+            with self._changed:
                 ended = self._rollouts.pop(number)
             ended.end()
             self._storing.submit(self._guarded, self._close_writers, number)
@@ -122,35 +146,26 @@ class Worker:
             patience_s: a group that has finished need not be reported sooner if nothing else happens, and groups are
                 asked for about once in such a time.
         """
-        with self._news:
+        with self._changed:
             for rollout in self._rollouts.values():
-                rollout.appetite.patience_s = patience_s
-            self._news.wait_for(lambda: self._is_urgent, patience_s)
-            self._news.wait_for(lambda: self._finished or self._is_urgent, BEAT_S + 2 * patience_s)
-            self._reported = self._policy, self._rooms()
-            report = Report(*self._reported, self._finished, self._stored, self._failure)
-            self._finished, self._stored = [], []
+                rollout.ahead.patience_s = patience_s
+            self._changed.wait_for(lambda: self._is_urgent, patience_s)
+            self._changed.wait_for(lambda: self._unreported.finished or self._is_urgent, BEAT_S + 2 * patience_s)
+            report = self._unreported.take()
             idle = any(rollout.idle for rollout in self._rollouts.values())
         if idle:
             self._storing.submit(self._guarded, self._store_old)
         return report
 
     def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
-        """Report something; without arguments only that there may be more room."""
-        with self._news:
-            self._finished += [finished] if finished else []
-            self._stored += [stored] if stored else []
-            self._news.notify_all()
+        """Report something; without arguments only that there may be more capacity."""
+        with self._changed:
+            self._unreported.add(finished, stored)
+            self._changed.notify_all()
 
     @property
     def _is_urgent(self) -> bool:
-        """Whether the flow would give other orders if it knew."""
-        policy, rooms = self._reported
-        more = any(room.is_more_than(rooms.get(number)) for number, room in self._rooms().items())
-        return bool(self._stored or self._failure or self._closed) or self._policy != policy or more
-
-    def _rooms(self) -> dict[int, Room]:
-        return {number: rollout.room for number, rollout in self._rollouts.items()}
+        return self._closed or self._unreported.is_urgent
 
     def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -164,33 +179,33 @@ class Worker:
             action(*arguments)
         except BaseException as error:  # the flow raises it
             logger.exception("the worker ends")
-            with self._news:
-                self._failure = self._failure or Failure.of(error)
-                self._news.notify_all()
+            with self._changed:
+                self._unreported.failure = self._unreported.failure or Failure.of(error)
+                self._changed.notify_all()
 
     def _serve(self) -> None:
         """Serve each policy that is asked for; the body of a thread."""
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._closed or self._asked != self._policy)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._asked != self._unreported.policy)
                 if self._closed:
                     return
                 asked = self._asked
             assert asked
             self._local.serve(asked)
-            with self._news:
-                self._policy = asked
-                self._news.notify_all()
+            with self._changed:
+                self._unreported.policy = asked
+                self._changed.notify_all()
 
-    def _play(self, rollout: "_Rollout") -> None:
+    def _play(self, rollout: "PlayedRollout") -> None:
         """Play groups of a rollout, from the first policy that is served on; the body of a thread."""
-        with self._news:
-            self._news.wait_for(lambda: self._policy or self._closed or rollout.complete)
-            if self._policy is None or rollout.complete:
+        with self._changed:
+            self._changed.wait_for(lambda: self._unreported.policy or self._closed or rollout.complete)
+            if self._unreported.policy is None or rollout.complete:
                 return
         run_loop(rollout.play(self._local))
 
-    def _write(self, rollout: "_Rollout", order: StoreOrder) -> None:
+    def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
         rows, place = rollout.take(order.number), order.place
         if place not in self._writing:
             draft = _WorkersDraft(self._store, place, self._cache, order.rollout, self.note)
@@ -213,7 +228,41 @@ class Worker:
             writer.close()
 
 
-class _Rollout:
+class Unreported:
+    """What the flow does not know yet of a worker with some rollouts; used under a lock of the caller."""
+
+    def __init__(self, rollouts: Mapping[int, "PlayedRollout"]) -> None:
+        self._rollouts = rollouts
+        self.policy: PolicyVersion | None = None
+        """What it serves."""
+        self.finished: list[tuple[int, FinishedGroup]] = []
+        self.failure: Failure | None = None
+        self._stored: list[StoredShard] = []
+        self._reported: tuple[PolicyVersion | None, dict[int, Capacity]] = None, {}
+
+    def add(self, finished: tuple[int, FinishedGroup] | None, stored: StoredShard | None) -> None:
+        self.finished += [finished] if finished else []
+        self._stored += [stored] if stored else []
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the flow would give other orders if it knew."""
+        policy, reported = self._reported
+        more = any(now.exceeds(reported.get(number)) for number, now in self._capacities().items())
+        return bool(self._stored or self.failure) or self.policy != policy or more
+
+    def take(self) -> Report:
+        """Return the report of all this, once."""
+        self._reported = self.policy, self._capacities()
+        report = Report(*self._reported, self.finished, self._stored, self.failure)
+        self.finished, self._stored = [], []
+        return report
+
+    def _capacities(self) -> dict[int, Capacity]:
+        return {number: rollout.capacity for number, rollout in self._rollouts.items()}
+
+
+class PlayedRollout:
     """The groups that the flow gave to a worker for one rollout, as `tasks.rollout.play.Groups`."""
 
     def __init__(self, number: int, plan: RolloutPlan, problems: Problems, note: Callable[..., None]) -> None:
@@ -222,31 +271,31 @@ class _Rollout:
         self._lock = threading.Lock()
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
-        self._ended = self._hungry = False
+        self._ended = self._lacks_groups = False
         self._task: asyncio.Task[None] | None = None
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
-        self.appetite = Appetite(self._at_once)
+        self.ahead = RequestsAhead(self._at_once)
 
     @property
-    def room(self) -> Room:
-        """The room for more groups. The last episodes of a group leave room for others."""
+    def capacity(self) -> Capacity:
+        """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
-            starving = self._hungry and not self._waiting
-            free = max(self._at_once - self._running - len(self._waiting), self.appetite.groups * starving)
-            return Room(0 if self._ended else free, self._got)
+            waits = self._lacks_groups and not self._waiting
+            free = max(self._at_once - self._running - len(self._waiting), self.ahead.groups * waits)
+            return Capacity(0 if self._ended else free, self._got)
 
     @property
     def idle(self) -> bool:
         """Whether it could have begun another group for `IDLE_S`."""
         with self._lock:
-            return self._hungry and not self._waiting and time.monotonic() - self.appetite.since > IDLE_S
+            return self._lacks_groups and not self._waiting and time.monotonic() - self.ahead.since > IDLE_S
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
             self._got += len(orders)
-            self._hungry = False
+            self._lacks_groups = False
         self.changed.note()
 
     async def play(self, local: LocalWorkers) -> None:
@@ -284,15 +333,15 @@ class _Rollout:
                 order = self._waiting.popleft()
                 self._running += 1
             else:
-                order, self._hungry = None, True
-                self.appetite.note_empty(time.monotonic())
+                order, self._lacks_groups = None, True
+                self.ahead.note_empty(time.monotonic())
         if order is None:
             self._note()
             return None
         plan = replace(self.plan, name=order.name, iteration=order.iteration, policy=order.policy)
         return Start(plan, self._problems(plan.problem_set)[order.problem_id], order.number)
 
-    def finish(self, finished: FinishedGroup) -> "_Rollout":  # it is reported in `write`
+    def finish(self, finished: FinishedGroup) -> "PlayedRollout":  # it is reported in `write`
         return self
 
     def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:

@@ -1,17 +1,15 @@
-"""A worker with all that it needs in its process: engine, verifier, store and cache."""
+"""The worker's program: an actor that plays and grades episodes, on this host or on a node of a cluster."""
 
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from typing import Any
 
-from configs import Config
-from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.fetch import Fetching, fetch_all, trim_to_limit
+from storage.versions.fetch import fetch_in_turn, trim_to_limit
+from tasks.cluster.node_process import NodeProcess
 from tasks.inference.engine import Engine
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.worker import Worker
@@ -22,38 +20,33 @@ from tasks.score.verifier import Verifier
 logger = logging.getLogger(__name__)
 
 
-class HostWorker:
-    """A worker with engine, verifier, store and cache of its own; an error while it starts is in its first report.
+class NodeWorker(NodeProcess):
+    """A worker with engine, verifier, store and cache; an error while it starts is in its first report.
 
     Args:
-        config: the run's configuration.
-        open_store: opens the store of the run.
-        open_engine: opens the engine; None for a worker that only grades.
-        fetching: fetches the files of checkpoints.
+        values: see `NodeProcess`.
+        name: see `NodeProcess`.
+        plays: whether it plays episodes, or only grades.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        open_store: Callable[[], Store],
-        open_engine: Callable[[], AbstractContextManager[Engine]] | None,
-        fetching: Fetching = fetch_all,
-    ) -> None:
-        self._config, self._cache, self._fetching = config, Path(config.storage.cache), fetching
+    def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
+        super().__init__(values, name)
         self._stack, self._engines = ExitStack(), ExitStack()
         self._failure: Failure | None = None
         try:
-            self._open(open_store, open_engine)
+            self._open(plays=plays)
         except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
             self._failure = Failure.of(error)
 
     def give(self, orders: Orders) -> None:
         """See `Worker.give`."""
+        self._hear()
         if not self._failure:
             self._worker.give(orders)
 
     def report(self, patience_s: float) -> Report:
         """See `Worker.report`."""
+        self._hear()
         return Report(failure=self._failure) if self._failure else self._worker.report(patience_s)
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
@@ -71,21 +64,23 @@ class HostWorker:
         self._engines.close()  # first, because a thread may wait for the start of a server
         self._stack.close()
 
-    def _open(
-        self, open_store: Callable[[], Store], open_engine: Callable[[], AbstractContextManager[Engine]] | None
-    ) -> None:
+    def _open(self, *, plays: bool) -> None:
         score = self._config.score
-        self._store = open_store()
+        self._store = self._open_store()
         verifier = Verifier(score.workers, score.timeout_s, reading=score.reading)
         self._verifier = self._stack.enter_context(verifier)
-        engine = self._engines.enter_context(open_engine()) if open_engine else None
+        engine = self._engines.enter_context(self._open_engine()) if plays else None
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
         self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
 
+    def _open_engine(self) -> AbstractContextManager[Engine]:
+        return Engine(self._config.inference, self._config.rollout, self._logs)
+
     def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
         storage, halved = self._config.storage, self._config.inference.dtype == "bfloat16"
+        # Other workers of this node have the same cache.
         checkpoint = checkpoints.open_checkpoint(
-            self._store, policy, self._cache, serving=halved, fetching=self._fetching
+            self._store, policy, self._cache, serving=halved, fetching=fetch_in_turn
         )
         trim_to_limit(self._store, storage, [policy])
         return checkpoint

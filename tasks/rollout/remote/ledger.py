@@ -1,4 +1,4 @@
-"""The books of a rollout that many workers share: which of them hold finished groups, and what is stored."""
+"""The ledger of a rollout that many workers share: which of them hold finished groups, and what is stored."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class News(Generic[Holder]):
+class Events(Generic[Holder]):
     """What a worker has reported; `lost` has the numbers of the groups that it played, if the worker is lost."""
 
     worker: Holder
@@ -25,7 +25,7 @@ class News(Generic[Holder]):
 
 
 @dataclass(slots=True)
-class Books(Generic[Holder]):
+class Ledger(Generic[Holder]):
     """The finished groups of the rollout with a number and the workers that hold them; used by one thread at a time."""
 
     rollout: int
@@ -34,15 +34,15 @@ class Books(Generic[Holder]):
     flushing: set[tuple[OpenDataSet, Holder]] = field(default_factory=set)
     """Workers that were told to flush, and got nothing more to store since."""
 
-    def book(self, news: Sequence[News[Holder]]) -> dict[Holder, Orders]:
+    def enter(self, events: Sequence[Events[Holder]]) -> dict[Holder, Orders]:
         """Enter what workers have reported, commit what is complete, and return the orders that follow."""
         orders: dict[Holder, Orders] = defaultdict(Orders)
         shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
-        for each in news:
+        for each in events:
             if each.lost is not None:
                 self._lose(each.worker, each.lost)
             for finished in each.finished:
-                place = self._enter(each.worker, finished)
+                place = self._finish(each.worker, finished)
                 orders[each.worker].store.append(StoreOrder(self.rollout, finished.number, place))
             for shard in each.stored:
                 data_set = self._data_set_of(shard)
@@ -56,7 +56,7 @@ class Books(Generic[Holder]):
                 orders[worker].flush.append(_place(data_set))
         return orders
 
-    def _enter(self, worker: Holder, finished: FinishedGroup) -> Place:
+    def _finish(self, worker: Holder, finished: FinishedGroup) -> Place:
         data_set = self.groups.finish(finished, pending=True)
         self.holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
         self.flushing.discard((data_set, worker))

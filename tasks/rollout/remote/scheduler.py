@@ -1,9 +1,9 @@
-"""The flow's side of workers in other processes: it hands out groups as they become free, and keeps the books.
+"""The scheduler: the flow's side of workers in other processes. It hands out groups as workers become free.
 
-A worker gets a group when it has room for it, and may begin it (`SharedGroups.next`). When it reports the group as
+A worker gets a group when it has capacity for it, and may begin it (`SharedGroups.next`). When it reports the group as
 finished, the flow says which data set stores it. When it reports a shard, the flow enters that into the journal of the
 data set; only then its groups are safe. A data set with all its groups is flushed by each worker that still holds some,
-then it is committed (`tasks.rollout.remote.books`).
+then it is committed (`tasks.rollout.remote.ledger`).
 
 A worker that is lost (`RemoteWorker.report` raises, or does not answer) loses the groups that it played and those that
 it had not stored: they are handed out again. Whatever it still uploads is named by no journal and no manifest.
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
-import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -28,14 +27,10 @@ from storage.versions.manifests import read
 from tasks.inference.api import EngineClosedError, InferenceError
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups
-from tasks.rollout.remote.log_lines import log_lines
-from tasks.rollout.remote.messages import Failure, Orders, Report
-from tasks.rollout.remote.scoring_job import AT_ONCE, ScoringJob
-from tasks.rollout.remote.shared_rollout import Attended, RemoteWorker, SharedRollout
+from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJob, SharedRollout
+from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.score.scoring import NO_GRADES, Grades, ScoredShard, ShardOrder
 
-_ANOTHER_S = 60.0
-"""Time after the loss of a worker in which another one may come in its place, perhaps one that can grade."""
 _KEEP_S = 30.0
 """Longest wait for the storing of finished groups when a stream ends early."""
 _KEEP_LOOK_S = 0.2
@@ -52,19 +47,7 @@ So the flow exchanges few messages with each of many workers, and is not busy wi
 Result = TypeVar("Result")
 
 
-class WorkerLostError(RuntimeError):
-    """A worker does not answer, or its process is gone."""
-
-
-class WorkerFailedError(RuntimeError):
-    """A worker has ended with an error of its own."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
-
-
-class Handout:
+class Scheduler:
     """Plays with workers in other processes (`tasks.rollout.workers.Workers`); a context manager that ends them.
 
     A thread of its own attends to them as long as it is open, also between rollouts. `add` and `fail` may be called by
@@ -76,7 +59,6 @@ class Handout:
         progress: called with lines of text.
         on_loss: called with a worker that is lost, the error, and whether it had finished an episode or graded a shard.
         loop: runs in the thread, and is closed at the end; None: a new one.
-        start_limit: the setting that has `start_s`, which the message names.
     """
 
     def __init__(
@@ -86,14 +68,13 @@ class Handout:
         progress: Callable[[str], None],
         on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
         loop: asyncio.AbstractEventLoop | None = None,
-        start_limit: str = "",
     ) -> None:
-        self._silence_s, self._start_s, self._start_limit = silence_s, start_s, start_limit
+        self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
         self._loop = loop or asyncio.new_event_loop()
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
-        self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="handout", daemon=True)
+        self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="scheduler", daemon=True)
         self._workers: dict[Attended, asyncio.Task[None]] = {}
         self._policy: PolicyVersion | None = None
         self._rollouts: list[SharedRollout] = []
@@ -106,8 +87,6 @@ class Handout:
         """The error of the first worker that was lost after the last group was finished; None if there is none."""
         self._fatal: BaseException | None = None
         self._alone_since = time.monotonic()
-        self._lost_at = -math.inf
-        """When a worker was lost the last time."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -122,12 +101,8 @@ class Handout:
             self._loop.close()
 
     def add(self, remote: RemoteWorker) -> None:
-        """Attend to one more worker; it gets groups from the next hand-out on."""
+        """Attend to one more worker; it gets groups as soon as it has capacity."""
         self._loop.call_soon_threadsafe(self._add, remote)
-
-    def dismiss_judge(self, remote: RemoteWorker) -> None:
-        """End a worker that only grades; others grade its shards."""
-        self._loop.call_soon_threadsafe(self._dismiss, remote)
 
     def fail(self, error: BaseException) -> None:
         """End this rollout, or the next one, with an error."""
@@ -185,33 +160,18 @@ class Handout:
         return job.scored
 
     def _let_grade(self, job: ScoringJob) -> None:
-        able = [worker for worker in self._workers if not worker.unable]
-        unable = [worker.unable for worker in self._workers if worker.unable]
-        if unable and not able and time.monotonic() > self._lost_at + _ANOTHER_S:
-            raise unable[0].as_own()
         for _ in range(AT_ONCE):  # one more for each in turn, so that few shards go to many workers
-            for worker in able if job.waiting else ():
+            for worker in self._workers if job.waiting else ():
                 if len(worker.grading) < AT_ONCE:
                     task = self._loop.create_task(self._grade(worker, job))
                     worker.grading.add(task)
                     task.add_done_callback(worker.grading.discard)
 
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
-        async def score(order: ShardOrder) -> ScoredShard | Failure:
-            try:
-                result = await worker.remote.score(order)
-            except WorkerFailedError as error:
-                return error.failure
-            worker.graded += isinstance(result, ScoredShard)
-            return result
-
         try:
-            failure = await job.grade(worker.wrote, score)
-        except WorkerLostError:
-            return  # `_listen` notices it, too
-        if failure and not failure.of_its_host:
-            self._fail(failure.as_own())
-        worker.unable = worker.unable or failure
+            await job.grade(worker)
+        except (WorkerLostError, WorkerFailedError) as error:
+            self._lose(worker, error)
 
     async def _end(self) -> None:
         self._fail(EngineClosedError("the workers were ended while a rollout was playing"))
@@ -264,9 +224,9 @@ class Handout:
                     raise asyncio.CancelledError
             finally:
                 telling.cancel()
-                if rollout.booking:  # the caller goes on with the data sets
-                    await asyncio.wait([rollout.booking])
-                rollout.clerk.shutdown()
+                if rollout.entering:  # the caller goes on with the data sets
+                    await asyncio.wait([rollout.entering])
+                rollout.ledger_thread.shutdown()
                 self._rollouts.remove(rollout)
                 if not self._rollouts:
                     self._idle.set()
@@ -280,8 +240,7 @@ class Handout:
     def _check(self, *, able: bool) -> None:
         """Raise what ends a rollout or a score stage, or that nobody was able to do it for too long."""
         if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
-            setting = f" ({self._start_limit})" if self._start_limit else ""
-            self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s{setting}")
+            self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.start_timeout_s)")
             self._fatal.__cause__ = self.first_loss
         if self._fatal:
             raise self._fatal
@@ -290,10 +249,10 @@ class Handout:
         """Wait until finished groups are stored, if the rollout wants that (`SharedGroups.unstored`)."""
         deadline = time.monotonic() + _KEEP_S
         while time.monotonic() < deadline and not self._fatal:
-            unstored = await _by_clerk(rollout, rollout.groups.unstored)
-            if not unstored and not rollout.booking and not rollout.news:
+            unstored = await _in_ledger_thread(rollout, rollout.groups.unstored)
+            if not unstored and not rollout.entering and not rollout.events:
                 return
-            self._book(rollout)
+            self._enter_events(rollout)
             await asyncio.sleep(_KEEP_LOOK_S)
 
     async def _attend(self, worker: Attended) -> None:
@@ -347,64 +306,56 @@ class Handout:
         for rollout in self._rollouts:
             if rollout.take(worker, report):
                 rollout.groups.changed.note()
-            self._book(rollout)
-
-    def _dismiss(self, remote: RemoteWorker) -> None:
-        for worker in [worker for worker in self._workers if worker.remote is remote]:
-            self._forget(worker).cancel()
-            remote.end()
-
-    def _forget(self, worker: Attended) -> asyncio.Task[None]:
-        """Give the shards that a worker grades to others; return the task that attends to it."""
-        for task in worker.grading:
-            task.cancel()
-        return self._workers.pop(worker)
+            self._enter_events(rollout)
 
     def _lose(self, worker: Attended, error: BaseException) -> None:
-        self._forget(worker)
-        self._alone_since = self._lost_at = time.monotonic()
+        if worker not in self._workers:
+            return
+        for task in [self._workers.pop(worker), *worker.grading]:  # others get its shards
+            task.cancel()
+        self._alone_since = time.monotonic()
         self.first_loss = self.first_loss or error
         playing = sum(rollout.lose(worker) for rollout in self._rollouts)
         self._progress(f"{worker.remote.name} is lost: {error}. Others play its {playing} groups")
         for rollout in self._rollouts:
-            self._book(rollout)
+            self._enter_events(rollout)
         if isinstance(error, WorkerFailedError) and not error.failure.of_its_host:
             self._fail(error.failure.as_own())
         self._on_loss(worker.remote, error, worker.episodes + worker.graded > 0)
         worker.remote.end()
 
-    def _book(self, rollout: SharedRollout) -> None:
-        """Let the clerk book what is new, unless it is at it already."""
-        if not rollout.booking and (rollout.news or rollout.stopping):
-            rollout.booking = self._loop.create_task(self._book_all(rollout))
+    def _enter_events(self, rollout: SharedRollout) -> None:
+        """Enter what is new into the ledger, unless its thread is at it already."""
+        if not rollout.entering and (rollout.events or rollout.stopping):
+            rollout.entering = self._loop.create_task(self._enter_all(rollout))
 
-    async def _book_all(self, rollout: SharedRollout) -> None:
+    async def _enter_all(self, rollout: SharedRollout) -> None:
         try:
             while True:
-                news, rollout.news = rollout.news, []
-                orders = await _by_clerk(rollout, rollout.books.book, news)
+                events, rollout.events = rollout.events, []
+                orders = await _in_ledger_thread(rollout, rollout.ledger.enter, events)
                 for worker, own in orders.items():
                     worker.order(own, 0 if own.flush else self._patience_s)
-                if not rollout.news:
+                if not rollout.events:
                     break
         except Exception as error:  # noqa: BLE001 # the rollout ends with it
             self._fail(error)
         finally:
-            rollout.booking = None
+            rollout.entering = None
             rollout.groups.changed.note()
 
     async def _tell(self, rollout: SharedRollout) -> None:
         """Tell from time to time what each worker does, or all together if they are many."""
         while True:
             await asyncio.sleep(_TELL_S)
-            for line in log_lines(rollout):
+            for line in rollout.log_lines():
                 self._progress(line)
 
 
-async def _by_clerk(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:
-    """Do something in the clerk's thread, the only one that calls the groups' methods for finished ones."""
+async def _in_ledger_thread(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:
+    """Do something in the only thread that calls the groups' methods for finished ones."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(rollout.clerk, contextvars.copy_context().run, action, *arguments)
+    return await loop.run_in_executor(rollout.ledger_thread, contextvars.copy_context().run, action, *arguments)
 
 
 async def _within(waiting: Coroutine[Any, Any, object], seconds: float) -> None:

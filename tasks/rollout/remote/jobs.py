@@ -1,9 +1,11 @@
-"""A rollout that many workers play, and what the flow knows of each of them."""
+"""What many workers do together, a rollout or the grading of a data set, and what the flow knows of each of them."""
 
 import asyncio
 import heapq
 import math
 import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,8 +13,8 @@ from typing import Protocol
 from storage.version_names import PolicyVersion
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups
-from tasks.rollout.remote.books import Books, News
-from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Report
+from tasks.rollout.remote.ledger import Events, Ledger
+from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Report, WorkerFailedError
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 
@@ -48,8 +50,6 @@ class Attended:
     wrote: set[str] = field(default_factory=set)
     """Paths of shards in its cache that are not scored yet."""
     grading: set[asyncio.Task[None]] = field(default_factory=set)
-    unable: Failure | None = None
-    """The error of its host because of which it cannot grade."""
     graded: int = 0
     """Shards."""
     answered: bool = False
@@ -73,29 +73,35 @@ class Attended:
 class Part:
     """A worker's part in a rollout."""
 
-    room: int = 0
+    capacity: int = 0
     sent: int = 0
     playing: set[int] = field(default_factory=set)
     """Numbers of the groups that it got and has not finished."""
 
 
+AT_ONCE = 2
+"""Shards that a worker grades at the same time: it reads and uploads one while its verifier grades the other."""
+CALLS = 3 + AT_ONCE
+"""Calls that a worker's process answers at the same time: orders, a report, its end, and shards to grade."""
+_APART = 16
+"""The log has a line for each of so many workers; more are summed up in one line."""
 SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
 
 
 class SharedRollout:
-    """A rollout that is played; only the hand-out's thread uses it, and the clerk its books."""
+    """A rollout that is played; only the scheduler's thread uses it, and `ledger_thread` its ledger."""
 
     def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
         self.number, self.plan, self.groups = number, plan, groups
         self.parts: dict[Attended, Part] = {}
         self._free: dict[Attended, Part] = {}
-        """Those that have room, or have not said how much."""
-        self.clerk = ThreadPoolExecutor(1, "clerk")
-        self.books: Books[Attended] = Books(number, groups)
-        self.news: list[News[Attended]] = []
-        """What is not booked yet, in order."""
-        self.booking: asyncio.Task[None] | None = None
+        """Those that have capacity, or have not said how much."""
+        self.ledger: Ledger[Attended] = Ledger(number, groups)
+        self.ledger_thread = ThreadPoolExecutor(1, "ledger")
+        self.events: list[Events[Attended]] = []
+        """What is not entered yet, in order."""
+        self.entering: asyncio.Task[None] | None = None
         self.stopping = False
 
     def add(self, worker: Attended) -> None:
@@ -103,32 +109,32 @@ class SharedRollout:
         worker.order(Orders(begin={self.number: self.plan}))
 
     def take(self, worker: Attended, report: Report) -> bool:
-        """Note what a worker has reported of this rollout; return whether it has room."""
+        """Note what a worker has reported of this rollout; return whether it has capacity."""
         part = self.parts.get(worker)
-        if part is None or self.number not in report.rooms:
+        if part is None or self.number not in report.capacities:
             return False
-        room = report.rooms[self.number]
-        part.room = room.groups - (part.sent - room.got)
+        capacity = report.capacities[self.number]
+        part.capacity = capacity.groups - (part.sent - capacity.got)
         finished = [group for number, group in report.finished if number == self.number]
         stored = [shard for shard in report.stored if shard.rollout == self.number]
         part.playing.difference_update(group.number for group in finished)
         if finished or stored:
-            self.news.append(News(worker, finished, stored))
-        if part.room > 0:
+            self.events.append(Events(worker, finished, stored))
+        if part.capacity > 0:
             self._free[worker] = part
         else:
             self._free.pop(worker, None)
-        return part.room > 0
+        return part.capacity > 0
 
     def lose(self, worker: Attended) -> int:
         """Note that a worker is lost; return how many groups it played."""
         part = self.parts.pop(worker, Part())
         self._free.pop(worker, None)
-        self.news.append(News(worker, lost=part.playing))
+        self.events.append(Events(worker, lost=part.playing))
         return len(part.playing)
 
     def hand_out(self, newest: PolicyVersion | None) -> None:
-        """Give groups to the workers that have room, one after another to the one that plays least.
+        """Give groups to the workers that have capacity, one after another to the one that plays least.
 
         Nobody gets more than a fair share, so that the first one that serves a new policy does not get all groups.
         """
@@ -143,14 +149,14 @@ class SharedRollout:
             if worker.policy and (worker.policy == newest or worker.asked > recently)
         ]
         most = math.ceil((max(available.values()) + sum(playing for playing, *_ in free)) / max(1, len(free)))
-        queue = [each for each in free if each[3].room > 0]
+        queue = [each for each in free if each[3].capacity > 0]
         heapq.heapify(queue)
         while queue and available and queue[0][0] < most:
             playing, number, worker, part = queue[0]
             policy = worker.policy
             if policy in available and not self._give_group(worker, part):
                 del available[policy]  # none may begin, though they seemed to be available
-            if policy in available and part.room > 0:
+            if policy in available and part.capacity > 0:
                 heapq.heapreplace(queue, (playing + 1, number, worker, part))
             else:
                 heapq.heappop(queue)
@@ -166,7 +172,82 @@ class SharedRollout:
         worker.order(orders)
         part.playing.add(start.number)
         part.sent += 1
-        part.room -= 1
-        if part.room <= 0:
+        part.capacity -= 1
+        if part.capacity <= 0:
             del self._free[worker]
         return True
+
+    def log_lines(self) -> list[str]:
+        """Say what each worker does, or what all do together if they are many."""
+        if len(self.parts) > _APART:
+            return [self._summary()]
+        return [_line(worker, len(part.playing)) for worker, part in self.parts.items()]
+
+    def _summary(self) -> str:
+        workers = self.parts.keys()
+        playing = sum(len(part.playing) for part in self.parts.values())
+        policies = Counter(worker.policy.number if worker.policy else "none yet" for worker in workers)
+        serving = ", ".join(f"policy {policy} on {count}" for policy, count in policies.items())
+        quiet = min(workers, key=lambda worker: worker.heard)
+        return (
+            f"{len(workers)} workers: {_done(workers)}, {playing} groups playing, {serving}; "
+            f"{quiet.remote.name} is the quietest, {_heard(quiet)}"
+        )
+
+
+class ScoringJob:
+    """Deals out shards to workers that ask for more; the shard of a worker that is lost goes to another one.
+
+    One event loop uses it.
+    """
+
+    def __init__(self, orders: Sequence[ShardOrder]) -> None:
+        self.changed = asyncio.Event()
+        """Set when a shard is done or waits again."""
+        self.scored: list[ScoredShard] = []
+        self._waiting = {order.shard.path: order for order in orders}
+        self._count = len(orders)
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.scored) == self._count
+
+    async def grade(self, worker: Attended) -> None:
+        """Let a worker grade shards until none waits, first those that it wrote itself.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+            WorkerFailedError: it cannot grade.
+        """
+        while self._waiting:
+            path = next((path for path in worker.wrote if path in self._waiting), next(iter(self._waiting)))
+            order, result = self._waiting.pop(path), None
+            try:
+                result = await worker.remote.score(order)
+            finally:
+                if isinstance(result, ScoredShard):
+                    self.scored.append(result)
+                    worker.graded += 1
+                else:  # the worker is lost or has failed
+                    self._waiting[path] = order
+                self.changed.set()
+            if isinstance(result, Failure):
+                raise WorkerFailedError(result)
+
+
+def _line(worker: Attended, playing: int) -> str:
+    policy = worker.policy.number if worker.policy else "none yet"
+    return f"{worker.remote.name}: {_done([worker])}, {playing} groups playing, policy {policy}, {_heard(worker)}"
+
+
+def _done(workers: Iterable[Attended]) -> str:
+    counts = [(worker.episodes, worker.tokens) for worker in workers]
+    return f"{sum(episodes for episodes, _ in counts)} episodes, {sum(tokens for _, tokens in counts)} tokens"
+
+
+def _heard(worker: Attended) -> str:
+    return f"heard {time.monotonic() - worker.heard:.0f} s ago"

@@ -26,10 +26,9 @@ from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
-from tasks.rollout.remote.appetite import Appetite
-from tasks.rollout.remote.handout import Handout
-from tasks.rollout.remote.messages import Room
-from tasks.rollout.remote.worker import Worker
+from tasks.rollout.remote.messages import Capacity
+from tasks.rollout.remote.scheduler import Scheduler
+from tasks.rollout.remote.worker import RequestsAhead, Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
@@ -60,10 +59,10 @@ def settings(*more: str) -> Config:
 
 
 class Team:
-    """A hand-out and its workers."""
+    """A scheduler and its workers."""
 
-    def __init__(self, store: Store, verifier: Verifier, handout: Handout, seconds: Callable[[int], float]) -> None:
-        self.store, self.verifier, self.handout, self.seconds = store, verifier, handout, seconds
+    def __init__(self, store: Store, verifier: Verifier, scheduler: Scheduler, seconds: Callable[[int], float]) -> None:
+        self.store, self.verifier, self.scheduler, self.seconds = store, verifier, scheduler, seconds
         self.workers: list[ThreadWorker] = []
         self.log: list[str] = []
 
@@ -72,7 +71,7 @@ class Team:
         name = f"worker {len(self.workers)}"
         worker = ThreadWorker(name, engine, self.verifier, self.store, PROBLEMS, lambda version: policy(version.number))
         self.workers.append(worker)
-        self.handout.add(worker)
+        self.scheduler.add(worker)
         return worker
 
 
@@ -81,8 +80,8 @@ def team(
     store: Store, verifier: Verifier, count: int, seconds: Callable[[int], float], silence_s: float = 30
 ) -> Iterator[Team]:
     log: list[str] = []
-    with ExitStack() as stack, Handout(silence_s, 5, log.append) as handout:
-        made = Team(store, verifier, handout, seconds)
+    with ExitStack() as stack, Scheduler(silence_s, 5, log.append) as scheduler:
+        made = Team(store, verifier, scheduler, seconds)
         made.log = log
         for _ in range(count):
             stack.callback(made.join().close)
@@ -107,10 +106,10 @@ def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
     """Play all problems but the spare ones, and return what is committed."""
     version = layout.trajectories(RUN, 0)
     plan = RolloutPlan(f"{RUN}/000000", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-    made.handout.serve(plan.policy)
+    made.scheduler.serve(plan.policy)
     used = len(PROBLEMS) - spare
     with JournaledDraft(made.store, version, "trajectories") as draft:
-        metrics = play(plan, PROBLEMS[:used], made.handout, draft, made.log.append, PROBLEMS[used:])
+        metrics = play(plan, PROBLEMS[:used], made.scheduler, draft, made.log.append, PROBLEMS[used:])
         draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
     return rows_of(made.store, 0)
 
@@ -147,10 +146,10 @@ def test_nobody_gets_all_groups_because_others_still_load_weights(store: Store, 
         for delay, worker in zip((0.0, 0.3, 0.6), made.workers, strict=True):
             worker.delay_s = delay
         before = [worker.got for worker in made.workers]
-        made.handout.serve(policy(1).version)
+        made.scheduler.serve(policy(1).version)
         plan = RolloutPlan(f"{RUN}/1", settings(), 1, policy(1).version, "problems/x", GCONFIG, SAMPLES)
         with Draft(store, layout.trajectories(RUN, 1), "trajectories") as draft:
-            play(plan, PROBLEMS, made.handout, draft, made.log.append)
+            play(plan, PROBLEMS, made.scheduler, draft, made.log.append)
         got = [worker.got - earlier for worker, earlier in zip(made.workers, before, strict=True)]
     assert sum(got) == len(PROBLEMS)
     assert max(got) <= 20
@@ -207,20 +206,20 @@ def test_a_worker_without_more_groups_stores_what_it_has(
     assert rows[0] > rows[1]
 
 
-def test_room_is_news_only_if_there_is_more() -> None:
+def test_capacity_is_reported_only_if_there_is_more() -> None:
     """A worker that got what it had asked for does not report it."""
-    assert not Room(0, got=18).is_more_than(Room(2, got=16))
-    assert Room(1, got=18).is_more_than(Room(2, got=16))
-    assert Room(0, got=0).is_more_than(None)
+    assert not Capacity(0, got=18).exceeds(Capacity(2, got=16))
+    assert Capacity(1, got=18).exceeds(Capacity(2, got=16))
+    assert Capacity(0, got=0).exceeds(None)
 
 
 def test_a_worker_with_short_groups_asks_for_several() -> None:
     """It asks about once within the flow's patience, and for one group again if groups last longer."""
-    appetite, now, asked = Appetite(most=16, patience_s=3.0), 0.0, []
+    ahead, now, asked = RequestsAhead(most=16, patience_s=3.0), 0.0, []
     for seconds_a_group in (0.4,) * 6 + (20.0,) * 4:
-        appetite.note_empty(now)
-        asked.append(appetite.groups)
-        now += appetite.groups * seconds_a_group
+        ahead.note_empty(now)
+        asked.append(ahead.groups)
+        now += ahead.groups * seconds_a_group
     assert asked == [1, 2, 4, 8, 8, 8, 8, 4, 2, 1]
 
 
@@ -270,13 +269,13 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     config = settings(f"rollout.max_head_offpolicyness={staleness}", f"run.iterations={iterations}", "run.overlap=true")
     size = config.rollout.problems_per_iteration
     with team(store, verifier, 3, heavy_tail) as made:
-        made.handout.serve(policy(0).version)
+        made.scheduler.serve(policy(0).version)
         plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
         stream = Stream(
             plan,
             iterations,
             lambda number: draw(PROBLEMS, size, number, seed=1),
-            made.handout,
+            made.scheduler,
             store,
             Provenance(config={}),
             made.log.append,
@@ -285,7 +284,7 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
         player.start()
         for iteration in range(iterations):
             stream.wait(iteration)
-            made.handout.serve(policy(iteration + 1).version)
+            made.scheduler.serve(policy(iteration + 1).version)
             stream.advance(policy(iteration + 1).version)
             if loss and iteration in (1, 3):
                 made.workers[iteration].kill()
@@ -312,12 +311,12 @@ def test_a_stopped_stream_keeps_what_workers_have_finished(store: Store, verifie
 
     def open_stream(made: Team) -> Stream:
         plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-        made.handout.serve(plan.policy)
+        made.scheduler.serve(plan.policy)
 
         def drawn(number: int) -> list[Problem]:
             return PROBLEMS[6 * number : 6 * number + 6]
 
-        return Stream(plan, 2, drawn, made.handout, store, Provenance(config={}), made.log.append)
+        return Stream(plan, 2, drawn, made.scheduler, store, Provenance(config={}), made.log.append)
 
     release = threading.Event()
     calls = iter(range(10**6))
@@ -356,16 +355,16 @@ def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) ->
     prepare(store, 2)
     config = settings("rollout.max_head_offpolicyness=1", "run.iterations=2", "run.overlap=true")
     with team(store, verifier, 2, heavy_tail) as made:
-        made.handout.serve(policy(0).version)
+        made.scheduler.serve(policy(0).version)
         plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
         drawn = partial(draw, PROBLEMS, config.rollout.problems_per_iteration, seed=1)
-        stream = Stream(plan, 2, drawn, made.handout, store, Provenance(config={}), made.log.append)
+        stream = Stream(plan, 2, drawn, made.scheduler, store, Provenance(config={}), made.log.append)
         player = threading.Thread(target=stream.play)
         player.start()
         threading.Timer(0.2, made.workers[0].kill).start()
         with Draft(store, layout.trajectories(RUN, 9), "trajectories") as draft:
             evaluation = replace(plan, name=f"{RUN}/evaluation", selecting=False)
-            metrics = play(evaluation, PROBLEMS, made.handout, draft, made.log.append)
+            metrics = play(evaluation, PROBLEMS, made.scheduler, draft, made.log.append)
             draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
         stream.wait(0)
         stream.wait(1)
@@ -384,7 +383,7 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
         made.workers[0].full = True
         threading.Timer(0.05, made.workers[1].kill).start()
         with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft:
-            grades = made.handout.score(trajectories, draft, Score(), 1000)
+            grades = made.scheduler.score(trajectories, draft, Score(), 1000)
             scored = list(datasets.drafted(draft))
         with Draft(store, layout.scores(RUN, 0, "5c0f"), "scores") as draft:
             local = LocalWorkers(None, verifier, lambda version: policy(version.number))
@@ -396,35 +395,6 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
     assert sum(worker.scored > 0 for worker in made.workers) >= 3
     gc.collect()
     assert "never retrieved" not in caplog.text
-
-
-def test_another_worker_may_come_for_one_that_graded(store: Store, verifier: Verifier) -> None:
-    """A loss is not the end of the score stage, though the only other worker was unable to grade in an earlier one."""
-    prepare(store)
-    with team(store, verifier, 2, heavy_tail) as made:
-        play_batch(made, settings())
-        unable, able = made.workers
-        unable.full = True
-        for version in ("5c0e", "5c0f"):
-            with Draft(store, layout.scores(RUN, 0, version), "scores") as draft:
-                made.handout.score(layout.trajectories(RUN, 0), draft, Score(), 1000)
-            if not able.killed:
-                asked = unable.scored
-                able.kill()
-                threading.Timer(1.5, made.join).start()
-    assert unable.scored == asked
-    assert made.workers[2].scored
-
-
-def test_a_dismissed_judge_is_not_lost(store: Store, verifier: Verifier) -> None:
-    """A judge may have to make room for a worker that plays."""
-    prepare(store)
-    with team(store, verifier, 2, heavy_tail) as made:
-        made.handout.dismiss_judge(made.workers[0])
-        check_whole(play_batch(made, settings()))
-    assert made.workers[0].got == 0
-    assert [line for line in made.log if "lost" in line] == []
-    assert made.handout.first_loss is None
 
 
 def test_a_worker_closes_its_files_after_each_rollout(
@@ -443,7 +413,7 @@ def test_a_worker_closes_its_files_after_each_rollout(
 
 @pytest.mark.parametrize("cause", ["No space left", "cannot be sent"])
 def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifier: Verifier, cause: str) -> None:
-    """If every disk is full, or an error leaves a worker's process, the first error is raised."""
+    """If every disk is full, no worker is left; an error that leaves a worker's process is raised."""
     prepare(store)
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
@@ -451,6 +421,7 @@ def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifie
             worker.full, worker.raises = "space" in cause, "sent" in cause
         with (
             Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft,
-            pytest.raises(RuntimeError, match=cause),
+            pytest.raises(RuntimeError, match=cause if "sent" in cause else "there was no worker") as raised,
         ):
-            made.handout.score(layout.trajectories(RUN, 0), draft, Score(), 1000)
+            made.scheduler.score(layout.trajectories(RUN, 0), draft, Score(), 1000)
+    assert cause in str(raised.value.__cause__ or raised.value)

@@ -1,0 +1,201 @@
+"""The flow's workers as actors of Ray: on each node with room, also if it joins later."""
+
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from configs import Config
+from storage.objects.store import Store
+from tasks.cluster.connection import environment, nodes
+from tasks.cluster.logs import keep_logs
+from tasks.cluster.node_process import for_nodes
+from tasks.cluster.placement import LostWorkers, Needs, Node, Seat, check, place, table
+from tasks.cluster.worker import NodeWorker
+from tasks.inference.devices import cpu_build, devices_of_a_server
+from tasks.rollout.remote.jobs import CALLS, RemoteWorker
+from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.scheduler import Scheduler
+from tasks.score.scoring import ScoredShard, ShardOrder
+
+_LOOK_S = 2.0
+"""Time between two looks for nodes that have joined."""
+_REST_S = 10.0
+"""Time after the loss of a worker in which its servers end and leave their GPUs."""
+_CLOSE_S = 15.0
+"""Longest wait for workers that end by themselves."""
+
+
+class RayWorker:
+    """An actor of `NodeWorker`, as `tasks.rollout.remote.jobs.RemoteWorker`."""
+
+    def __init__(self, config: Config, seat: Seat, node: Node, gpus: int) -> None:
+        self.seat, self.plays = seat, seat.plays
+        folder = f"{node.id[:12]}-{'grades' if seat.number is None else seat.number}"
+        self.name = f"the {'grader' if seat.number is None else f'rollout worker {seat.number}'} on {node.name}"
+        self.process: Any = (
+            ray.remote(NodeWorker)
+            .options(
+                num_cpus=1,
+                num_gpus=gpus if seat.plays else 0,
+                max_concurrency=CALLS,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                runtime_env=environment(),
+            )
+            .remote(for_nodes(_of_seat(config, seat)), folder, plays=seat.plays)
+        )
+
+    async def give(self, orders: Orders) -> None:
+        with _lost_if_dead():
+            await self.process.give.remote(orders)
+
+    async def report(self, patience_s: float) -> Report:
+        with _lost_if_dead():
+            report: Report = await self.process.report.remote(patience_s)
+        return report
+
+    async def score(self, order: ShardOrder) -> ScoredShard | Failure:
+        with _lost_if_dead():
+            scored: ScoredShard | Failure = await self.process.score.remote(order)
+        return scored
+
+    def close(self) -> Any:
+        """Let it end by itself; return what Ray waits for."""
+        return self.process.close.remote()
+
+    def end(self) -> None:
+        ray.kill(self.process)
+
+
+class NodeWorkers:
+    """Starts workers on nodes and hands them over to a `Scheduler`; a context manager that ends them.
+
+    A lost worker is replaced, unless `LostWorkers` counts its node as broken.
+    """
+
+    def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
+        self._config, self._progress = config, progress
+        self._needs = needs_of(config, playing=playing)
+        knobs = config.cluster
+        self.scheduler = Scheduler(knobs.silence_s, knobs.start_timeout_s, progress, self._note_loss)
+        self._lock = threading.Lock()
+        self._workers: dict[Seat, RayWorker] = {}
+        self._lost = LostWorkers(_REST_S if self._needs.gpus else 0.0)
+        self._ended = threading.Event()
+        around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
+        self._watch = threading.Thread(target=around, args=[self._look_for_nodes], name="nodes", daemon=True)
+
+    def __enter__(self) -> Self:
+        present = nodes()
+        seats = place(present, self._needs)
+        check(present, self._needs, seats)
+        self.scheduler.__enter__()
+        try:
+            self._start(present, seats)
+            self._watch.start()
+        except BaseException:
+            self.scheduler.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._ended.set()
+        self._watch.join()
+        with self._lock:
+            workers = list(self._workers.values())
+        try:
+            if isinstance(value, Exception):
+                causes = [self.scheduler.first_loss or value, value]
+                processes = [worker.process for worker in workers]
+                store = Store.of(self._config.storage)
+                keep_logs(store, self._config.run.name, processes, causes, self._progress)
+            if kind is None or issubclass(kind, Exception):
+                closing = [worker.close() for worker in workers]
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+        finally:
+            self.scheduler.__exit__(kind, value, tb)
+
+    def _start(self, present: Sequence[Node], seats: Sequence[Seat]) -> None:
+        self._progress(f"workers start on {len(present)} node(s):\n{table(present, seats, self._needs)}")
+        by_id = {node.id: node for node in present}
+        for seat in seats:
+            worker = RayWorker(self._config, seat, by_id[seat.node], self._needs.gpus)
+            with self._lock:
+                self._workers[seat] = worker
+            self.scheduler.add(worker)
+
+    def _note_loss(self, remote: RemoteWorker, error: BaseException, useful: bool) -> None:
+        assert isinstance(remote, RayWorker)
+        with self._lock:
+            del self._workers[remote.seat]
+            self._lost.note(remote.seat.node, error, useful=useful)
+
+    def _look_for_nodes(self) -> None:
+        """Start workers that are missing, on nodes that have joined, too; the body of a thread."""
+        try:
+            while not self._ended.wait(_LOOK_S):
+                present = nodes()
+                if not present:
+                    raise ConnectionError("Ray has lost all its nodes. The same command continues the run")
+                self._start_missing(present)
+        except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
+            self.scheduler.fail(error)
+
+    def _start_missing(self, present: Sequence[Node]) -> None:
+        with self._lock:
+            free = [node for node in present if self._lost.may_start(node.id)]
+            seats, cause = place(free, self._needs, self._workers), self._cause(present)
+        if cause:
+            self.scheduler.fail(cause)
+        if seats:
+            self._start(free, seats)
+
+    def _cause(self, present: Sequence[Node]) -> BaseException | None:
+        """Return why nobody plays and no node without a worker will, if it is so.
+
+        A node that was lost, and is not broken, may come back; the scheduler waits for it.
+        """
+        playing = self._needs.workers != 0
+        seats = [*self._workers, *place([node for node in present if node.id not in self._lost.broken], self._needs)]
+        able = any(seat.plays or not playing for seat in seats)
+        return None if able or not self._lost.all_broken else self._lost.cause
+
+
+@contextmanager
+def _lost_if_dead() -> Iterator[None]:
+    try:
+        yield
+    except ActorDiedError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise WorkerLostError(
+            f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
+        ) from error
+    except RayTaskError as error:
+        raise WorkerFailedError(Failure.of(error)) from error
+    except RayError as error:
+        raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
+
+
+def needs_of(config: Config, *, playing: bool) -> Needs:
+    """Return what the workers of a run need, if they play or only grade."""
+    gpus = config.cluster.gpus_per_worker
+    if gpus is None:
+        settings = config.inference
+        gpus = 0 if cpu_build() or settings.urls else settings.replicas * devices_of_a_server(settings.extra_args)
+    return Needs(gpus, config.cluster.workers_per_node, config.cluster.rollout_workers if playing else 0)
+
+
+def _of_seat(config: Config, seat: Seat) -> Config:
+    """Return the configuration of a worker: of `inference.urls` it has those that no other worker of its node has."""
+    if seat.number is None or not config.inference.urls:
+        return config
+    own = config.inference.urls[seat.number :: config.cluster.workers_per_node]
+    return config.model_copy(update={"inference": config.inference.model_copy(update={"urls": own})})
