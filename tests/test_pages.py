@@ -70,12 +70,11 @@ RUN_BY = {
     "python -m storage --root s3://bucket/x lineage smoke/latest": "storage/test_commands.py::test_lineage_both_ways",
     "python -m storage --root s3://bucket/x doctor": "storage/test_doctor.py::test_a_healthy_place",
     "ray get-auth-token --generate": "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing",
-    "RAY_AUTH_MODE=token ray start --head --port=6379": (
+    "export RAY_AUTH_MODE=token RAY_enable_metrics_collection=0 AUTOSCALER_METRIC_PORT=-1": (
         "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing"
     ),
-    "RAY_AUTH_MODE=token ray start --address=10.0.0.1:6379": (
-        "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing"
-    ),
+    "ray start --head --port=6379": "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing",
+    "ray start --address=10.0.0.1:6379": "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing",
     "make up": "flows/test_flows.py::test_the_deployment_runs_the_job",
     "make down": "flows/test_flows.py::test_the_deployment_runs_the_job",
     "prefect deployment run math-mt-ppo/math-mt-ppo --watch": "flows/test_flows.py::test_the_deployment_runs_the_job",
@@ -111,11 +110,9 @@ NOT_RUN = {
     "make demo-tools": "many minutes; the tests run the same flow with the configuration smoke",
     "make retrain-demo": "fifteen minutes; the tests run nights of seconds",
     "make cluster-demo": "many minutes, with three vLLM servers; the tests run the same flow on such a cluster",
-    "RAY_AUTH_MODE=token ray up tasks/cluster/ray-up.yaml": "it needs hosts; cluster/test_manifests.py checks the file",
+    "ray up tasks/cluster/ray-up.yaml": "it needs hosts; cluster/test_manifests.py checks the file",
     "kubectl apply -f tasks/cluster/kuberay.yaml": "it needs Kubernetes; cluster/test_manifests.py checks the file",
-    "python -m flows.math_mt_ppo gsm8k-7b storage.root=s3://bucket/prefix cluster.address=auto trainer.launcher=ray": (
-        "needs GPUs"
-    ),
+    "python -m flows.math_mt_ppo gsm8k-7b storage.root=s3://bucket/prefix cluster.address=auto": "needs GPUs",
     "make experiment-control": "25 minutes",
     "make experiment-staleness": "40 minutes",
     "make experiment-tools": "40 minutes",
@@ -125,7 +122,7 @@ NOT_RUN = {
     "make read ARGS=demo": "the Makefile's line is python -m tasks.audit read demo",
     "make setup GPU=1": "needs a GPU",
     "python -m flows.math_mt_ppo gsm8k-1.5b": "needs a GPU",
-    "python -m flows.math_mt_ppo gsm8k-1.5b inference.replicas=7 rollout.processes=2": "needs GPUs",
+    "python -m flows.math_mt_ppo gsm8k-1.5b inference.replicas=3 cluster.workers_per_node=2": "needs GPUs",
     "python -m flows.math_mt_ppo my.yaml": "the file is the reader's own",
     "source .venv/bin/activate": "changes the shell that it is typed in",
 }

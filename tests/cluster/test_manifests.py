@@ -33,6 +33,8 @@ def test_ray_reads_the_ray_cluster(kuberay: dict[str, Any]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["ray"] == [f"ray=={kuberay['spec']['rayVersion']}"]
     assert kuberay["spec"]["authOptions"] == {"mode": "token"}
+    for pod in pods(kuberay):
+        assert {"name": "RAY_enable_metrics_collection", "value": "0"} in pod["spec"]["containers"][0]["env"]
 
 
 def test_pods_fit_the_schema_of_kubernetes(kuberay: dict[str, Any]) -> None:
@@ -75,4 +77,4 @@ def test_ray_up_reads_its_file() -> None:
     assert "~/.ray/auth_token" in config["file_mounts"]
     starts = [line for who in ("head", "worker") for line in config[f"{who}_start_ray_commands"] if "ray start" in line]
     assert len(starts) == 2
-    assert all("RAY_AUTH_MODE=token" in line for line in starts)
+    assert all("RAY_AUTH_MODE=token RAY_enable_metrics_collection=0" in line for line in starts)

@@ -42,6 +42,9 @@ class TwoHosts:
         self.ray = {
             "RAY_TMPDIR": str(hosts.own),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_enable_metrics_collection": "0",
+            "AUTOSCALER_METRIC_PORT": "-1",
             HOLD: str(hosts.own / "hold"),
             SECONDS: "0.2",
         }
@@ -50,11 +53,11 @@ class TwoHosts:
         """Start Ray on both hosts, as the page says."""
         self.hosts.type(0, "ray get-auth-token --generate")
         shutil.copytree(self.hosts.folder(0) / ".ray", self.hosts.folder(1) / ".ray")
-        self.hosts.type(0, "RAY_AUTH_MODE=token ray start --head --port=6379", **self.ray, **QUICK)
+        self.hosts.type(0, "ray start --head --port=6379", **self.ray, **QUICK)
         self.join()
 
     def join(self) -> None:
-        self.hosts.type(1, "RAY_AUTH_MODE=token ray start --address=10.0.0.1:6379", **self.ray)
+        self.hosts.type(1, "ray start --address=10.0.0.1:6379", **self.ray)
 
     def flow(self) -> "subprocess.Popen[bytes]":
         """Start the flow on the first host."""
@@ -94,7 +97,7 @@ def named(store: Store) -> str:
     return "\n".join(store.read(path).decode() for path in found)
 
 
-@pytest.mark.skipif(not SOAK, reason="two minutes; tests/rollout/test_handout.py has silent workers in threads")
+@pytest.mark.skipif(not SOAK, reason="two minutes; tests/rollout/test_scheduler.py has silent workers in threads")
 @pytest.mark.parametrize("comes_back", [True, False], ids=lambda comes: "a while" if comes else "for good")
 def test_a_host_that_is_cut_off_commits_nothing(two: TwoHosts, comes_back: bool) -> None:
     """The run goes on without it, and with it again; what it uploads meanwhile is in no journal and no manifest."""
