@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,7 @@ def connected(config: Config) -> Iterator[None]:
     else:
         _loader().reset_cache()
         require_token()
-        _check_reached(address)
-        with _connection(address):
+        with _way_to(address), _connection(address):
             _warn_of_metrics()
             yield
 
@@ -136,6 +135,19 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _way_to(address: str) -> AbstractContextManager[None]:
+    """Return the block in which Ray reaches a cluster; one on the loopback address alone needs `_on_loopback`."""
+    try:
+        _check_reached(address)
+        return nullcontext()
+    except ConnectionError:
+        if not address.startswith(("127.0.0.1:", "localhost:")):
+            raise
+        with _on_loopback():
+            _check_reached(address)
+        return _on_loopback()
 
 
 def _check_reached(address: str) -> None:

@@ -110,3 +110,19 @@ def test_it_needs_no_network(tmp_path: Path) -> None:
     with flow(tmp_path / "alone", {}, alone) as process:
         seen, _ = answer(process)
         assert len(seen) == 2
+
+
+def test_a_simulated_cluster_has_many_nodes(tmp_path: Path) -> None:
+    """`make cluster-demo` starts nodes that a flow reaches by address, with their token."""
+    code = """if True:
+        import sys
+        from configs import load
+        from flows.launch.simulated_cluster import simulated_cluster
+        from tasks.cluster.connection import connected, nodes
+        with simulated_cluster(2) as address:
+            with connected(load("demo", [f"cluster.address={address}", f"storage.cache={sys.argv[1]}"])):
+                print([node.cpus for node in nodes()], flush=True)
+    """
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "[2.0, 2.0]\n", done.stderr
