@@ -1,6 +1,6 @@
 """The knobs of processes beside the flow's own: the trainer's ranks and the workers on a cluster."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -10,23 +10,16 @@ _HOST_AND_PORT = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
 
 
 class Trainer(Knobs):
-    """Start, time limits and restarts of the trainer's ranks. No knob here changes a number."""
+    """Place, time limits and restarts of the trainer's ranks. No knob here changes a number."""
 
-    launcher: Literal["in-process", "torchrun", "ray"] = "in-process"
-    """in-process: one trainer in the flow's process. torchrun: `ppo.parallel` ranks, which live through the flow. ray:
-    these ranks on `hosts` nodes of the cluster (`cluster.address`)."""
-    hosts: PositiveInt = 1
-    """Number of hosts with equally many ranks. The flow starts those of its own host, which has the first ranks; the
-    others are started beside it (`tasks/train/README.md`)."""
-    address: Annotated[str, Field(pattern=rf"^{_HOST_AND_PORT}$")] | None = None
-    """Name or IP address of the flow's host in the network of the hosts, with a free port: `10.0.0.1:29500`. Empty, for
-    one host: the loopback address and any free port."""
+    on_cluster: bool = False
+    """Run a trainer of one rank on the cluster (`cluster.address`), too, and not in the flow's process. Several ranks
+    (`ppo.parallel`), and the trainer of a stream (`run.overlap`), are always processes of their own in Ray."""
     timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
-    """Longest wait of a rank for the others, for example until the first one of its host has fetched a checkpoint.
-    After it, all ranks end: one of them hangs, or a host is unreachable."""
+    """Longest wait of a rank for the others, for example until the first one of its node has fetched a checkpoint.
+    After it, all ranks end: one of them hangs, or a node is unreachable."""
     startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
-    """Longest wait in each step of starting the ranks. On other hosts than the flow's it must also cover what the flow
-    does before it opens its trainer, such as making policy version 0."""
+    """Longest wait in each step of starting the ranks."""
     max_restarts: NonNegativeInt = 0
     """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
 

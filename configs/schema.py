@@ -77,6 +77,11 @@ class Config(Knobs):
         return self
 
     @property
+    def trains_apart(self) -> bool:
+        """True if the trainer does not run in the flow's process."""
+        return self.ppo.parallel.ranks > 1 or self.run.overlap or self.trainer.on_cluster
+
+    @property
     def plays_apart(self) -> bool:
         """True if episodes are not played in the flow's process."""
         return self.cluster.workers_per_node > 1 or (self.cluster.address is not None and not self.inference.urls)
@@ -84,7 +89,7 @@ class Config(Knobs):
     @property
     def ray_address(self) -> str | None:
         """The Ray that the run needs (`Cluster.address`); None: one process is enough."""
-        return self.cluster.address or ("local" if self.plays_apart else None)
+        return self.cluster.address or ("local" if self.plays_apart or self.trains_apart else None)
 
 
 def warm_start_has_problems(config: Config) -> None:
@@ -227,59 +232,30 @@ def stale_data_is_weighted(config: Config) -> None:
     )
 
 
-def ranks_can_start(config: Config) -> None:
-    """The launcher of the ranks can start them."""
-    parallel, trainer = config.ppo.parallel, config.trainer
-    mesh = f"ppo.parallel={{replicate: {parallel.replicate}, shard: {parallel.shard}}}"
-    refuse(
-        trainer.launcher == "in-process" and parallel.ranks > 1,
-        f"{mesh} needs {parallel.ranks} processes, but trainer.launcher=in-process has one: set "
-        "trainer.launcher=torchrun",
-    )
-    refuse(
-        trainer.launcher == "in-process" and trainer.hosts > 1,
-        f"trainer.hosts={trainer.hosts} needs trainer.launcher=torchrun",
-    )
-    refuse(
-        trainer.launcher == "ray" and config.cluster.address is None,
-        "trainer.launcher=ray needs a cluster: set cluster.address=auto or so",
-    )
-    refuse(
-        trainer.launcher == "ray" and trainer.address is not None,
-        "trainer.address has no effect with trainer.launcher=ray: the ranks find a free port",
-    )
-    refuse(
-        trainer.launcher == "torchrun" and trainer.hosts > 1 and trainer.address is None,
-        f"trainer.hosts={trainer.hosts} needs the address at which the other hosts reach this one: set "
-        "trainer.address=10.0.0.1:29500 or so",
-    )
-
-
 def ranks_have_work(config: Config) -> None:
-    """Hosts share the ranks equally, and each rank has an episode of every minibatch."""
+    """Each rank has an episode of every minibatch."""
     parallel, rollout = config.ppo.parallel, config.rollout
-    mesh = f"ppo.parallel={{replicate: {parallel.replicate}, shard: {parallel.shard}}}"
-    refuse(
-        parallel.ranks % config.trainer.hosts != 0,
-        f"{mesh} has {parallel.ranks} ranks, which {config.trainer.hosts} hosts cannot share equally: change "
-        "trainer.hosts, replicate or shard",
-    )
     episodes = rollout.problems_per_iteration * rollout.group_size // config.ppo.ppo_n_minibatches
     refuse(
         parallel.ranks > episodes,
-        f"{mesh} has {parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer ranks, lower "
-        "ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration",
+        f"ppo.parallel={{replicate: {parallel.replicate}, shard: {parallel.shard}}} has {parallel.ranks} ranks, but a "
+        f"minibatch has only {episodes} episodes: use fewer ranks, lower ppo.ppo_n_minibatches, or raise "
+        "rollout.problems_per_iteration",
     )
 
 
 def cluster_is_possible(config: Config) -> None:
-    """Each worker in a process of its own has servers of its own, and reaches the store."""
+    """Processes beside the flow's reach the store, and each worker among them has servers of its own."""
     cluster, urls = config.cluster, config.inference.urls
     if config.ray_address is None:
         refuse_idle(cluster, *(name for name in Cluster.model_fields if name != "address"), why="in one process")
-    many_hosts = cluster.address not in (None, "local")
     refuse(
-        bool(urls) and cluster.address is not None and (many_hosts or cluster.workers_per_node == 1),
+        config.trainer.on_cluster and cluster.address is None,
+        "trainer.on_cluster needs a cluster: set cluster.address=auto or so",
+    )
+    many_hosts, alone = cluster.address not in (None, "local"), cluster.workers_per_node == 1
+    refuse(
+        bool(urls) and cluster.address is not None and (not config.trains_apart if alone else many_hosts),
         f"cluster.address={cluster.address} starts workers with servers of their own, but inference.urls names others: "
         "leave one of the two out, or share them among cluster.workers_per_node workers of this host",
     )
@@ -330,7 +306,6 @@ RULES: list[Callable[[Config], None]] = [
     overlap_has_stale_data,
     overlap_keeps_requests,
     stale_data_is_weighted,
-    ranks_can_start,
     ranks_have_work,
     cluster_is_possible,
     gate_has_sampled_episodes,

@@ -68,6 +68,10 @@ FORMER: Mapping[str, str] = {
     "ppo.recompute_logprob": _OBJECTIVE,
     "rollout.processes": "set cluster.workers_per_node. Each worker has inference.replicas, rollout.concurrency and "
     "score.workers of its own: divide them",
+    "trainer.launcher": "several ranks (ppo.parallel) run in Ray, of this host or of cluster.address; "
+    "trainer.on_cluster=true puts one rank there, too",
+    "trainer.hosts": "Ray places the ranks on the nodes of cluster.address",
+    "trainer.address": "the ranks meet through Ray: set cluster.address",
 }
 """What became of former knobs, for users who still set them. A star stands for any part of a key."""
 
@@ -159,6 +163,14 @@ def _processes(values: Values) -> None:
             _put(values, key, max(1, whole // count))
 
 
+def _trainer(section: Any) -> Any:
+    """Convert a section with ways to start ranks besides Ray, which may change while a run lasts."""
+    if not isinstance(section, dict):
+        return section
+    kept = {name: value for name, value in section.items() if name not in ("launcher", "hosts", "address")}
+    return kept | ({"on_cluster": True} if section.get("launcher") == "ray" else {})
+
+
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
@@ -166,6 +178,7 @@ MIGRATIONS: Sequence[Migration] = (
     changed("evaluation", _evaluation),
     changed("storage.root", _place),
     changed("storage.cache", _place),
+    changed("trainer", _trainer),
     _objective,
     *(dropped(key) for key in LIMITS),
     *(removed(key, without=value) for key, value in FIXED.items()),

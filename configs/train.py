@@ -200,7 +200,8 @@ class PPO(Knobs):
     threads: Workers = 2
     """Number of CPU threads of the trainer; of each rank if there are several."""
     parallel: Parallel = Parallel()
-    """The mesh of the trainer's ranks. More than one needs `trainer.launcher=torchrun`."""
+    """The mesh of the trainer's ranks. More than one run in Ray: of this host alone, or of
+    `cluster.address`."""
 
     @property
     def needs_first(self) -> bool:

@@ -32,12 +32,8 @@ RUN_BY = {
         "simulation/test_simulation.py::test_the_command_line"
     ),
     "python -m flows.math_mt_ppo gsm8k-7b --plan": "train/test_memory.py::test_the_command_line_prints_the_plan",
-    "python -m flows.math_mt_ppo demo run.name=two trainer.launcher=torchrun ppo.parallel.shard=2 ppo.threads=1": (
+    "python -m flows.math_mt_ppo demo run.name=two ppo.parallel.shard=2 ppo.threads=1": (
         "flows/test_interrupts.py::test_an_interrupt_within_a_stage_resumes"
-    ),
-    "python -m tasks.train.ranks math-32b --host 1": "train/test_two_hosts.py::test_two_hosts_and_a_cut_cable",
-    "python -m tasks.train.ranks.rank math-32b --rank-logs FOLDER": (
-        "train/test_ranks.py::test_a_rank_needs_four_variables_to_find_the_others"
     ),
     "python -m tasks.train.memory": "train/test_memory.py::test_the_page_has_the_table_that_the_command_prints",
     "python -m flows.rollout demo --iteration 0": "flows/test_flows.py::test_stages_alone_make_the_same_run",

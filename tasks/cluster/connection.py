@@ -93,11 +93,10 @@ def _started(config: Config) -> Iterator[tuple[str, Path]]:
 
 
 def _gpus(config: Config) -> list[str]:
-    """Return the GPUs for Ray: all, or all but the first, if a trainer in this process has that one for itself."""
+    """Return the GPUs for Ray: all, or all but the first, if a trainer of one rank has that one for itself."""
     visible, settings = visible_devices(), config.inference
     needed = config.cluster.workers_per_node * settings.replicas * devices_of_a_server(settings.extra_args)
-    alone = config.trainer.launcher != "ray" and len(visible) > needed
-    return visible[1:] if alone else visible
+    return visible[1:] if config.ppo.parallel.ranks == 1 and len(visible) > needed else visible
 
 
 @contextmanager

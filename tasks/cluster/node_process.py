@@ -35,7 +35,7 @@ class NodeProcess:
     def __init__(self, values: dict[str, Any], name: str) -> None:
         self._config = Config.model_validate(values)
         self._cache = Path(self._config.storage.cache)
-        self._logs = self._cache / "logs" / self._config.run.name / name
+        self._logs = logs_of(self._config) / name
         # Until it has started, it cannot hear the flow.
         starting = max(self._config.cluster.start_timeout_s, self._config.trainer.startup_timeout_s)
         self._heard = time.monotonic() + starting
@@ -43,11 +43,7 @@ class NodeProcess:
 
     def store_logs(self, folder: str) -> None:
         """Upload the ends of all logs of the run on this node."""
-        store, root = Store.of(self._config.storage), self._cache / "logs" / self._config.run.name
-        for path in sorted(root.rglob("*.log")):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-                store.write(f"{folder}/{os.uname().nodename}/{path.relative_to(root).as_posix()}", file.read())
+        store_logs(self._config, folder)
 
     def _hear(self) -> None:
         """Note that the flow is alive."""
@@ -60,15 +56,7 @@ class NodeProcess:
             StorageError: this node does not see the run in the store.
             ValueError: Ray asks for no token on this node.
         """
-        require_token()
-        _log_to(self._logs / "process.log")
-        config, store = self._config, Store.of(self._config.storage)
-        if not manifests.committed(store, layout.run(config.run.name)):
-            remedy = (
-                " A folder must be the same one on all nodes; else use s3://bucket/prefix" if store.is_local else ""
-            )
-            raise StorageError(f"{os.uname().nodename} does not see run {config.run.name!r} in {store.root}.{remedy}")
-        return store
+        return open_store(self._config, self._logs / "process.log")
 
     def _end_without_flow(self) -> None:
         """End this process when the flow is silent; the body of a thread."""
@@ -88,6 +76,36 @@ def for_nodes(config: Config) -> dict[str, Any]:
     if "://" not in storage["root"]:
         storage["root"] = str(Path(storage["root"]).expanduser().absolute())
     return values
+
+
+def open_store(config: Config, log: Path) -> Store:
+    """Open the store of a run in a process on a node, and the log of this process.
+
+    Raises:
+        StorageError: this node does not see the run in the store.
+        ValueError: Ray asks for no token on this node.
+    """
+    require_token()
+    _log_to(log)
+    store = Store.of(config.storage)
+    if not manifests.committed(store, layout.run(config.run.name)):
+        remedy = " A folder must be the same one on all nodes; else use s3://bucket/prefix" if store.is_local else ""
+        raise StorageError(f"{os.uname().nodename} does not see run {config.run.name!r} in {store.root}.{remedy}")
+    return store
+
+
+def logs_of(config: Config) -> Path:
+    """Return the folder of the run's logs on this node."""
+    return Path(config.storage.cache) / "logs" / config.run.name
+
+
+def store_logs(config: Config, folder: str) -> None:
+    """Upload the ends of all logs of the run on this node."""
+    store, root = Store.of(config.storage), logs_of(config)
+    for path in sorted(root.rglob("*.log")):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            store.write(f"{folder}/{os.uname().nodename}/{path.relative_to(root).as_posix()}", file.read())
 
 
 def _log_to(path: Path) -> None:

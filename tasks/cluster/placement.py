@@ -1,5 +1,6 @@
 """Where a run's processes go, computed before anything starts, and where a lost worker gets a successor."""
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -40,15 +41,6 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
-    """The ranks of the trainer: `hosts` nodes, each with so many cores and GPUs for them."""
-
-    hosts: int
-    cores: int
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True)
 class Seat:
     """The place of one worker: the rollout worker of a node with a `number`, or, with None, one that only grades."""
 
@@ -64,14 +56,14 @@ class PlacementError(ValueError):
     """The cluster has no room for the run; the message says what is missing."""
 
 
-def check_gang(nodes: Sequence[Node], gang: Gang) -> None:
-    """Raise PlacementError if too few nodes have room for the trainer's ranks."""
-    able = [node for node in nodes if node.cpus >= gang.cores and node.gpus >= gang.gpus]
-    if len(able) < gang.hosts:
+def check_ranks(nodes: Sequence[Node], ranks: int, cpus: float, gpus: float) -> None:
+    """Raise PlacementError if the nodes have no room for the trainer's ranks, each with some cores and GPUs."""
+    room = sum(int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in nodes)
+    if room < ranks:
         having = "; ".join(map(_free, nodes)) or "no node"
         raise PlacementError(
-            f"the trainer needs {gang.hosts} node(s) with {gang.cores} core(s) and {gang.gpus} GPU(s) each, but the "
-            f"cluster has {having}. Wait for other jobs, add nodes, or change trainer.hosts and ppo.parallel"
+            f"the trainer needs {cpus:g} core(s) and {gpus:g} GPU(s) for each of {ranks} rank(s), but the cluster has "
+            f"{having}. Wait for other jobs, add nodes, or change ppo.parallel"
         )
 
 
@@ -111,8 +103,8 @@ def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     lower = "add nodes, or lower inference.replicas or the parallel sizes in inference.extra_args"
     remedy = f"{lower} (cluster.gpus_per_worker)" if on_gpus else "or add nodes"
     raise PlacementError(
-        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer on the cluster have "
-        f"taken their room already. Wait for other jobs, {remedy}"
+        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer have taken their room "
+        f"already. Wait for other jobs, {remedy}"
     )
 
 

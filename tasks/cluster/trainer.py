@@ -1,42 +1,44 @@
-"""The trainer's ranks on the nodes of a Ray cluster (`trainer.launcher=ray`)."""
+"""The trainer's ranks as Ray actors: the flow starts them, gives them orders, and starts them again after a loss."""
 
-import contextvars
-import threading
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs import Config
+from storage.errors import StorageError
 from storage.objects.store import Store
+from storage.versions.drafts import new_nonce
 from tasks.cluster.connection import environment, nodes
 from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import for_nodes
-from tasks.cluster.node_ranks import LOST, NodeRanks
-from tasks.cluster.placement import Gang, PlacementError, check_gang
-from tasks.rollout.remote.messages import Failure
-from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
-from tasks.train.ranks.launcher import RanksLostError
+from tasks.cluster.placement import PlacementError, check_ranks
+from tasks.cluster.trainer_rank import ASIDE, Line, TrainerRank
+from tasks.inference.devices import visible_devices
+from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
-_CHECK_S = 2.0
-"""Time between two checks of all hosts; it also tells them that the flow is alive."""
-_END_S = 10.0
-_POLL_S = 0.5
-_THREADS = 4
+_LOOK_S = 0.5
+"""Time between two looks for lines of progress."""
+_END_S = 5.0
+"""Longest wait for the other ranks' errors after the first one."""
+_LOOPBACK = "127.0.0.1"
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 
 class RayTrainer:
-    """Trains with ranks on `trainer.hosts` nodes (see `OrderedTrainer`); a context manager that ends them.
+    """Trains with `ppo.parallel` ranks (see `OrderedTrainer`), which run until the end of the block.
 
-    Its room is reserved at once, in a placement group with a bundle for each node. The ranks start with the first order
-    and live through the flow. If one is lost, or a node, all of them start again from the last checkpoint, up to
-    `trainer.max_restarts` times.
+    Their room is reserved at once, in a placement group with a bundle for each. They start with the first order. If one
+    is lost, all start again from the last checkpoint, up to `trainer.max_restarts` times: an order names versions in
+    the store, so it can be given again, and the files of each attempt have a folder of their own.
 
     Args:
         config: the run's configuration.
@@ -48,41 +50,23 @@ class RayTrainer:
 
     def __init__(self, config: Config, progress: Progress) -> None:
         self._config, self._progress = config, progress
-        gang = gang_of(config)
-        check_gang(nodes(), gang)
-        self._bundle = {"CPU": float(gang.cores), "GPU": float(gang.gpus)}
-        wanted = {name: count for name, count in self._bundle.items() if count}
-        strategy = "STRICT_SPREAD" if gang.hosts > 1 else "PACK"
-        self._room: PlacementGroup = placement_group([wanted] * gang.hosts, strategy=strategy)
+        self._bundle = _bundle(config)
+        count = config.ppo.parallel.ranks
+        check_ranks(nodes(), count, self._bundle["CPU"], self._bundle.get("GPU", 0.0))
+        self._room: PlacementGroup = placement_group([self._bundle] * count, strategy="PACK")
+        self._ranks: list[Any] = []
         self._restarts = 0
-        self._hosts: list[Any] = []
-        self._failure: Failure | None = None
-        """Why the ranks of a host have ended."""
-        self._ready = False
-        """Whether the ranks of all hosts have met."""
-        self._watching = threading.Condition()
-        self._ended = False
-        around = contextvars.copy_context().run
-        self._watch = threading.Thread(target=around, args=[self._look], name="trainer", daemon=True)
 
     def __enter__(self) -> Self:
-        if not self._room.wait(int(self._config.cluster.start_timeout_s)):
+        if not self._room.wait(int(self._config.trainer.startup_timeout_s)):
             remove_placement_group(self._room)
             raise PlacementError("another job has taken the room of the trainer's ranks: start the flow again later")
-        self._watch.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        with self._watching:
-            self._ended = True
-            self._watching.notify_all()
-        self._watch.join()
         try:
-            if self._hosts and isinstance(value, Exception):
-                keep_logs(Store.of(self._config.storage), self._config.run.name, self._hosts, [value], self._progress)
-            if self._hosts and (kind is None or issubclass(kind, Exception)):
-                closing = [host.close.remote() for host in self._hosts]
-                ray.wait(closing, num_returns=len(closing), timeout=_END_S)
+            if self._ranks and isinstance(value, Exception):
+                keep_logs(Store.of(self._config.storage), self._config.run.name, self._ranks, [value], self._progress)
         finally:
             self._kill()
             remove_placement_group(self._room)
@@ -93,158 +77,195 @@ class RayTrainer:
         Raises:
             RanksLostError: ranks were lost more than `trainer.max_restarts` times.
         """
-        made: Made = self._with_restarts(lambda: self._ask("update", order), progress)
-        return made
+
+        def once() -> Made:
+            nonce = new_nonce()
+            made = self._order("update", order, nonce, progress=progress)
+            return Made(nonce, [file for part in made for file in part.files], made[0].metrics)
+
+        return self._with_restarts(once, progress)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """See `OrderedTrainer.distance`."""
-        distance: float | None = self._with_restarts(lambda: self._ask("distance", order), self._progress)
-        return distance
+        found = self._with_restarts(lambda: self._order("distance", order, progress=self._progress), self._progress)
+        return cast(float | None, found[0])
 
     def _with_restarts(self, action: Callable[[], Result], progress: Progress) -> Result:
         while True:
             try:
-                if not self._hosts:
-                    self._start()
+                if not self._ranks:
+                    self._start(progress)
                 return action()
             except RanksLostError as error:
-                cause = self._first_cause()
-                # Hosts of the last start are killed at the flow's end, after their logs are kept.
-                if cause and cause.kind != LOST:
-                    raise _error(cause) from error
                 if self._restarts >= self._config.trainer.max_restarts:
-                    raise
+                    advice = "Start the flow again: it continues from the last checkpoint"
+                    raise RanksLostError(f"{error}. {advice}") from error
                 self._kill()
                 self._restarts += 1
                 progress(f"{error}\nAll ranks start again from the last checkpoint (restart {self._restarts})")
 
-    def _start(self) -> None:
-        """Start the processes of all hosts, then their ranks, and wait until they have met."""
-        knobs = self._config.trainer
-        if not self._room.wait(int(knobs.startup_timeout_s)):
-            raise RanksLostError(f"no room for the ranks within trainer.startup_timeout_s={knobs.startup_timeout_s:g}")
-        hosts = [self._start_process(index) for index in range(knobs.hosts)]
-        with self._watching:
-            self._hosts, self._failure, self._ready = hosts, None, False
-        address = self._get(hosts[0].free_address.remote(_ip_of(self._room))) if knobs.hosts > 1 else None
-        waiting = [host.start.remote(address) for host in hosts]
-        for place in reversed(waiting):  # the first host waits for all others
-            if failure := self._get(place):
-                raise _error(failure)
-        self._ready = True
-        self._progress(f"{self._config.ppo.parallel.ranks} ranks are ready on {knobs.hosts} node(s)")
+    def _start(self, progress: Progress) -> None:
+        """Start all ranks, and wait until they have met."""
+        started, limit = time.monotonic(), self._config.trainer.startup_timeout_s
+        if not self._room.wait(int(limit)):
+            raise RanksLostError(f"there was no room for the ranks within trainer.startup_timeout_s={limit:g}")
+        bundles: dict[int, str] = placement_group_table(self._room)["bundles_to_node_id"]
+        order = sorted(bundles, key=lambda bundle: (bundles[bundle], bundle))  # those of a node get consecutive numbers
+        places = [bundles[bundle] for bundle in order]
+        self._ranks = [self._actor(bundle, number, places) for number, bundle in enumerate(order)]
+        _refuse_different(self._answers([rank.begin.remote() for rank in self._ranks], progress, limit))
+        first, addresses = self._ranks[0], _addresses(places)
+        joining = [rank.join.remote(first, address) for rank, address in zip(self._ranks, addresses, strict=True)]
+        self._answers(joining, progress, limit)
+        took = time.monotonic() - started
+        progress(f"{len(order)} rank(s) on {len(set(places))} node(s) are ready after {took:.1f} s")
 
-    def _start_process(self, index: int) -> Any:
-        actor: Any = ray.remote(NodeRanks)
-        name = f"trainer/host-{index}/start-{self._restarts + 1}"
+    def _actor(self, bundle: int, number: int, places: list[str]) -> Any:
+        groups: dict[str, Any] = {"concurrency_groups": {ASIDE: 8}}
+        actor: Any = ray.remote(**groups)(TrainerRank)
+        around = environment()
+        around["env_vars"] |= {"OMP_NUM_THREADS": str(self._config.ppo.threads)} | self._shared_devices()
         return actor.options(
             num_cpus=self._bundle["CPU"],
-            num_gpus=self._bundle["GPU"],
-            max_concurrency=_THREADS,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._room, index),
-            runtime_env=environment(),
-        ).remote(for_nodes(self._config), name, index)
+            num_gpus=self._bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._room, bundle),
+            runtime_env=around,
+        ).remote(for_nodes(self._config), number, places)
 
-    def _ask(self, method: str, order: Any) -> Any:
-        answer = self._get(getattr(self._hosts[0], method).remote(order))
-        if isinstance(answer, Failure):
-            raise _error(answer)
-        return answer
+    def _shared_devices(self) -> dict[str, str]:
+        """Let a trainer to which Ray gives no GPU, on this host, see those that the flow sees."""
+        visible = visible_devices() if self._config.ray_address == "local" and "GPU" not in self._bundle else []
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}
 
-    def _get(self, reference: Any) -> Any:
-        """Wait for an answer as long as no host is lost."""
-        while True:
+    def _order(self, method: str, *arguments: Any, progress: Progress) -> list[Any]:
+        return self._answers([getattr(rank, method).remote(*arguments) for rank in self._ranks], progress)
+
+    def _answers(self, waiting: Sequence[Any], progress: Progress, limit_s: float | None = None) -> list[Any]:
+        """Return the answers of all ranks.
+
+        Raises:
+            RanksLostError: a rank is lost, did not answer within `limit_s`, or the first one hangs.
+            Exception: a rank failed by itself.
+        """
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        listener = _Listener(self._ranks[0], progress, limit_s or self._config.trainer.timeout_s)
+        left = list(waiting)
+        while left:
+            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
             try:
-                return ray.get(reference, timeout=_CHECK_S)
-            except GetTimeoutError:
-                with self._watching:
-                    if self._failure:
-                        raise _error(self._failure) from None
-            except RayTaskError:
-                raise
-            except RayError as error:
-                raise RanksLostError(f"a node of the trainer is lost: {str(error).splitlines()[0]}") from error
+                ray.get(done)
+            except RayError:
+                raise self._first_cause(waiting) from None
+            listener.listen()
+            if deadline and time.monotonic() > deadline:
+                raise RanksLostError(f"{len(left)} rank(s) did not answer within {limit_s:g} s")
+        answers: list[Any] = ray.get(list(waiting))
+        listener.finish()
+        return answers
 
-    def _first_cause(self) -> Failure | None:
-        """Return why the ranks of a host have ended; a rank that failed by itself has made all others lose it."""
+    def _first_cause(self, waiting: Sequence[Any]) -> Exception:
+        """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
         deadline = time.monotonic() + _END_S
-        for host in self._hosts[1:]:
-            failure = _await_failure(host, deadline)
-            if failure and failure.kind != LOST:
-                return failure
-        return self._failure
-
-    def _look(self) -> None:
-        """Check all hosts from time to time, whether or not others answer; the body of a thread."""
-        hosts: list[Any] = []
-        asked: dict[int, tuple[Any, float]] = {}
-        """The check that each host has not answered yet, and when it was asked."""
         while True:
-            with self._watching:
-                self._watching.wait(_CHECK_S)
-                if self._ended:
-                    return
-                if hosts is not self._hosts:
-                    hosts, asked = self._hosts, {}
-            for index, host in enumerate(hosts):
-                if index not in asked:
-                    asked[index] = (host.check.remote(), time.monotonic())
-                failure = self._answer(index, asked)
-                with self._watching:
-                    if failure and hosts is self._hosts:
-                        self._failure = self._failure or failure
+            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_LOOK_S)
+            errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
+            for number, error in errors.items():
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
+                    return self._own_error(number, error)
+            if not left or time.monotonic() > deadline:
+                break
+        for number, error in errors.items():
+            if not isinstance(error, RayTaskError):
+                return RanksLostError(f"rank {number} has ended: its process or its node is gone")
+        return RanksLostError(str(cast(RayTaskError, next(iter(errors.values()))).cause))
 
-    def _answer(self, index: int, asked: dict[int, tuple[Any, float]]) -> Failure | None:
-        """Take the answer of a host, if it is there; return why its ranks have ended, if they have."""
-        answer, since = asked[index]
-        knobs = self._config
-        patience = knobs.cluster.silence_s if self._ready else knobs.trainer.startup_timeout_s
-        try:
-            lines, failure = ray.get(answer, timeout=0)
-        except GetTimeoutError:
-            late = time.monotonic() > since + patience
-            text = f"host {index} of the trainer did not answer for {patience:g} s"
-            return Failure(LOST, text, "") if late else None
-        except RayError:
-            return Failure(LOST, f"host {index} of the trainer is lost: its process or its node has ended", "")
-        del asked[index]
-        for line in lines:
-            self._progress(line)
-        return cast(Failure | None, failure)
+    def _own_error(self, number: int, error: RayTaskError) -> Exception:
+        cause = cast(Exception, error.cause)
+        kind = next((known for known in (StorageError, ValueError) if isinstance(cause, known)), RuntimeError)
+        text = str(cause) if kind is not RuntimeError else f"{type(cause).__name__}: {cause}"
+        own = kind(f"rank {number} failed: {text}" if len(self._ranks) > 1 else text)
+        own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
+        return own
 
     def _kill(self) -> None:
-        with self._watching:
-            hosts, self._hosts = self._hosts, []
-        for host in hosts:
-            ray.kill(host)
+        for rank in self._ranks:
+            ray.kill(rank)
+        self._ranks = []
 
 
-def _await_failure(host: Any, deadline: float) -> Failure | None:
-    """Return why the ranks of a host have ended, or will have soon; None if it does not say so in time."""
-    while (left := deadline - time.monotonic()) > 0:
+class _Listener:
+    """Asks the first rank for lines of progress while all carry out an order; it must answer within `limit_s`."""
+
+    def __init__(self, rank: Any, progress: Progress, limit_s: float) -> None:
+        self._rank, self._progress, self._limit = rank, progress, limit_s
+        self._ask()
+
+    def listen(self) -> None:
+        """Pass on what it has answered so far.
+
+        Raises:
+            RanksLostError: it hangs.
+        """
         try:
-            _, failure = ray.get(host.check.remote(), timeout=left)
-        except RayError:  # it is lost, too
-            return None
-        if failure:
-            return cast(Failure, failure)
-        time.sleep(_POLL_S)
+            self._pass_on(ray.get(self._asked, timeout=0))
+        except GetTimeoutError:
+            if time.monotonic() > self._since + self._limit:
+                raise RanksLostError(f"the first rank did not answer for {self._limit:g} s") from None
+        except RayError:  # the order's own answer says so, too
+            return
+
+    def finish(self) -> None:
+        """Pass on the rest of what it has to say."""
+        with suppress(RayError):  # the next order notices that it is lost
+            self._pass_on(ray.get(self._asked, timeout=self._limit))
+            self._pass_on(ray.get(self._asked, timeout=self._limit))
+
+    def _pass_on(self, lines: list[Line]) -> None:
+        for name, level, text in lines:
+            if name is None:
+                self._progress(text)
+            else:
+                logging.getLogger(name).log(level, "%s", text)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked, self._since = self._rank.lines.remote(), time.monotonic()
+
+
+def _error_of(answer: Any) -> RayError | None:
+    """Return the error of an answer; None if it has none, or is not there yet."""
+    try:
+        ray.get(answer, timeout=0)
+    except GetTimeoutError:
+        return None
+    except RayError as error:
+        return error
     return None
 
 
-def gang_of(config: Config) -> Gang:
-    """Return what the trainer's ranks need; GPUs if `ppo.device` allows them and the cluster has any."""
-    hosts = config.trainer.hosts
-    of_host = config.ppo.parallel.ranks // hosts
-    gpus = config.ppo.device == "cuda" or (config.ppo.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
-    return Gang(hosts, of_host, of_host if gpus else 0)
+def _refuse_different(abouts: Sequence[dict[str, str]]) -> None:
+    """Raise ValueError if what computes is not the same in all ranks."""
+    for name, expected in abouts[0].items():
+        for rank, about in enumerate(abouts):
+            if about[name] != expected:
+                raise ValueError(
+                    f"rank {rank} has {name} {about[name]}, rank 0 has {name} {expected}: install the same everywhere"
+                )
 
 
-def _ip_of(room: PlacementGroup) -> str:
-    """Return the IP address of the node that has the first bundle."""
-    node = ray.util.placement_group_table(room)["bundles_to_node_id"][0]
-    return str(next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node))
+def _bundle(config: Config) -> dict[str, float]:
+    """Return what a rank needs: a core, and a GPU if `ppo.device` allows it and Ray has any.
+
+    A single rank on this host alone uses the first GPU, which Ray does not count, because it may share it with vLLM.
+    """
+    alone = config.ray_address == "local" and config.ppo.parallel.ranks == 1
+    on_gpu = config.ppo.device == "cuda" or (config.ppo.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})
 
 
-def _error(failure: Failure) -> Exception:
-    return RanksLostError(failure.text) if failure.kind == LOST else failure.as_own()
+def _addresses(places: Sequence[str]) -> list[str]:
+    """Return the IP address at which each rank is reached by the others: that of its node, if they have several."""
+    if len(set(places)) == 1:
+        return [_LOOPBACK] * len(places)
+    of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+    return [of_nodes[place] for place in places]

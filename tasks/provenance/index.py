@@ -51,7 +51,7 @@ _FETCHED_AT_ONCE = 4
 _ENDED_WELL = "p.status in ('completed', 'truncated')"
 _TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
                        ({_ENDED_WELL} or p.status = 'failed' and p.fault = 'policy') else {_ENDED_WELL} end"""
-"""The condition of `tasks.train.endings.is_trainable`."""
+"""The condition of `tasks.train.returns.is_trainable`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, Call, CallStatus, Fault, Status, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
-from tasks.train.credit import in_order
+from tasks.train.returns import in_order
 
 MOST_COMPLETIONS = 256
 """Most completions of one observation."""

@@ -20,7 +20,7 @@ from storage.versions import manifests
 from storage.visible import visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SuccessRule
-from tasks.train.endings import is_trainable
+from tasks.train.returns import is_trainable
 from tasks.train.samples import build_samples, with_known_returns
 
 _DIGITS = 6  # rewards are stored with seven

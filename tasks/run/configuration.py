@@ -14,8 +14,7 @@ from tasks.inference.devices import devices_of_a_server, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.train.advantages import check_estimator
-from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, memory_of
-from tasks.train.model_sizes import ModelSizes
+from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, ModelSizes, memory_of
 from tasks.warm_start.policy_sizes import policy_sizes
 
 
@@ -89,16 +88,13 @@ def pass_tokens(config: Config) -> int:
 
 
 def _trainer(config: Config, memory: Memory) -> Row:
-    parallel, hosts, own = config.ppo.parallel, config.trainer.hosts, _ranks_of_a_host(config)
-    otherwise = "; the CPU if it has none" if config.ppo.device == "auto" else ""
-    where = "the flow's host" if hosts == 1 else f"{hosts} hosts with {own} each; the flow's host is the first"
-    if config.trainer.launcher == "ray":
-        where = f"{_count(hosts, 'node')} of the cluster, with {own} each"
+    parallel, otherwise = config.ppo.parallel, "; the CPU if it has none" if config.ppo.device == "auto" else ""
+    on_cluster = config.trains_apart and config.cluster.address
     return {
         "what": "trainer",
         "processes": f"{_count(parallel.ranks, 'rank')}: replicate {parallel.replicate} x shard {parallel.shard}",
-        "where": where,
-        "devices": "the CPU" if config.ppo.device == "cpu" else f"the first {_count(own, 'GPU')}{otherwise}",
+        "where": "nodes of the cluster" if on_cluster else "the flow's host",
+        "devices": "the CPU" if config.ppo.device == "cpu" else f"the first {_count(parallel.ranks, 'GPU')}{otherwise}",
         "memory of each": size(memory.total),
     }
 
@@ -119,24 +115,18 @@ def _servers(config: Config) -> Row:
 
 
 def _gpus(config: Config) -> str:
-    """Say how many GPUs the flow's host needs, or a node of a cluster."""
+    """Say how many GPUs the flow's host needs, or the nodes of a cluster."""
+    ranks, servers = config.ppo.parallel.ranks, config.inference.replicas * _devices_of_a_server(config)
     if config.cluster.address not in (None, "local"):
-        trained = "a node with ranks" if config.trainer.launcher == "ray" else "the flow's host"
-        played = config.inference.replicas * _devices_of_a_server(config)
-        trainer = _count(_ranks_of_a_host(config), "GPU")
-        return f"On GPUs, {trained} needs {trainer} for the trainer, and each rollout worker {_count(played, 'GPU')}."
-    own, replicas = _ranks_of_a_host(config), 0 if config.inference.urls else config.inference.replicas
-    replicas *= config.cluster.workers_per_node
-    servers = replicas * _devices_of_a_server(config)
-    needed = _count(own + servers, "GPU")
+        trained = "the cluster" if config.trains_apart else "the flow's host"
+        played = f", and each rollout worker {_count(servers, 'GPU')}" if config.plays_apart else ""
+        return f"On GPUs, {trained} needs {_count(ranks, 'GPU')} for the trainer{played}."
+    servers = 0 if config.inference.urls else servers * config.cluster.workers_per_node
     fewer = " If it has fewer, they share some: then both must fit into the memory of one." if servers else ""
     if config.plays_apart:
         fewer = " If it has fewer, fewer workers start."
-    return f"On GPUs, the flow's host needs {needed}: {own} for the trainer, {servers} for servers.{fewer}"
-
-
-def _ranks_of_a_host(config: Config) -> int:
-    return config.ppo.parallel.ranks // config.trainer.hosts
+    needed = _count(ranks + servers, "GPU")
+    return f"On GPUs, the flow's host needs {needed}: {ranks} for the trainer, {servers} for servers.{fewer}"
 
 
 def _devices_of_a_server(config: Config) -> int:

@@ -66,33 +66,19 @@ def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
 def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     """Open the trainer. Its policy stays in memory between iterations.
 
-    With `run.overlap` it has a process of its own: in one process, the stream's requests would slow training down. With
-    `trainer.launcher=torchrun` or `ray` it has a process for each rank.
+    It runs in this process, or as actors of Ray: with several ranks, and with `run.overlap`, because the stream's
+    requests would slow training down in one process.
     """
     config = workspace.config
-    if config.trainer.launcher == "ray":
-        from tasks.cluster.connection import connected
+    if not config.trains_apart:
+        from tasks.train.version_trainer import VersionTrainer
 
-        with connected(config):
-            from tasks.cluster.trainer import RayTrainer
-
-            with RayTrainer(config, get_run_logger().info) as on_nodes:
-                yield on_nodes
+        yield VersionTrainer(config)
         return
-    if config.trainer.launcher == "torchrun":
-        from tasks.train.ranks.launcher import Ranks
+    from tasks.cluster.connection import connected
 
-        with Ranks(config, workspace.cache / "logs" / workspace.name / "trainer" / "host-0") as ranks:
+    with connected(config):
+        from tasks.cluster.trainer import RayTrainer
+
+        with RayTrainer(config, get_run_logger().info) as ranks:
             yield ranks
-        return
-    from tasks.train.version_trainer import VersionTrainer
-
-    if config.run.overlap:
-        from tasks.train.trainer_process import TrainerProcess
-
-        with TrainerProcess(config) as trainer:
-            yield VersionTrainer(config, trainer)
-    else:
-        from tasks.train.trainer import Trainer
-
-        yield VersionTrainer(config, Trainer.of(config))

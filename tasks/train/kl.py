@@ -1,15 +1,37 @@
-"""Estimators of the KL divergence to a reference policy, and the controller of its coefficient."""
+"""Distances between policies.
 
+An estimator of the KL divergence at sampled tokens, the reference policy that a penalty keeps the policy close to, and
+the mean KL of two policies over the whole vocabulary.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from configs.train import KLEstimator
+from configs.train import PPO, KLEstimator
+from tasks.train.memory import CHUNK_TOKENS
+from tasks.train.mesh import ALONE, Mesh
+from tasks.train.passes import hidden_states, output_logits, predicting, score_action_tokens
+from tasks.train.policy import load_policy
+from tasks.train.rows import Places, Rows, batching_for
+from tasks.train.samples import Sample
+from tasks.train.sharding import within
 
 HORIZON = 10_000.0
 """Number of trajectories over which an adaptive coefficient follows."""
+EMA_DECAY = 0.99
+"""Weight of the old average of a moving reference in each update."""
 
 
-def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
+def kl_estimate(
+    logp: Float[Tensor, " actions"], reference: Float[Tensor, " actions"], estimator: KLEstimator
+) -> Float[Tensor, " actions"]:
     """Estimate KL(policy ‖ reference) for each token that the policy sampled.
 
     With d = logp - reference: k1 = d, k2 = d²/2, k3 = exp(-d) - 1 + d. In a loss the mean gradient of k1 is zero, the
@@ -39,3 +61,74 @@ def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: fl
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / HORIZON))
+
+
+class Reference:
+    """Policy version 0, or the exponential moving average of all policy versions, which starts from version 0.
+
+    Args:
+        folder: folder of policy version 0.
+        ppo: the knobs.
+        mesh: the ranks that share it.
+    """
+
+    def __init__(self, folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> None:
+        self.model: PreTrainedModel = load_policy(folder, ppo, mesh).requires_grad_(False)
+        self._decay = EMA_DECAY if ppo.kl.reference == "ema" else None
+
+    @property
+    def moves(self) -> bool:
+        return self._decay is not None
+
+    @torch.no_grad()
+    def follow(self, policy: PreTrainedModel) -> None:
+        """Move a moving reference after an update: `reference <- decay * reference + (1 - decay) * policy`."""
+        if self._decay is not None:
+            for averaged, present in zip(self.model.parameters(), policy.parameters(), strict=True):
+                averaged.lerp_(present, 1 - self._decay)
+
+
+def mean_kl(
+    policy: PreTrainedModel,
+    other: PreTrainedModel,
+    samples: Sequence[Sample],
+    ppo: PPO,
+    temperature: float,
+    precision: AbstractContextManager[object],
+    mesh: Mesh = ALONE,
+) -> float:
+    """Compute the mean KL(policy ‖ other) of the next-token distributions at the action tokens, in nats.
+
+    Each KL is a sum over the whole vocabulary, so it is also right if neither policy sampled the tokens.
+
+    Args:
+        policy: one policy.
+        other: another policy with the same vocabulary.
+        samples: 1 or more.
+        ppo: sizes of the passes.
+        temperature: divides the logits of both policies.
+        precision: the context in which the models run.
+        mesh: the ranks that share the models.
+    """
+
+    def score_tokens(rows: Rows, places: Places) -> Tensor:
+        return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
+
+    def divergences_of(rows: Rows, places: Places) -> Tensor:
+        states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
+        chunks = zip(*(of_model.split(CHUNK_TOKENS) for of_model in states), strict=True)
+        return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
+
+    def vocabulary_logprobs(model: PreTrainedModel, states: Tensor) -> Tensor:
+        return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
+
+    with precision:
+        divergences = score_action_tokens(score_tokens, samples, range(len(samples)), batching_for(policy, ppo, mesh))
+    return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
+
+
+def _kl(
+    logp: Float[Tensor, "actions vocabulary"], other: Float[Tensor, "actions vocabulary"]
+) -> Float[Tensor, " actions"]:
+    """Compute sum p (log p - log q) of two arrays of logprobs."""
+    return (logp.exp() * (logp - other)).sum(-1)

@@ -6,30 +6,31 @@ The caller sums them and divides by N, the number of action tokens in the whole 
 from typing import Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
 class PolicyLoss(NamedTuple):
     """The policy loss of A action tokens. Only `loss` has a gradient."""
 
-    loss: Tensor  # [A]
-    ratio: Tensor  # [A], policy / proximal
-    clipped: Tensor  # [A] bool, true if the clip removed the token's gradient
-    dual_clipped: Tensor  # [A] bool, true if the dual clip removed it
+    loss: Float[Tensor, " actions"]
+    ratio: Float[Tensor, " actions"]  # policy / proximal
+    clipped: Bool[Tensor, " actions"]  # true if the clip removed the token's gradient
+    dual_clipped: Bool[Tensor, " actions"]  # true if the dual clip removed it
 
 
 class ValueLoss(NamedTuple):
     """The value loss of A action tokens. `clipped` has no gradient."""
 
-    loss: Tensor  # [A]
-    clipped: Tensor  # [A] bool, true if the clipped value had the larger error
+    loss: Float[Tensor, " actions"]
+    clipped: Bool[Tensor, " actions"]  # true if the clipped value had the larger error
 
 
 def policy_loss(
-    logp: Tensor,
-    proximal: Tensor,
-    weight: Tensor,
-    advantages: Tensor,
+    logp: Float[Tensor, " actions"],
+    proximal: Float[Tensor, " actions"],
+    weight: Float[Tensor, " actions"],
+    advantages: Float[Tensor, " actions"],
     eps_clip: float,
     eps_clip_higher: float | None = None,
     c_clip: float | None = None,
@@ -66,14 +67,14 @@ def policy_loss(
 
 
 def behaviour_weights(
-    proximal: Tensor,
-    behaviour: Tensor,
-    sequences: Tensor,
+    proximal: Float[Tensor, " actions"],
+    behaviour: Float[Tensor, " actions"],
+    sequences: Int[Tensor, " actions"],
     cap: float | None = None,
     mode: Literal["truncate", "mask"] = "truncate",
     level: Literal["token", "sequence"] = "token",
     floor: float | None = None,
-) -> Tensor:
+) -> Float[Tensor, " actions"]:
     """Compute `w = exp(proximal - behaviour)`, [A]; for a sequence, the geometric mean over its action tokens.
 
     If w is above the cap, `truncate` gives the cap and `mask` gives 0. If w is below the floor, it is 0. A token with
@@ -103,7 +104,12 @@ def behaviour_weights(
     return weight if floor is None else torch.where(weight < floor, 0.0, weight)
 
 
-def value_loss(values: Tensor, old: Tensor, returns: Tensor, value_eps_clip: float) -> ValueLoss:
+def value_loss(
+    values: Float[Tensor, " actions"],
+    old: Float[Tensor, " actions"],
+    returns: Float[Tensor, " actions"],
+    value_eps_clip: float,
+) -> ValueLoss:
     """Compute half of the larger squared error of the value and of the clipped value.
 
     `max((V - R)², (old + clip(V - old, ±eps) - R)²) / 2`. Source: PPO's reference implementation (2017).

@@ -1,20 +1,33 @@
-"""The mesh of the ranks that train together, and what they tell each other."""
+"""The mesh of the ranks that train together, and what they tell each other.
+
+Their process group meets through notes that the first rank keeps and Ray carries, which asks for its token. So nobody
+listens at a port for ranks that come; only gloo and NCCL open connections between the ranks, on the loopback interface
+if all ranks are on one node.
+"""
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from configs.cluster import Trainer
 from configs.train import Parallel
 from tasks.train.memory import BUCKET
+
+_LOOK_S = 0.02
+"""Time between two looks for a note that another rank has not written yet."""
 
 
 @dataclass(frozen=True)
@@ -27,65 +40,52 @@ class Mesh:
 
     rank: int = 0
     size: int = 1
-    of_host: int = 1
-    """The number of ranks on each host; they have consecutive numbers."""
+    neighbours: tuple[int, ...] = (0,)
+    """The ranks on this rank's node, with itself."""
     devices: DeviceMesh | None = field(default=None, compare=False)
     """Its dimensions are `replicate`, if there are several copies, and `shard`. None: every rank has a whole copy."""
 
     @classmethod
-    def of(cls, parallel: Parallel, device: str, trainer: Trainer) -> "Mesh":
-        """Return the mesh of the process group that exists, or of this process alone.
+    def of(cls, parallel: Parallel, device: str, timeout_s: float, nodes: Sequence[str]) -> "Mesh":
+        """Return the mesh of the process group that exists.
 
         Args:
             parallel: its shape.
             device: `cpu` or `cuda`.
-            trainer: its number of hosts, and the time limit of its groups.
-
-        Raises:
-            ValueError: the number of ranks is another than that of `parallel`.
+            timeout_s: longest wait for another rank.
+            nodes: the node of each rank.
         """
-        if not dist.is_initialized():
-            return cls()
-        if dist.get_world_size() != parallel.ranks:
-            raise ValueError(
-                f"{dist.get_world_size()} ranks were started, but ppo.parallel={{replicate: {parallel.replicate}, "
-                f"shard: {parallel.shard}}} needs {parallel.ranks}: start as many, or change ppo.parallel"
-            )
-        place = dist.get_rank(), parallel.ranks, parallel.ranks // trainer.hosts
+        rank = dist.get_rank()
+        neighbours = tuple(each for each, node in enumerate(nodes) if node == nodes[rank])
         _connect(device, None)
         if parallel.shard == 1:
-            return cls(*place)
+            return cls(rank, parallel.ranks, neighbours)
         devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
         for group in devices.get_all_groups():  # torch gives new groups a time limit of its own
-            _set_pg_timeout(timedelta(seconds=trainer.timeout_s), group)
+            _set_pg_timeout(timedelta(seconds=timeout_s), group)
             _connect(device, group)
-        return cls(*place, devices if parallel.replicate > 1 else devices["shard"])
+        return cls(rank, parallel.ranks, neighbours, devices if parallel.replicate > 1 else devices["shard"])
 
     @property
-    def host(self) -> int:
-        """The number of this rank's host."""
-        return self.rank // self.of_host
-
-    @property
-    def is_first_of_host(self) -> bool:
-        return self.rank % self.of_host == 0
+    def is_first_of_node(self) -> bool:
+        return self.rank == self.neighbours[0]
 
     @contextmanager
     def in_turns(self) -> Iterator[None]:
-        """Run the block in the first rank of each host before the others, which then find its files in the cache."""
+        """Run the block in the first rank of each node before the others, which then find its files in the cache."""
         if self.size == 1:
             yield
             return
-        if not self.is_first_of_host:
+        if not self.is_first_of_node:
             dist.barrier()
         yield
-        if self.is_first_of_host:
+        if self.is_first_of_node:
             dist.barrier()
 
     def share(self, sizes: Sequence[int]) -> list[int]:
-        """Deal work out to the ranks of each host; return the places in `sizes` that are this rank's."""
-        owners = deal_out(sizes, self.of_host)
-        return [place for place, owner in enumerate(owners) if owner == self.rank % self.of_host]
+        """Deal work out to the ranks of each node; return the places in `sizes` that are this rank's."""
+        owners = deal_out(sizes, len(self.neighbours))
+        return [place for place, owner in enumerate(owners) if self.neighbours[owner] == self.rank]
 
     def wait(self) -> None:
         """Wait until all ranks are here."""
@@ -174,3 +174,94 @@ def _add_up(tensors: list[Tensor]) -> None:
 
 ALONE = Mesh()
 """The mesh of one process without a group."""
+
+
+class NoteStore(Store):
+    """What torch's groups need to meet: a store of notes.
+
+    Args:
+        ask: calls a method of the notes, wherever they are (`tasks.cluster.trainer_rank.Notes`).
+        timeout_s: longest wait for a note.
+    """
+
+    def __init__(self, ask: Callable[..., Any], timeout_s: float) -> None:
+        super().__init__()
+        self._ask, self._timeout = ask, timedelta(seconds=timeout_s)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask("set", key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value: bytes = self._ask("get", key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key, amount))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        value: bytes = self._ask("compare_set", key, _bytes(expected), _bytes(desired))
+        return value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._ask("get", key) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit = timeout or self._timeout
+        deadline = time.monotonic() + limit.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise dist.DistStoreError(f"no note {', '.join(keys)} of another rank came within {limit}")
+            time.sleep(_LOOK_S)
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete", key))
+
+    def clone(self) -> "NoteStore":
+        return self
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def join_group(rank: int, size: int, device: str, store: Store, address: str, timeout_s: float) -> None:
+    """Join the group of all ranks.
+
+    Args:
+        rank: the number of this rank.
+        size: the number of ranks.
+        device: `cpu` or `cuda`.
+        store: where the ranks meet.
+        address: the IP address at which the other ranks reach this one.
+        timeout_s: longest wait for another rank.
+    """
+    interface = interface_of(address)
+    for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # else it connects within a later message, without a time limit
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+
+
+def lost_another(error: BaseException) -> bool:
+    """Return whether an error says that another rank has ended or does not answer."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def take_gpu() -> None:
+    """Use the GPU that this process sees from now on: Ray shows one to each rank."""
+    torch.cuda.set_device(0)
+    torch.cuda.init()  # until then, a device mesh would choose another GPU
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has an IP address.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    raise ValueError(f"no network interface of {socket.gethostname()} has {address}, by which Ray knows this node")

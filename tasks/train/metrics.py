@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.train import PPO
-from tasks.train.advantages.group import turn_groups, varied
+from tasks.train.advantages import turn_groups, varied
 from tasks.train.kl import kl_estimate
 from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import Step

@@ -1,13 +1,17 @@
 """Orders to a trainer, which name versions in the store and hold no tensors, and what it makes of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions.manifests import File
 
 Progress = Callable[[str], None]
+
+
+class RanksLostError(RuntimeError):
+    """A rank of the trainer was killed, hung, or became unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +23,6 @@ class UpdateOrder:
     trajectories: TrajectoriesVersion
     scores: ScoresVersion
 
-    @classmethod
-    def read(cls, names: Mapping[str, str]) -> Self:
-        """Return the order with these names of versions."""
-        return cls(
-            version=PolicyVersion(names["version"]),
-            policy=PolicyVersion(names["policy"]),
-            trajectories=TrajectoriesVersion(names["trajectories"]),
-            scores=ScoresVersion(names["scores"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class DistanceOrder:
@@ -38,16 +32,6 @@ class DistanceOrder:
     other: PolicyVersion
     trajectories: TrajectoriesVersion
     scores: ScoresVersion
-
-    @classmethod
-    def read(cls, names: Mapping[str, str]) -> Self:
-        """Return the order with these names of versions."""
-        return cls(
-            policy=PolicyVersion(names["policy"]),
-            other=PolicyVersion(names["other"]),
-            trajectories=TrajectoriesVersion(names["trajectories"]),
-            scores=ScoresVersion(names["scores"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +44,7 @@ class Made:
 
 
 class OrderedTrainer(Protocol):
-    """Carries out orders: `version_trainer.VersionTrainer` in one process, or `ranks.launcher.Ranks` in many."""
+    """Carries out orders: `version_trainer.VersionTrainer` in this process, or `tasks.cluster.trainer` in others."""
 
     def update(self, order: UpdateOrder, progress: Progress) -> Made:
         """Make a policy's files, and call `progress` with a line of text after each part."""

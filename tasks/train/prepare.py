@@ -14,9 +14,8 @@ from configs.train import PPO
 from tasks.train.advantages import Observed, estimate
 from tasks.train.batches import Columns
 from tasks.train.kl import kl_estimate
-from tasks.train.logprobs import action_logprobs
 from tasks.train.metrics import Metrics, value_metrics
-from tasks.train.passes import TokenScorer, bootstrap_values, refuse_not_finite, score_action_tokens
+from tasks.train.passes import TokenScorer, action_logprobs, bootstrap_values, refuse_not_finite, score_action_tokens
 from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Floats, Logprobs, Sample
 from tasks.train.sharding import within

@@ -11,10 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.train import PPO
-from tasks.train.credit import chain
-from tasks.train.logprobs import action_logprobs
-from tasks.train.passes import TokenScorer, score_action_tokens
+from tasks.train.passes import TokenScorer, action_logprobs, score_action_tokens
 from tasks.train.policy import load_policy
+from tasks.train.returns import chain
 from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Logprobs, Sample
 

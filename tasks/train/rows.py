@@ -1,4 +1,9 @@
-"""Sequences as the rows of a forward pass: padded, packed, or as trees that compute a common beginning once."""
+"""Sequences as the rows of a forward pass: padded, packed, or as trees that compute a common beginning once.
+
+Why trees: the samples of a group have the same prompt, and often the same first words. A causal model computes the same
+states for a token whenever the tokens before it are the same. So a group is one row of tokens, in which each token
+reads only the tokens before it in its own sequence.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,13 +12,13 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.train import PPO
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
-from tasks.train.prefix_tree import find_tree
 from tasks.train.samples import Ints, Sample
 
 PACKED_ATTENTION = "flash_attention_2"
@@ -66,17 +71,17 @@ class Rows(NamedTuple):
         trees     tokens [[5, 6, 7, 8]]     positions [[0, 1, 2, 1]]     the mask lets 8 read 5 and 8
     """
 
-    tokens: Tensor  # [B, T] int64
-    positions: Tensor | None = None  # [B, T] int64, the position of each token in its sequence; None: its column
-    mask: Tensor | None = None  # [B, 1, T, T] bool, the columns that each column reads; None: the earlier ones
+    tokens: Int[Tensor, "rows columns"]
+    positions: Int[Tensor, "rows columns"] | None = None  # the position of each token in its sequence; None: its column
+    mask: Bool[Tensor, "rows 1 columns columns"] | None = None  # what each column reads; None: the earlier ones
 
 
 class Places(NamedTuple):
     """The places of A tokens in `Rows`, and of the tokens before them, whose states predict them."""
 
-    rows: Tensor  # [A] int64
-    columns: Tensor  # [A] int64
-    before: Tensor  # [A] int64, the column of the token before, in the same row
+    rows: Int[Tensor, " actions"]
+    columns: Int[Tensor, " actions"]
+    before: Int[Tensor, " actions"]  # the column of the token before, in the same row
 
     @classmethod
     def padded(cls, rows: Tensor, columns: Tensor) -> Self:
@@ -274,3 +279,27 @@ def find_places(part: Sequence[Segment], chosen: Sequence[Ints], batching: Batch
             before.append(offset + path[positions - 1])
         offset += segment.length if packed else 0
     return Places(*(torch.from_numpy(np.concatenate(arrays)).to(batching.device) for arrays in (rows, columns, before)))
+
+
+class PrefixTree(NamedTuple):
+    """N tokens and the way of each sequence through them.
+
+    Example of 5 6 7, 5 8 and 5 6: PrefixTree(tokens=[5, 6, 7, 8], paths=[[0, 1, 2], [0, 3], [0, 1]])
+    """
+
+    tokens: Ints  # N
+    paths: list[Ints]  # for each sequence, the index in `tokens` of each of its tokens
+
+
+def find_tree(sequences: Iterable[Ints], most: int) -> PrefixTree | None:
+    """Return the prefix tree of sequences; None if it has more than `most` tokens."""
+    nodes, paths = dict[tuple[int, int], int](), list[Ints]()  # (token before, token) -> token
+    for sequence in sequences:
+        node, path = -1, list[int]()
+        for token in sequence.tolist():
+            node = nodes.setdefault((node, token), len(nodes))
+            path.append(node)
+            if len(nodes) > most:
+                return None
+        paths.append(np.array(path))
+    return PrefixTree(np.array([token for _, token in nodes]), paths)

@@ -26,9 +26,16 @@ import numpy.typing as npt
 
 from configs.score import Reward
 from storage.records import Score, Trajectory
-from tasks.train.credit import Causes, causes_of, chain
-from tasks.train.endings import is_trainable, return_after
-from tasks.train.reward_shaping import least_reward, settled, turn_rewards
+from tasks.train.returns import (
+    Causes,
+    causes_of,
+    chain,
+    is_trainable,
+    least_reward,
+    return_after,
+    settled,
+    turn_rewards,
+)
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -2,19 +2,29 @@
 
 A sharded parameter is whole only during a forward or backward pass of its part of the model: a decoder layer, or the
 rest (embedding, last norm, output layer).
+
+Their files are in safetensors format: STEM.safetensors, or several files that STEM.safetensors.index.json lists.
+Several ranks write several files: each tensor is gathered once and written by one rank, so that no rank holds more than
+its share of the tensors and one more.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
-from tasks.train.mesh import Mesh
+from storage.versions.model_files import INDEX
+from tasks.train.mesh import ALONE, Mesh, deal_out
 
 Result = TypeVar("Result")
 ReadRows = Callable[[str, int, int], Tensor]
@@ -115,3 +125,85 @@ def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
 def class_of(model: PreTrainedModel) -> type[Any]:
     """Return the class of a model; sharding replaces it by a subclass with another name."""
     return next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))
+
+
+class StoredTensors:
+    """The tensors of a folder's files with one stem, read one by one from mapped memory.
+
+    Raises:
+        FileNotFoundError: there are no such files.
+    """
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self.path = folder / f"{stem}.safetensors"
+        index = folder / f"{stem}.safetensors.index.json"
+        if index.is_file():
+            self._files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+            self._open: dict[Path, Any] = {path: safe_open(path, "pt") for path in set(self._files.values())}
+        else:
+            self._open = {self.path: safe_open(self.path, "pt")}
+            self._files = dict.fromkeys(self._open[self.path].keys(), self.path)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def shape(self, name: str) -> list[int]:
+        return [*self._slice(name).get_shape()]
+
+    def read(self, name: str) -> Tensor:
+        """Return a whole tensor, copied out of the mapped memory."""
+        value: Tensor = self._open[self._files[name]].get_tensor(name)
+        return value.clone()
+
+    def rows(self, name: str, start: int, end: int) -> Tensor:
+        """Return the rows start:end of a tensor with 1 dimension or more, copied out of the mapped memory."""
+        if start == end:  # safetensors refuses empty ranges
+            return self.rows(name, 0, 1)[:0]
+        value: Tensor = self._slice(name)[start:end]
+        return value.clone()
+
+    def _slice(self, name: str) -> Any:
+        return self._open[self._files[name]].get_slice(name)
+
+
+def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: Mesh = ALONE) -> None:
+    """Write tensors into one file; on a mesh, write this rank's share, and the first rank writes the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if mesh.size == 1:
+        save_file({name: value.detach().cpu() for name, value in tensors.items()}, folder / f"{stem}.safetensors")
+        return
+    sizes = [value.numel() * value.element_size() for value in tensors.values()]
+    owners, own = dict(zip(tensors, deal_out(sizes, mesh.size), strict=True)), {}
+    for name, value in tensors.items():
+        gathered = whole(value.detach())  # by all ranks, but only the owner keeps it
+        if owners[name] == mesh.rank:
+            own[name] = gathered.cpu().contiguous()
+        del gathered  # before the next one is gathered
+    files = [f"{stem}-{rank + 1:05d}-of-{mesh.size:05d}.safetensors" for rank in range(mesh.size)]
+    if own:
+        save_file(own, folder / files[mesh.rank], {"format": "pt"})
+    if mesh.rank == 0:
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": {name: files[owners[name]] for name in tensors}}
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_serving_copy(model: Path, copy: Path) -> None:
+    """Copy a transformers folder with float32 weights; several ranks copy their own files of it.
+
+    A server rounds float32 weights in the same way, so it serves the same numbers from both.
+    """
+    for path in sorted(path for path in model.rglob("*") if path.is_file()):
+        target = copy / path.relative_to(model)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".safetensors":
+            rounded = {name: value.bfloat16() for name, value in load_file(path).items()}
+            save_file(rounded, target, {"format": "pt"})
+        elif path.name == "config.json":
+            target.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n")
+        elif path.name == INDEX:
+            index = json.loads(path.read_text())
+            index["metadata"]["total_size"] //= torch.float32.itemsize // torch.bfloat16.itemsize
+            target.write_text(json.dumps(index, indent=2) + "\n")
+        else:
+            shutil.copyfile(path, target)

@@ -12,14 +12,13 @@ from transformers import PreTrainedModel
 
 from configs.train import PPO, Optimizer
 from tasks.train.batches import MicroBatch, Minibatch
-from tasks.train.critic import Critic
 from tasks.train.kl import kl_estimate
-from tasks.train.logprobs import hidden_states, predicting, read_out, targets_of
 from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.mesh import Mesh
+from tasks.train.passes import hidden_states, predicting, read_out, targets_of
 from tasks.train.samples import Sample, name_some
 from tasks.train.sharding import reduce_gradients, whole, within
-from tasks.train.train_state import TrainState
+from tasks.train.train_state import Critic, TrainState
 
 
 @dataclass(frozen=True, slots=True)

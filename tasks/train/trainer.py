@@ -13,17 +13,15 @@ from configs.train import PPO, Optimizer
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch
-from tasks.train.kl import adapt_kl_coefficient
-from tasks.train.mean_kl import mean_kl
+from tasks.train.kl import adapt_kl_coefficient, mean_kl
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import sample_metrics, step_metrics
-from tasks.train.optimizer_state import median_sqrt_v
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Draws, Preparation
 from tasks.train.rows import batching_for
 from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
 from tasks.train.step import Step, Stepper
-from tasks.train.train_state import TrainState, load_train_state, save_train_state
+from tasks.train.train_state import TrainState, load_train_state, median_sqrt_v, save_train_state
 
 logger = logging.getLogger(__name__)
 

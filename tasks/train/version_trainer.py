@@ -5,10 +5,8 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from configs import Config
 from storage import layout
@@ -23,28 +21,25 @@ from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from storage.versions.serving_copies import WHOLE_COPY_EVERY, ServingCopy, add_copy
 from tasks.problems.exclusions import read_exclusions, set_aside
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
-
-if TYPE_CHECKING:
-    from tasks.train.mesh import Mesh
-    from tasks.train.trainer import Trainer
-    from tasks.train.trainer_process import TrainerProcess
+from tasks.train.sharding import write_serving_copy
+from tasks.train.trainer import Trainer
 
 _NAMED = 20
 """Number of excluded trajectories that the log names."""
 
 
 class VersionTrainer:
-    """Carries out orders with a trainer in this process or in one of its own.
+    """Carries out orders. It keeps the policy in memory between them.
 
     Args:
         config: the run's configuration.
-        trainer: it keeps the policy in memory between orders.
-        mesh: the ranks that carry out the same orders; None: this process alone.
+        mesh: the ranks that carry out the same orders, each with a trainer of versions.
     """
 
-    def __init__(self, config: Config, trainer: "Trainer | TrainerProcess", mesh: "Mesh | None" = None) -> None:
-        self._config, self._trainer, self._mesh = config, trainer, mesh
+    def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
+        self._config, self._mesh, self._trainer = config, mesh, Trainer.of(config, mesh)
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
 
     def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
@@ -69,7 +64,7 @@ class VersionTrainer:
         metrics |= trainer.update(rows, scores, order.policy.number, progress)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order.policy)
-        if self._mesh and self._mesh.host > 0 and self._mesh.is_first_of_host:  # of host 0, the flow does it
+        if self._mesh.is_first_of_node:
             trim_to_limit(self._store, self._config.storage, (self._first, order.policy, order.version))
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
@@ -88,17 +83,15 @@ class VersionTrainer:
         return PolicyVersion(layout.checkpoint(self._config.run.name, 0))
 
     def _open(self, version: PolicyVersion, *, state: bool = False) -> Checkpoint:
-        fetching = self._fetch if self._mesh else fetch_all
-        return checkpoints.open_checkpoint(self._store, version, self._cache, state=state, fetching=fetching)
+        return checkpoints.open_checkpoint(self._store, version, self._cache, state=state, fetching=self._fetch)
 
     def _fetch(self, store: Store, files: Sequence[File], folder: Path) -> None:
-        """Fetch and verify files together with the other ranks of this host, each of which takes its share."""
-        assert self._mesh is not None
+        """Fetch and verify files together with the other ranks of this node, each of which takes its share."""
         fetch_all(store, [files[place] for place in self._mesh.share([file.bytes for file in files])], folder)
         self._mesh.wait()
 
     def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:
-        with self._mesh.in_turns() if self._mesh else nullcontext():
+        with self._mesh.in_turns():
             rows = list(datasets.trajectories(self._store, trajectories, self._cache))
             return rows, [to_score(row) for row in datasets.rows(self._store, scores, self._cache)]
 
@@ -116,11 +109,11 @@ class VersionTrainer:
 
     def _write(self, draft: Draft, policy: PolicyVersion) -> None:
         """Write this rank's files of the policy that follows `policy`."""
-        with TemporaryDirectory(prefix="checkpoint-", dir=self._scratch()) as folder:
+        with TemporaryDirectory(prefix="checkpoint-", dir=scratch_of_rank(self._config, self._mesh.rank)) as folder:
             model, state = Path(folder) / "model", Path(folder) / "state"
             self._trainer.save(model, state)
             canary = self._trainer.canary()
-            if self._mesh is None or self._mesh.rank == 0:
+            if self._mesh.rank == 0:
                 self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
             if self._config.storage.serving_copy:
@@ -131,8 +124,6 @@ class VersionTrainer:
 
     def _add_copy(self, draft: Draft, policy: PolicyVersion, model: Path, copy: Path) -> None:
         """Write this rank's files of the copy for servers."""
-        from tasks.train.serving_copy import write_serving_copy
-
         write_serving_copy(model, copy)
         parent = ServingCopy(self._store, read(self._store, policy), self._cache)
         add_copy(draft, copy, parent, 1 if self._store.is_local else WHOLE_COPY_EVERY)
@@ -148,14 +139,10 @@ class VersionTrainer:
                 (model / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, model / name)
 
-    def _scratch(self) -> Path:
-        run = self._config.run.name
-        return scratch_of(self._cache, run) if self._mesh is None else host_scratch(self._config, self._mesh.host)
 
-
-def host_scratch(config: Config, host: int) -> Path:
-    """Return the folder for files of the ranks of a host before they are stored; several hosts may share a cache."""
-    return scratch_of(Path(config.storage.cache), f"{config.run.name}/host-{host}")
+def scratch_of_rank(config: Config, rank: int) -> Path:
+    """Return the folder for files of a rank before they are stored; the nodes may share a cache."""
+    return scratch_of(Path(config.storage.cache), f"{config.run.name}/rank-{rank}")
 
 
 def _short(ids: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from storage.versions.fetch import fetch
 from storage.versions.manifests import read
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.problems.arithmetic import generate
-from tasks.train.model_sizes import PUBLIC, ModelSizes
+from tasks.train.memory import PUBLIC, ModelSizes
 
 _NAME = "config.json"
 

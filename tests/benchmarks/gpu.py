@@ -137,9 +137,8 @@ def _trainer(shape: Shape, device: str) -> "Trainer":
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from tasks.train.mesh import ALONE
-    from tasks.train.optimizer_state import make_adamw
     from tasks.train.policy import set_up
-    from tasks.train.train_state import TrainState
+    from tasks.train.train_state import TrainState, make_adamw
     from tasks.train.trainer import Trainer
 
     config = Qwen2Config(

@@ -20,12 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from configs.cluster import Trainer as TrainerKnobs
 from configs.score import Reward
 from configs.train import PPO, Optimizer
-from tasks.train.memory import memory_of
+from tasks.train.memory import ModelSizes, memory_of
 from tasks.train.mesh import Mesh
-from tasks.train.model_sizes import ModelSizes
 from tasks.train.sharding import local
 from tasks.train.step import Stepper
 from tasks.train.train_state import TrainState
@@ -131,7 +129,7 @@ def _ppo(shard: int) -> PPO:
 def _measure(model: Path, shard: int, data: Mapping[str, int], out: Path) -> None:
     """Take two updates in this rank, the second one with all tensors counted."""
     ppo = _ppo(shard)
-    mesh = Mesh.of(ppo.parallel, "cpu", TrainerKnobs())
+    mesh = Mesh.of(ppo.parallel, "cpu", 60, ["a"] * shard)
     trainer = Trainer(ppo, Optimizer(lr=1e-5, eps=1e-8), Reward(), mesh=mesh)
     trainer.load(model, None, seed=1)
     trainer.update(*random_rows(**data), version=2)

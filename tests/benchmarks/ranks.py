@@ -11,21 +11,19 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
-
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, peak_memory_mb, spread
 
 if TYPE_CHECKING:
-    from tasks.train.ranks.launcher import Ranks
-    from tasks.train.version_trainer import VersionTrainer
+    from tasks.cluster.trainer import RayTrainer
+    from tasks.train.orders import OrderedTrainer
     from tests.support.training_run import TrainingRun
 
 WARM_UP, ROUNDS = 1, 8
 MESHES = {
-    "one rank": ["trainer.launcher=torchrun", "ppo.threads=2"],
-    "two copies": ["trainer.launcher=torchrun", "ppo.parallel.replicate=2", "ppo.threads=1"],
-    "two shards": ["trainer.launcher=torchrun", "ppo.parallel.shard=2", "ppo.threads=1"],
+    "own process": ["ppo.threads=2", "run.overlap=true"],
+    "two copies": ["ppo.parallel.replicate=2", "ppo.threads=1"],
+    "two shards": ["ppo.parallel.shard=2", "ppo.threads=1"],
 }
 SHARDS = (1, 2, 4)
 OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5", "optimizer.eps=1e-8", "ppo.ppo_n_minibatches=1"]
@@ -66,34 +64,24 @@ def _model(folder: Path) -> Path:
 
 
 def _speed_rows(folder: Path, model: Path) -> list[Row]:
-    from tasks.train.trainer import Trainer
-    from tasks.train.trainer_process import TrainerProcess
+    from tasks.cluster.connection import connected
     from tasks.train.version_trainer import VersionTrainer
     from tests.support.training_run import TrainingRun
 
-    names = ["one process", "own process", *MESHES]
+    names = ["one process", *MESHES]
     runs = {name: TrainingRun(folder / name, WARM_UP + ROUNDS, model, OPTIONS, data=DATA) for name in names}
     config = runs["one process"].config("ppo.threads=2")
     times: dict[str, list[Times]] = {name: [] for name in names}
     with ExitStack() as stack:
-        trainers: dict[str, VersionTrainer | Ranks] = {
-            "one process": VersionTrainer(config, Trainer.of(config)),
-            "own process": VersionTrainer(config, stack.enter_context(TrainerProcess(config))),
-        }
+        stack.enter_context(connected(runs["one process"].config("ppo.parallel={replicate: 2, shard: 3}")))
+        trainers: dict[str, OrderedTrainer] = {"one process": VersionTrainer(config)}
         trainers |= {name: stack.enter_context(_ranks(runs[name], *settings)) for name, settings in MESHES.items()}
         for iteration in range(WARM_UP + ROUNDS):
             for name, trainer in trainers.items():
                 times[name].append(_timed(runs[name], trainer, iteration))
     plain = _plain(runs["one process"], folder / "plain.safetensors")
     return [
-        _row(
-            times,
-            "one rank",
-            "own process",
-            "training: one rank in a group / no group, both in a new process",
-            OVERHEAD,
-        ),
-        _row(times, "own process", "one process", "training: in a process of its own / in the flow's"),
+        _row(times, "own process", "one process", "training: one rank in Ray / in the flow's process", OVERHEAD),
         _row(
             times, "one process", "two copies", "training: one process with two threads / two copies with one", COPIES
         ),
@@ -102,7 +90,7 @@ def _speed_rows(folder: Path, model: Path) -> list[Row]:
     ]
 
 
-def _timed(run: "TrainingRun", trainer: "VersionTrainer | Ranks", iteration: int) -> Times:
+def _timed(run: "TrainingRun", trainer: "OrderedTrainer", iteration: int) -> Times:
     start = time.perf_counter()
     metrics = run.train(trainer, iteration).metrics
     training = metrics["seconds/update"] + metrics["seconds/prepare"]
@@ -154,28 +142,25 @@ def _file_rows(times: dict[str, list[Times]], plain: tuple[float, float, float])
 
 
 def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
+    import ray
+
+    from tasks.cluster.connection import connected
     from tests.benchmarks.rank_memory import memory_row
     from tests.support.training_run import TrainingRun
 
     for shard in SHARDS:
         run = TrainingRun(folder / str(shard), 2, model, OPTIONS, data=DATA)
-        settings = ["trainer.launcher=torchrun", f"ppo.parallel.shard={shard}", "ppo.threads=1"]
-        with _ranks(run, *settings) as ranks:
+        settings = [f"ppo.parallel.shard={shard}", "ppo.threads=1", "run.overlap=true"]
+        with connected(run.config(*settings)), _ranks(run, *settings) as ranks:
             for iteration in range(2):
                 run.train(ranks, iteration)
-            peaks = [peak_memory_mb(process.pid) for process in _processes(ranks)]
+            peaks = [peak_memory_mb(ray.get(rank.process.remote())) for rank in ranks._ranks]
         yield Row(f"peak memory of a rank, {shard} shards", f"{max(peaks):.0f} MB", detail="libraries included")
     for shard in SHARDS:
         yield memory_row(model, shard, {**DATA, "problems": 48}, folder / f"{shard}.json")
 
 
-def _processes(ranks: "Ranks") -> list[psutil.Process]:
-    assert ranks._host
-    torchrun = psutil.Process(ranks._host._torchrun.pid).children()[0]
-    return torchrun.children()
+def _ranks(run: "TrainingRun", *settings: str) -> "RayTrainer":
+    from tasks.cluster.trainer import RayTrainer
 
-
-def _ranks(run: "TrainingRun", *settings: str) -> "Ranks":
-    from tasks.train.ranks.launcher import Ranks
-
-    return Ranks(run.config(*settings), run.folder / "logs")
+    return RayTrainer(run.config(*settings), print)

@@ -45,12 +45,12 @@ def test_versions_are_those_of_one_process(
     assert kinds(store) == kinds(Store(f"{tmp_path}/alone"))
 
 
-RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 2}", "ppo.parallel.shard=2"]
+RANKS = ["trainer.max_restarts=2", "ppo.parallel.shard=3"]  # more than a node has cores
 
 
-@pytest.mark.parametrize("killed", scaled(["ray::NodeRanks"], ["ray::NodeRanks", "tasks.train.ranks.rank", "nothing"]))
+@pytest.mark.parametrize("killed", scaled(["ray::TrainerRank"], ["ray::TrainerRank", "nothing"]))
 def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
-    """The ranks of two nodes train; if one is killed, or the process that started it, all of them start again."""
+    """The ranks of two nodes train; if one is killed, all of them start again."""
     store, made = store_of(settings), layout.checkpoint("smoke", 1)
 
     def kill() -> None:
@@ -65,7 +65,7 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     check_whole(store, 3)
     states = [file.name for file in manifests.read(store, made).files if file.name.startswith("state/")]
     assert len(states) >= 2  # of two ranks
-    assert no_actor_is_left(20, "ray::NodeRanks", "tasks.train.ranks.rank")
+    assert no_actor_is_left(20, "ray::TrainerRank")
 
 
 @pytest.mark.skipif(not SOAK, reason="two vLLM servers start, over a minute: make soak")
@@ -115,8 +115,8 @@ def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: p
     """A cluster without room, one without a token, and none at all: the messages say what is missing."""
     with pytest.raises(ValueError, match=r"a worker needs 1 core and 8 GPU\(s\) on one node, the cluster has"):
         math_mt_ppo("smoke", [*settings, "cluster.gpus_per_worker=8"])
-    ranks = ["trainer={launcher: ray, hosts: 4}", "ppo.parallel.shard=8"]
-    with pytest.raises(ValueError, match=r"the trainer needs 4 node\(s\) with 2 core\(s\)"):
+    ranks = ["ppo.parallel.shard=8", "ppo.ppo_n_minibatches=1"]
+    with pytest.raises(ValueError, match=r"the trainer needs 1 core\(s\) and 0 GPU\(s\) for each of 8 rank\(s\)"):
         math_mt_ppo("smoke", [*settings, *ranks])
     with pytest.raises(ConnectionError, match="no Ray cluster answers at 127.0.0.1:1"):
         math_mt_ppo("smoke", [*settings, "cluster.address=127.0.0.1:1"])

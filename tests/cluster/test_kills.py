@@ -50,8 +50,8 @@ SETUPS = {
     "ranks": SetUp(
         "settings",
         ("node", "flow"),
-        {"worker": "ray::WaitingNode", "ranks of a node": "ray::NodeRanks", "rank": "tasks.train.ranks.rank"},
-        ("trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"),
+        {"worker": "ray::WaitingNode", "rank": "ray::TrainerRank"},
+        ("trainer.max_restarts=99", "ppo.parallel.shard=3"),  # more than a node has cores
     ),
     "vLLM": SetUp(
         "settings",

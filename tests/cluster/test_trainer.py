@@ -1,58 +1,260 @@
-"""The flow's side of a trainer on nodes: what it takes for the cause of a loss, and when it ends hosts."""
+"""The trainer as Ray actors on this host: checkpoints in parts, other meshes, errors, losses and restarts."""
 
+import json
+import logging
+import random
+import re
+import signal
 import threading
-from types import SimpleNamespace
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
-import ray
-from ray.exceptions import RayActorError
+import torch.distributed as dist
 
-from configs import load
-from tasks.cluster import trainer
-from tasks.cluster.node_ranks import LOST
-from tasks.rollout.remote.messages import Failure
-from tasks.train.ranks.launcher import RanksLostError
+from storage.errors import StorageError
+from storage.maintenance.verify import verify
+from storage.versions import checkpoints, manifests
+from storage.versions.manifests import Manifest
+from tasks.cluster.connection import connected
+from tasks.cluster.placement import Node, PlacementError, check_ranks
+from tasks.train.mesh import Mesh
+from tasks.train.orders import DistanceOrder, RanksLostError
+from tasks.train.version_trainer import VersionTrainer
+from tests.support import s3_server as s3
+from tests.support.rank_processes import run_ranks
+from tests.support.soak import scaled
+from tests.support.train_helpers import save_tiny
+from tests.support.training_run import TrainingRun, largest_difference
+
+if TYPE_CHECKING:
+    from tasks.cluster.trainer import RayTrainer
+
+pytestmark = pytest.mark.slow
 
 
-def test_the_first_cause_is_the_error_of_another_host_and_not_that_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first host only notices that it has lost the rank of another one, which has failed by itself."""
+@pytest.fixture(scope="module", autouse=True)
+def s3_bucket(tmp_path_factory: pytest.TempPathFactory, s3_server: s3.Endpoint) -> Iterator[str]:
+    """Start Ray once for all tests of this file, with credentials of a bucket, and yield the bucket's name."""
+    run = TrainingRun(tmp_path_factory.mktemp("ray"), 0)
+    with pytest.MonkeyPatch.context() as environment:
+        made = s3.make_bucket(s3_server, environment)
+        with connected(run.config("ppo.parallel={replicate: 2, shard: 2}")):
+            yield made
 
-    def get(answer: object, timeout: float) -> object:
-        assert timeout > 0
-        if isinstance(answer, Exception):
-            raise answer
-        return [], answer
 
-    class Answers:
-        def __init__(self, *answers: object) -> None:
-            left = iter(answers)
-            self.check = SimpleNamespace(remote=lambda: next(left))
+def ranks_of(run: TrainingRun, replicate: int, shard: int, *overrides: str) -> "RayTrainer":
+    from tasks.cluster.trainer import RayTrainer
 
-    monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(trainer, "_POLL_S", 0.0)
-    lost, own = Failure(LOST, "a connection was closed", ""), Failure("ValueError", "no such option", "in line 7")
+    config = run.config(f"ppo.parallel={{replicate: {replicate}, shard: {shard}}}", "run.overlap=true", *overrides)
+    return RayTrainer(config, logging.getLogger(__name__).info)
+
+
+def processes_of(ranks: "RayTrainer") -> list[psutil.Process]:
+    """Return the processes of the ranks that have started, in their order."""
+    import ray
+
+    return [psutil.Process(ray.get(rank.process.remote())) for rank in ranks._ranks]
+
+
+SERVED = ("inference.dtype=bfloat16", "storage.serving_copy=true")
+MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2), (1, 4), (1, 1), (4, 1)])
+"""Replicate and shard of one update after the other."""
+
+
+def test_another_mesh_goes_on(tmp_path: Path) -> None:
+    """Two shards, then one process, then copies: as one process up to rounding, with whole checkpoints in parts.
+
+    Servers get a copy of each in bfloat16.
+    """
+    model = save_tiny(tmp_path / "policy")
+    (model / "generation_config.json").write_text('{"eos_token_id": [3, 4], "repetition_penalty": 1.05}')
+    alone, mixed = (TrainingRun(tmp_path / name, len(MESHES), model) for name in ("alone", "mixed"))
+    trainer = VersionTrainer(alone.config())
+    for iteration, (replicate, shard) in enumerate(MESHES):
+        alone.train(trainer, iteration)
+        if replicate * shard == 1:
+            mixed.train(VersionTrainer(mixed.config()), iteration)
+            continue
+        with ranks_of(mixed, replicate, shard, *SERVED) as ranks:
+            manifest, last = mixed.train(ranks, iteration), mixed.policy(iteration + 1)
+            order = mixed.order(0)
+            distance = DistanceOrder(last, mixed.policy(0), order.trajectories, order.scores)
+            found = ranks.distance(distance)
+        check_parts(manifest, replicate * shard)
+        assert mixed.served(iteration + 1) == "serving"
+        print(f"{replicate} x {shard}", largest_difference(mixed.tensors(iteration + 1), alone.tensors(iteration + 1)))
+    assert verify(mixed.store, [last], deep=True).findings == []
+    assert largest_difference(mixed.tensors(len(MESHES)), alone.tensors(len(MESHES))) < 1e-6
+    assert generation(mixed, len(MESHES)) == generation(alone, len(MESHES)) == ([3, 4], 1.05)
+    expected = VersionTrainer(mixed.config()).distance(distance)
+    assert found
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def generation(run: TrainingRun, number: int) -> tuple[list[int], float]:
+    """Return what a checkpoint says of generation, which no training changes."""
+    opened = checkpoints.open_checkpoint(run.store, run.policy(number), run.folder / "cache")
+    values = json.loads((opened.model / "generation_config.json").read_text())
+    return values["eos_token_id"], values["repetition_penalty"]
+
+
+def check_parts(manifest: Manifest, ranks: int) -> None:
+    """Check that each rank has written its share."""
+    parts = {file.name for file in manifest.files if "-of-" in file.name}
+    stems = ("model/model", "serving/model", "state/optimizer", "state/critic", "state/reference")
+    numbers = range(1, ranks + 1)
+    assert parts == {f"{stem}-{number:05d}-of-{ranks:05d}.safetensors" for stem in stems for number in numbers}
+    sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
+    assert max(sizes) < 1.2 * sum(sizes) / ranks
+
+
+def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The trainer of a stream is one actor: files and metrics are the same; progress and alarms arrive once."""
+    model, told, found = save_tiny(tmp_path / "policy"), dict[str, list[str]](), {}
+    runs = {name: TrainingRun(tmp_path / name, 2, model) for name in ("here", "apart")}
+    with ranks_of(runs["apart"], 1, 1, "optimizer.eps=1e-2") as apart:
+        here = VersionTrainer(runs["here"].config("optimizer.eps=1e-2"))
+        for name, trainer in (("here", here), ("apart", apart)):
+            caplog.clear()
+            made = [runs[name].train(trainer, iteration, told.setdefault(name, [])) for iteration in range(2)]
+            assert caplog.text.count("ALARM: optimizer.eps") == 2
+            files = {file.name: file.sha256 for manifest in made for file in manifest.files}
+            timeless = [{k: v for k, v in each.metrics.items() if "second" not in k} for each in made]
+            found[name] = files, timeless
+    assert found["here"] == found["apart"]
+    steps = {name: [re.sub(" in .* s$", "", line) for line in lines] for name, lines in told.items()}
+    assert steps["apart"][1:] == steps["here"] != []
+    assert re.match(r"1 rank\(s\) on 1 node\(s\) are ready", steps["apart"][0])
+
+
+VICTIMS = ("rank 1", "rank 0", "rank 1 stops", "rank 0 stops")
+KILLS = scaled(1, 30)
+
+
+def strike(ranks: "RayTrainer", victim: str, after_s: float, kills: Counter[str]) -> threading.Thread:
+    """Kill or stop a rank after a while, in a thread, and count it."""
+    target, number = processes_of(ranks)[int(victim[5])], signal.SIGSTOP if "stops" in victim else signal.SIGKILL
+
+    def blow() -> None:
+        with suppress(psutil.NoSuchProcess):  # an earlier blow came late, and has ended it
+            target.send_signal(number)
+            kills[victim] += 1
+
+    thread = threading.Timer(after_s, blow)
+    thread.start()
+    return thread
+
+
+def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
+    """Whatever is killed or stopped at whatever moment: all ranks start again, and no bit is other than without it.
+
+    No other host could have reached a process of the trainer. Without restarts the flow ends, and names the rank; what
+    was committed, on S3, is whole, and servers get the numbers of copies of which only changes are stored.
+    """
+    dice, kills = random.Random(3), Counter[str]()
+    disturbed = TrainingRun(tmp_path / "disturbed", KILLS + 1)
+    quiet = TrainingRun(tmp_path / "quiet", KILLS + 1, root=f"s3://{s3_bucket}/{tmp_path.name}")
+    with ranks_of(disturbed, 1, 2, f"trainer.max_restarts={KILLS}", "trainer.timeout_s=5") as ranks:
+        disturbed.train(ranks, 0)
+        for iteration in range(1, KILLS + 1):
+            blow = strike(ranks, VICTIMS[(iteration - 1) % len(VICTIMS)], scaled(0.0, dice.uniform(0, 0.4)), kills)
+            disturbed.train(ranks, iteration)
+            blow.join()
+        restarts, last = ranks._restarts, processes_of(ranks)
+    assert psutil.wait_procs(last, timeout=20)[1] == []
+    assert disturbed.committed() == [*range(KILLS + 2)]
+    with ranks_of(quiet, 1, 2, *SERVED) as ranks:
+        for iteration in range(KILLS + 1):
+            quiet.train(ranks, iteration)
+        connections = [each for process in processes_of(ranks) for each in process.net_connections()]
+        places = {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
+        assert places == {"127.0.0.1"}
+        processes_of(ranks)[1].kill()
+        with pytest.raises(RanksLostError, match=r"rank 1 has ended.*last checkpoint"):
+            quiet.train(ranks, KILLS)
+    assert verify(quiet.store, [quiet.policy(KILLS + 1)], deep=True).findings == []
+    deltas = {file.name for file in manifests.read(quiet.store, quiet.policy(2)).files if file.name.endswith(".arrow")}
+    assert deltas == {f"delta/model-0000{part}-of-00002.safetensors.arrow" for part in (1, 2)}
+    assert quiet.served(2) == "serving"
+    assert largest_difference(disturbed.tensors(KILLS + 1), quiet.tensors(KILLS + 1)) == 0
+    assert restarts >= scaled(1, 20)  # some moments are after the update
+    print(f"{restarts} restarts after {kills.total()} kills and stops: {dict(kills)}")
+
+
+def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
+    """The flow raises the error of the rank that failed by itself, with its type, and keeps the logs of all.
+
+    The file is damaged that only one of them verifies; the other one waits for it.
+    """
+    run = TrainingRun(tmp_path, 1)
+    damaged = next(Path(run.store.path(run.policy(0))).rglob("model.safetensors"))
+    damaged.write_bytes(b"nothing")
+    with pytest.raises(StorageError, match=r"rank \d failed: .* its manifest says") as caught, ranks_of(run, 1, 2) as r:
+        run.train(r, 0)
+    assert re.search(r"trainer/rank-0000\d.log", caught.value.__notes__[0])
+    kept = {item.path.rpartition("/")[2] for item in run.store.walk("runs/smoke/logs")}
+    assert kept >= {"cause.txt", "rank-00000.log", "rank-00001.log"}
+
+
+def test_the_first_cause_is_the_error_of_a_rank_and_not_that_others_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that comes a little after the others have noticed it counts; one that they only noticed does not."""
+    import ray
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    from tasks.cluster import trainer
+
+    def failed(error: Exception) -> RayTaskError:
+        return RayTaskError("update", "the traceback", error)
+
+    lost, own = failed(RanksLostError("rank 0 lost another one")), failed(ValueError("no such option"))
+    late = iter([None, own])
+    monkeypatch.setattr(trainer, "_error_of", lambda answer: next(late) if answer == "late" else answer)
+    monkeypatch.setattr(ray, "wait", lambda given, **_: ([], [each for each in given if each == "late"]))
     made = trainer.RayTrainer.__new__(trainer.RayTrainer)
-    for others, first, cause in [
-        ([Answers(lost), Answers(None, own)], lost, own),  # it notices its own error a little later
-        ([Answers(lost), Answers(RayActorError())], lost, lost),
-        ([Answers(RayActorError())], None, None),
-    ]:
-        made._hosts, made._failure = [object(), *others], first
-        assert made._first_cause() == cause
+    made._ranks = [object()] * 2
+    cases: list[tuple[list[Any], type[Exception], str]] = [
+        ([lost, own], ValueError, "rank 1 failed: no such option"),
+        ([lost, "late"], ValueError, "rank 1 failed: no such option"),
+        ([lost, ActorDiedError()], RanksLostError, "rank 1 has ended"),
+        ([lost, lost], RanksLostError, "rank 0 lost another one"),
+    ]
+    for answers, kind, text in cases:
+        cause = made._first_cause(answers)
+        assert isinstance(cause, kind)
+        assert str(cause).startswith(text)
 
 
-def test_the_last_hosts_live_until_their_logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of earlier starts are killed, and others start in their place."""
-    killed: list[str] = []
-    monkeypatch.setattr(ray, "kill", killed.append)
-    made = trainer.RayTrainer.__new__(trainer.RayTrainer)
-    made._config, made._restarts, made._failure = load("smoke", ["trainer.max_restarts=1"]), 0, None
-    made._hosts, made._watching = ["first"], threading.Condition()
-    monkeypatch.setattr(made, "_start", lambda: made._hosts.append("second"))
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    """Ranks whose libraries differ, and ranks for which there is no room."""
+    from tasks.cluster.trainer import _refuse_different
 
-    def lose() -> None:
-        raise RanksLostError(f"lost by {made._hosts[0]}")
+    with pytest.raises(ValueError, match="rank 1 has torch 2.1, rank 0 has torch 2.0: install the same everywhere"):
+        _refuse_different([{"torch": "2.0"}, {"torch": "2.1"}])
+    nodes = [Node("a", "first", cpus=3.0, gpus=2.0), Node("b", "second", cpus=8.0, gpus=1.0)]
+    check_ranks(nodes, 3, 1.0, 1.0)
+    with pytest.raises(PlacementError, match=r"1 GPU\(s\) for each of 4 rank\(s\), but .* second with 8 cores"):
+        check_ranks(nodes, 4, 1.0, 1.0)
 
-    with pytest.raises(RanksLostError, match="lost by second"):
-        made._with_restarts(lose, lambda _: None)
-    assert (killed, made._hosts) == (["first"], ["second"])
+
+def check_caches(folder: Path, root: str) -> None:
+    """Train with two ranks as if each had a node, with caches that may keep nothing but what is in use."""
+    run, rank = TrainingRun.reopened(folder, root), dist.get_rank()
+    cache = folder / f"cache-{rank}"
+    config = run.config("ppo.parallel.replicate=2", f"storage.cache={cache}", "storage.cache_gib=1e-9")
+    mesh = Mesh.of(config.ppo.parallel, "cpu", 60, ["a", "b"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.versions.fetch.RECENT_S", -60.0)
+        VersionTrainer(config, mesh).update(run.order(0), print, "nonce")
+    assert [*(cache / run.policy(0)).rglob("*.safetensors")]
+    assert [*(cache / run.policy(1)).rglob("*.safetensors")]
+    assert not [*(cache / run.order(0).trajectories).rglob("*.parquet")]
+
+
+def test_each_node_fetches_and_trims_its_cache(tmp_path: Path, s3_bucket: str) -> None:
+    run = TrainingRun(tmp_path / "run", 1, root=f"s3://{s3_bucket}/{tmp_path.name}")
+    run_ranks(2, check_caches, run.folder, run.root, log=tmp_path / "log")

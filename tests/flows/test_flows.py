@@ -234,7 +234,7 @@ def test_a_failure_of_training_ends_the_stream(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If training fails, the stream is cancelled, and only training's error is reported."""
-    monkeypatch.setattr("tasks.train.trainer_process.TrainerProcess.update", broken_update)
+    monkeypatch.setattr("tasks.cluster.trainer.RayTrainer.update", broken_update)
     with pytest.raises(ValueError, match="training broke"):
         run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4"])
     store = Store(f"{tmp_path}/var")

@@ -23,7 +23,7 @@ from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
-from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
+from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, RANKS, Point, marked, start
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
 from tests.support.soak import scaled
@@ -302,7 +302,7 @@ def test_a_signal_at_any_moment_of_a_run(
 
 STAGES = [
     pytest.param(Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
-    pytest.param(Point("train", RECEIVE_FROM_RANKS, 3), RANKS, id="train with ranks"),
+    pytest.param(Point("train", ANSWERS, 3), RANKS, id="train with ranks"),
     pytest.param(Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP, id="rollout ahead"),
     pytest.param(Point("rollout", "tasks.rollout.collector:Collector._episode", 3), [], id="rollout"),
     pytest.param(Point("score", "tasks.score.scoring:_score", 2), [], id="score"),

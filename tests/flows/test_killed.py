@@ -22,7 +22,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import to_score
 from storage.versions import aliases, checkpoints, datasets, manifests
-from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
+from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, RANKS, Point, marked, start
 from tests.support.paths import ROOT
 from tests.support.soak import SOAK, scaled
 
@@ -40,8 +40,6 @@ SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:_score"
 STEP = "tasks.train.step:Stepper.take"
 SAVE = "tasks.train.trainer:Trainer.save"
-RECEIVE = "tasks.train.trainer_process:TrainerProcess._receive"
-SAVE_APART = "tasks.train.trainer_process:TrainerProcess.save"
 ADD = "storage.versions.drafts:Draft.add"
 ENTER = "storage.logs.catalog:enter"
 CREATE = "storage.objects.store:Store.create"
@@ -67,12 +65,10 @@ STAGE_POINTS = [
 POINTS = [*STAGE_POINTS, *COMMIT_POINTS]
 OVERLAP_POINTS = [
     *(Point("rollout", SHARD, nth, when) for nth in (1, 2, 4) for when in BOTH),
-    *(Point("train", RECEIVE, nth) for nth in (1, 2, 3, 6)),  # the process of the trainer is working
-    *(Point("train", SAVE_APART, 1, when) for when in BOTH),
+    *(Point("train", ANSWERS, nth, when) for nth in (1, 2, 3) for when in BOTH),  # the trainer starts or works
 ]
 RANKS_POINTS = [
-    *(Point("train", RECEIVE_FROM_RANKS, nth) for nth in (3, 1, 2, 6)),  # ranks start or work
-    *(Point("train", "tasks.train.ranks.host:HostRanks.start", 1, when) for when in BOTH),
+    *(Point("train", ANSWERS, nth, when) for nth in (3, 1, 2) for when in BOTH),  # ranks start or work
     *(Point("commit", COMMIT, 3, when) for when in BOTH),
 ]
 RANDOM_KILLS = scaled(3, 200)
@@ -224,7 +220,7 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
     assert_undisturbed(witness, tmp_path)
 
 
-@pytest.mark.skipif(not SOAK, reason="long: make soak; tests/train/test_ranks.py has a sample")
+@pytest.mark.skipif(not SOAK, reason="long: make soak; tests/cluster/test_trainer.py has a sample")
 @pytest.mark.timeout(3600)
 def test_killed_with_two_ranks(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same holds with two ranks: they end with the flow, and no update is lost or doubled."""

@@ -230,7 +230,7 @@ class Weights:
     def _compute(self, rows: Sequence[tuple[npt.NDArray[np.int32], Bools]], temperature: float) -> list[Floats]:
         import torch
 
-        from tasks.train.logprobs import action_logprobs
+        from tasks.train.passes import action_logprobs
         from tasks.train.rows import Places, Rows
 
         tokens = np.zeros((len(rows), max(2, *(len(ids) for ids, _ in rows))), np.int64)

@@ -22,8 +22,9 @@ from storage.errors import StorageError
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
-RANKS = ["trainer.launcher=torchrun", "ppo.parallel.shard=2"]
-RECEIVE_FROM_RANKS = "tasks.train.ranks.launcher:receive"
+RANKS = ["ppo.parallel.shard=2"]
+ANSWERS = "tasks.cluster.trainer:RayTrainer._answers"
+"""The flow waits for ranks: that they begin, join, and carry out one order after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,6 @@ def _refuse_work_that_is_done() -> None:
 
     _wrap("flows.math_mt_ppo:open_run", open_run)
     _wrap("tasks.train.trainer:Trainer.update", update)
-    _wrap("tasks.train.trainer_process:TrainerProcess.update", update)
 
 
 def send_at(point: Point) -> None:

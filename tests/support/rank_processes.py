@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
-import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,17 @@ from storage.processes.child import end_with_parent
 _JOIN_S = 300
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_ranks(size: int, function: Callable[..., None], *arguments: Any, log: Path) -> None:
     """Run `function(*arguments)` in `size` processes of one group; fail with their output if one of them fails."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tasks.train.trainer", "tasks.train.ranks.group"])
-    port = free_port()
-    processes = [
-        context.Process(target=_run, args=(rank, size, port, function, arguments, log, {**os.environ}))
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(_JOIN_S)
+    context.set_forkserver_preload(["tasks.train.trainer"])
+    with tempfile.TemporaryDirectory() as folder:
+        given = (f"{folder}/meeting", function, arguments, log, {**os.environ})
+        processes = [context.Process(target=_run, args=(rank, size, *given)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(_JOIN_S)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
@@ -41,7 +33,7 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any, log: Pa
 def _run(
     rank: int,
     size: int,
-    port: int,
+    meeting: str,
     function: Callable[..., None],
     arguments: Any,
     log: Path,
@@ -51,13 +43,10 @@ def _run(
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
-    os.environ |= environment | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    from tasks.train.ranks.group import meet, open_store, process_group
+    os.environ |= environment
+    from torch._C._distributed_c10d import FileStore
 
-    with process_group("cpu", meet(open_store(1, 120), rank, size), 60):
-        function(*arguments)
+    from tasks.train.mesh import join_group
+
+    join_group(rank, size, "cpu", FileStore(meeting, size), "127.0.0.1", 60)
+    function(*arguments)

@@ -28,8 +28,7 @@ GROUPS = {
     "tests/cluster/test_kills.py": "ranks",
     "tests/cluster/test_local.py": "ranks",
     "tests/cluster/test_two_hosts.py": "ranks",
-    "tests/train/test_ranks.py": "ranks",
-    "tests/train/test_two_hosts.py": "ranks",
+    "tests/cluster/test_trainer.py": "ranks",
 }
 """The group of each file that uses these servers, or waits long for ranks. One process runs all files of a group; the
 first two groups take about the same time."""

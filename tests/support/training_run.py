@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from configs import Config, load
 from storage import layout
@@ -15,10 +17,8 @@ from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
-from tasks.train.orders import UpdateOrder
+from tasks.train.orders import OrderedTrainer, UpdateOrder
 from tasks.train.policy import load_policy, make_canary
-from tasks.train.ranks.launcher import Ranks
-from tasks.train.version_trainer import VersionTrainer
 from tests.support.train_helpers import random_rows, save_tiny
 
 RUN, SCORER = "smoke", "5c0e"
@@ -85,9 +85,9 @@ class TrainingRun:
         data = layout.trajectories(RUN, iteration), layout.scores(RUN, iteration, SCORER)
         return UpdateOrder(self.policy(iteration + 1), self.policy(iteration), *data)
 
-    def train(self, trainer: VersionTrainer | Ranks, iteration: int) -> Manifest:
-        """Make and commit the next policy, as the task does."""
-        order, lines = self.order(iteration), list[str]()
+    def train(self, trainer: OrderedTrainer, iteration: int, told: list[str] | None = None) -> Manifest:
+        """Make and commit the next policy, as the task does; add lines of progress to `told`."""
+        order, lines = self.order(iteration), [] if told is None else told
         made = trainer.update(order, lines.append)
         with Draft(self.store, order.version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
@@ -101,6 +101,17 @@ class TrainingRun:
         for path in [*opened.model.glob("*.safetensors"), *opened.state.glob("*.safetensors")]:
             found |= {f"{path.name.split('-')[0].split('.')[0]}/{k}": v for k, v in load_file(path).items()}
         return found
+
+    def served(self, number: int) -> str:
+        """Check that servers in bfloat16 get the rounded weights of a policy; return the folder that they read."""
+        node = self.folder / "node"
+        served = checkpoints.open_checkpoint(self.store, self.policy(number), node, serving=True).model
+        model = checkpoints.open_checkpoint(self.store, self.policy(number), node).model
+        wanted, found = (
+            AutoModelForCausalLM.from_pretrained(each, dtype=torch.bfloat16).state_dict() for each in (model, served)
+        )
+        assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+        return served.name
 
     def committed(self) -> list[int]:
         """Return the numbers of the policies."""

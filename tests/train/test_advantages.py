@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.train import Advantage
-from tasks.train.advantages import Observed, estimate
-from tasks.train.advantages.normalise import normalise
-from tasks.train.credit import chain
+from tasks.train.advantages import Observed, estimate, normalise
+from tasks.train.returns import chain
 from tasks.train.samples import Floats, Sample, build_samples
 from tests.experiments.baselines import learn, toys
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -53,12 +52,6 @@ def test_group_baselines_by_turn_by_hand() -> None:
     third = 1 / 3
     assert advantages[:3] == [pytest.approx([1 + third]), pytest.approx([third, 1]), pytest.approx([-2 + third, -1])]
     assert advantages[3:] == [[0.0], [0.0]]
-
-
-def test_a_turns_advantage_goes_to_all_its_tokens() -> None:
-    """Each of the two tokens of a turn has the turn's advantage."""
-    advantages = advantages_of(samples_of(ROWS, length=2), baseline="turn")
-    assert advantages[1] == pytest.approx([1 / 3, 1 / 3, 1, 1])
 
 
 def tool_group(many: Sequence[float], one: Sequence[float]) -> list[Sample]:
@@ -233,15 +226,6 @@ def test_a_solved_group_does_not_train_on_its_penalties_at_full_strength(knobs: 
     assert np.abs(together[:4]).max() > (1.4 if knobs.get("normalisation") != "batch" else 0.0)
 
 
-def test_penalties_alone_do_not_blow_up() -> None:
-    """If all groups are solved, nothing but the penalties is left, in their own units."""
-    samples = samples_of({"a": ("p", [1]), "b": ("p", [1])})
-    observed = [Observed(np.array([-0.02])), Observed(np.zeros(1))]
-    for knobs in ({"normalisation": "batch"}, {"normalisation": "none", "scale_by_std": True}):
-        advantages = estimate(samples, observed, Advantage.model_validate(knobs)).advantages
-        assert [row.tolist() for row in advantages] == [[pytest.approx(-0.01)], [pytest.approx(0.01)]]
-
-
 def test_one_wrong_answer_does_not_fill_the_whole_step() -> None:
     """One wrong answer in 512 gets -21.9 in standard deviations: the bound divides all advantages by more."""
     rows: Rows = {f"{p:02d}{n:02d}": (f"p{p}", [float(p + n > 0)]) for p in range(32) for n in range(16)}
@@ -281,26 +265,11 @@ def test_gae_golden_values() -> None:
     assert returns == pytest.approx([0.9286875, 0.95125, 0.975, 1.0])
 
 
-def test_gae_with_both_discounts_by_hand() -> None:
-    """Discount .9 within a turn, .5 from turn to turn, lambda .8."""
-    advantages, _ = gae_of(golden(turn_discount=0.5), [0.1, 0.2, 0.3, 0.4], discount=0.9, gae_lambda=0.8)
-    fourth = 1 - 0.4
-    third = 0.9 * 0.4 - 0.3 + 0.9 * 0.8 * fourth
-    second = 0.5 * 0.3 - 0.2 + 0.5 * 0.8 * third
-    first = 0.9 * 0.2 - 0.1 + 0.9 * 0.8 * second
-    assert advantages == pytest.approx([first, second, third, fourth])
-
-
 def test_the_return_after_a_cut_is_one_turn_later() -> None:
     """The return after a cut is discounted like the next turn; lambda 0 isolates it."""
     sample = golden(turn_discount=0.8)
     advantages, _ = gae_of(sample, [0.5] * 4, bootstrap=0.7, discount=0.9, gae_lambda=0.0)
     assert advantages[3] == pytest.approx(1 + 0.8 * 0.7 - 0.5)
-
-
-def test_gae_with_lambda_1_is_return_minus_value() -> None:
-    """Without discount and with zero values the advantages are the returns."""
-    assert gae_of(golden(), [0.0] * 4)[0] == pytest.approx([1, 1, 1, 1])
 
 
 def test_gae_pads_without_effect() -> None:

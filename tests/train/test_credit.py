@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.train import Advantage
-from storage.records import Score, Trajectory
+from storage.records import Score
 from tasks.train.advantages import Observed, estimate
-from tasks.train.credit import in_order
-from tasks.train.reward_shaping import turn_returns
+from tasks.train.returns import in_order, turn_returns
 from tasks.train.samples import Sample, build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 from tests.support.trees import TREES, Tree
@@ -34,19 +33,6 @@ RETURNS: dict[str, tuple[list[float], list[float]]] = {
     "nobody waited": ([1, 1], [1, 0]),
 }
 """Returns of each tree's turns, as stored, with a turn discount of 0.5: by causes, and by the stored order."""
-ADVANTAGES: dict[str, list[float]] = {
-    "chain": [0.125, 0.25, 0.5],
-    "candidates": [0.5, 0.5, 0.5],
-    "candidate that goes on": [0.25, 0.25, 0.25, 0.5],
-    "retry": [0.25, 0.5],
-    "planner and workers": [0.5, 0.5, 0.25, 0],
-    "compaction": [0.125, 0.25, 0.5],
-    "tool loop": [0.125, 0.25, 0.5],
-    "two sub-agents": [0.25, 0.5, 0.25, 0],
-    "unused branch": [0.125, 0.25, 0.25, 0.5],
-    "nobody waited": [0.5, 0.5],
-}
-"""Advantages of the turns beside an episode of the same tree without any reward."""
 
 
 def sample_of(tree: Tree, name: str = "t", credit: Credit = "causes", **made: Any) -> Sample:
@@ -68,26 +54,6 @@ def test_returns_of_ten_trees_by_hand(name: str) -> None:
     by_causes, by_order = RETURNS[name]
     assert sample_of(TREES[name], turn_discount=0.5).returns.tolist() == by_causes
     assert sample_of(TREES[name], credit="order", turn_discount=0.5).returns.tolist() == by_order
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_advantages_of_ten_trees_by_hand(name: str) -> None:
-    """An episode with the tree's rewards, and one of the same tree whose rewards are all 0."""
-    tree = TREES[name]
-    none = replace(tree, rewards=[None if reward is None else 0 for reward in tree.rewards])
-    samples = [sample_of(tree, "a", turn_discount=0.5), sample_of(none, "b", turn_discount=0.5)]
-    advantages = ADVANTAGES[name]
-    assert advantages_of(samples) == [advantages, [-value for value in advantages]]
-
-
-@pytest.mark.parametrize("right", range(3))
-def test_each_candidate_of_a_request_is_paid_for_the_right_one(right: int) -> None:
-    """With n=3 the place of the right candidate says nothing about the others."""
-    candidates = TREES["candidates"]
-    paid, rewards = [0, 0, 0], [None, None, None]
-    paid[right], rewards[right] = 3, 1  # type: ignore[call-overload]
-    tree = replace(candidates, rewards=rewards, paid=paid)
-    assert sample_of(tree).returns.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("credit", "bold_is_better"), [("causes", False), ("order", True)])
@@ -143,13 +109,6 @@ def test_a_grade_that_nobody_gave_while_playing_comes_at_the_end() -> None:
     tree = TREES["candidates"]
     (sample,) = build_samples([tree.trajectory()], scores, RAW)
     assert sample.returns.tolist() == [1, 1, 1]
-
-
-def test_penalties_are_due_for_their_turn_and_what_it_came_from() -> None:
-    """The planner caused the workers' divergence; the workers did not cause each other's, whoever was first."""
-    causes = sample_of(TREES["planner and workers"]).causes
-    penalties = np.array([-1.0, -10.0, -100.0, -1000.0])
-    assert causes.returns(np.zeros(4), penalties, 1.0, 0.0).tolist() == [-1001.0, -1010.0, -1111.0, -1000.0]
 
 
 @pytest.mark.parametrize("received", [[0, 1, 2], [1, 2, 0], [2, 0, 1], [-1, 0, 1]])
@@ -276,61 +235,6 @@ def test_an_order_that_is_not_possible_is_known(columns: dict[str, list[int]]) -
     assert not in_order(row)
 
 
-def naive(row: Trajectory, scores: Sequence[Score], reward: Reward) -> tuple[list[float], list[float], float | None]:
-    """Compute rewards, returns and the return after the end as programs did before credit followed causes."""
-    rewards = []
-    for turn, score in zip(row.turns, scores, strict=True):
-        over = max(0, turn.end - turn.start - (8 - reward.overlong_tokens))
-        penalty = reward.overlong_penalty * min(1.0, over / reward.overlong_tokens)
-        shaped = (((score.reward - 0.5) * 2) - reward.bias) * reward.scaling - penalty
-        rewards.append(0.0 if score.verdict == "none" else max(-reward.max_clip, min(reward.max_clip, shaped)))
-    least = max(-reward.max_clip, min(reward.max_clip, (-1 - reward.bias) * reward.scaling - reward.overlong_penalty))
-    after: float | None = 0.0
-    if row.status == "truncated" and row.unplayed_turns:
-        after = None if row.unplayed_turns < 0 else turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
-    return rewards, turn_returns(rewards, row.turn_discount, after or 0.0), after
-
-
-@given(
-    orders(),
-    st.lists(st.tuples(st.floats(-3, 3), st.booleans(), st.integers(1, 8)), min_size=6, max_size=6),
-    st.sampled_from([("completed", 0), ("truncated", -1), ("truncated", 0), ("truncated", 2)]),
-    st.floats(0, 1),
-    st.sampled_from(["", "policy", "set-up"]),
-)
-def test_a_run_that_began_earlier_computes_what_it_computed(
-    columns: tuple[list[int], list[int], list[int]],
-    turns: list[tuple[float, bool, int]],
-    ending: tuple[Any, int],
-    discount: float,
-    fault: Any,
-) -> None:
-    """With the knobs' values of older programs, no new column changes any bit."""
-    received, asked, paid = columns
-    turns = turns[: len(received)]
-    row = replace(
-        make_trajectory("t", [[10] * length for _, _, length in turns], status=ending[0], unplayed_turns=ending[1]),
-        received=received,
-        asked=asked,
-        paid=paid,
-        limits=[3] * len(turns),
-        fault=fault,
-        turn_discount=discount,
-        sampling='{"max_new_tokens": 8}',
-    )
-    scores = [
-        Score("t", number, "wrong" if graded else "none", 0.0, "", "", "", reward)
-        for number, (reward, graded, _) in enumerate(turns)
-    ]
-    reward = Reward(shape="success", unfinished="leave-out", bias=0.1, scaling=1.5, max_clip=4.0, overlong_tokens=3)
-    (sample,) = build_samples([row], scores, reward, credit="order")
-    rewards, returns, after = naive(row, scores, reward)
-    assert (sample.rewards.tolist(), sample.returns.tolist(), sample.after) == (rewards, returns, after)
-    assert sample.order.tolist() == [*range(len(turns))]
-    assert sample.in_loss.all()
-    assert sample.graded.tolist() == [graded for _, graded, _ in turns]
-
-
 def branched(tree: str = "planner and workers") -> tuple[Sample, Observed]:
     sample = sample_of(TREES[tree], turn_discount=0.5)
     return sample, Observed(np.zeros(len(sample.actions)), np.full(len(sample.actions), 0.25))
@@ -356,10 +260,3 @@ def test_gae_over_branches_by_hand() -> None:
     a, b, p, q = 1 - 1, 1 - 1, 0.5 - 0.5, -2
     expected = np.array([a / 2, a, b / 2, b, p / 2 - 1, p, q / 2, q])
     assert advantages == pytest.approx(expected - 0.25)
-
-
-def test_gae_of_an_answer_that_nobody_got() -> None:
-    """It earns what followed the request, as the answer that the agent got does."""
-    sample, observed = branched("nobody waited")
-    (advantages,) = estimate([sample], [observed], Advantage(type="gae", normalisation="none")).advantages
-    assert advantages.tolist() == [0.75, 0.75, 0.75, 0.75]

@@ -107,7 +107,7 @@ def test_gradient_is_that_of_the_written_formula(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
 ) -> None:
     """Each option's gradient, with baselines and the mean over all action tokens, equals autograd in float64."""
-    monkeypatch.setattr("tasks.train.logprobs.CHUNK_TOKENS", 7)
+    monkeypatch.setattr("tasks.train.passes.CHUNK_TOKENS", 7)
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
     trainer = make_trainer(save_tiny(tmp_path / "now"), first=first, micro_batch_tokens=50, **knobs)
@@ -178,7 +178,7 @@ def test_gradient_does_not_depend_on_the_batching(
     whole, parts = make_trainer(folder, **options), make_trainer(folder, **options, micro_batch_tokens=tokens)
     rows, scores = random_rows()
     whole.update(rows, scores, version=2)
-    monkeypatch.setattr("tasks.train.logprobs.CHUNK_TOKENS", chunk)
+    monkeypatch.setattr("tasks.train.passes.CHUNK_TOKENS", chunk)
     parts.update(rows[::-1], scores[::-1], version=2)
     assert_near(gradients(parts), gradients(whole), 1e-6)
 

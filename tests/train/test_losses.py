@@ -1,18 +1,19 @@
-"""The losses of PPO, by hand and against autograd through naive float64 versions."""
+"""The losses of PPO, the KL estimators and oneDNN's linear layers, by hand."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.train import PPO, KLEstimator
 from tasks.train.kl import adapt_kl_coefficient, kl_estimate
 from tasks.train.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
+from tasks.train.policy import OneDNNLinear, load_policy, use_onednn
 from tests.experiments.limits import CASES, DRAWS, errors
+from tests.support.train_helpers import assert_near, save_tiny, tiny_model
 
 
 def tensor(*values: float) -> Tensor:
@@ -84,40 +85,6 @@ def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, gradient
     assert bool(out.dual_clipped) is dual
 
 
-def naive(
-    logp: Tensor, proximal: Tensor, weight: Tensor, advantages: Tensor, low: float, high: float, c: Any
-) -> Tensor:
-    """Compute the loss one token at a time, with Python's min and max."""
-    total = torch.zeros((), dtype=torch.float64)
-    for lp, p, w, a in zip(logp, proximal, weight, advantages, strict=True):
-        ratio = (lp - p).exp()
-        objective = min(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
-        if c and a < 0:
-            objective = max(objective, c * a)
-        total = total - w * objective
-    return total
-
-
-@given(st.integers(0, 10_000), st.sampled_from([None, 0.28, 0.5]), st.sampled_from([None, 1.5, 3.0]))
-def test_gradient_is_autograds_of_the_naive_version(seed: int, higher: float | None, c_clip: float | None) -> None:
-    """The gradient equals that of the naive version for random numbers, all options together."""
-    draw = torch.Generator().manual_seed(seed)
-    logp, proximal, advantages = (torch.randn(12, generator=draw, dtype=torch.float64) for _ in range(3))
-    weight = torch.rand(12, generator=draw, dtype=torch.float64) * 2
-    ours, theirs = logp.clone().requires_grad_(), logp.clone().requires_grad_()
-    policy_loss(ours, proximal, weight, advantages, 0.2, higher, c_clip).loss.sum().backward()
-    naive(theirs, proximal, weight, advantages, 0.2, higher or 0.2, c_clip).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_on_policy_gradient_is_the_policy_gradient() -> None:
-    """If policy, proximal and behaviour agree, d loss / d logp = -A."""
-    logp = tensor(-1.0, -2.0, -0.5).requires_grad_()
-    advantages = tensor(1.0, -2.0, 0.5)
-    (gradient,) = torch.autograd.grad(policy_loss(logp, logp.detach(), torch.ones(3), advantages, 0.2).loss.sum(), logp)
-    torch.testing.assert_close(gradient, -advantages)
-
-
 def test_only_the_loss_carries_a_gradient() -> None:
     """Values for the metrics must not hold the autograd graph."""
     out, _ = loss_of(1.1, 1.0, c_clip=2.0)
@@ -133,10 +100,10 @@ LOG_WEIGHTS = tensor(math.log(4), 0.0, math.log(3))
     ("knobs", "expected"),
     [
         ({}, [4, 1, 3]),
-        ({"cap": 2}, [2, 1, 2]),
+        ({"cap": 2.0}, [2, 1, 2]),
         ({"cap": 3.5, "mode": "mask"}, [0, 1, 3]),
-        ({"cap": 3.5, "floor": 2}, [3.5, 0, 3]),
-        ({"cap": 3.5, "floor": 2, "mode": "mask"}, [0, 0, 3]),
+        ({"cap": 3.5, "floor": 2.0}, [3.5, 0, 3]),
+        ({"cap": 3.5, "floor": 2.0, "mode": "mask"}, [0, 0, 3]),
         ({"level": "sequence", "floor": 2.5}, [0, 0, 3]),
         ({"level": "sequence"}, [2, 2, 3]),  # the geometric mean of 4 and 1
         ({"level": "sequence", "cap": 2.5}, [2, 2, 2.5]),
@@ -221,3 +188,44 @@ def test_an_adaptive_coefficient_stays_positive(kl: float, expected: float) -> N
     assert adapt_kl_coefficient(0.1, kl, 51_200, 6.0) == pytest.approx(expected)
     assert adapt_kl_coefficient(-0.1, kl, 51_200, 6.0) == pytest.approx(expected)  # an earlier program stored it
     assert adapt_kl_coefficient(0.1, 60.0, 10**8, 6.0) == pytest.approx(1.0)
+
+
+def results(layer: nn.Linear, x: Tensor) -> dict[str, Tensor]:
+    """Return the output, and the gradients of a weighted sum of it."""
+    x, names = x.clone().requires_grad_(), ["x", *dict(layer.named_parameters())]
+    output = layer(x)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    gradients = torch.autograd.grad((output * weights).sum(), [x, *layer.parameters()])
+    return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 72), (72, 24)])
+@pytest.mark.parametrize("shape", [(5,), (3, 7), (1, 1), (2, 3, 4)])
+def test_results_are_those_of_float64(shape: tuple[int, ...], inputs: int, outputs: int, bias: bool) -> None:
+    """Output and gradients are right for any number of dimensions, with and without a bias, wide and narrow."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(*shape, inputs)
+    exact = nn.Linear(inputs, outputs, bias=bias).double()
+    exact.load_state_dict(layer.state_dict())
+    expected = results(exact, x.double())
+    use_onednn(layer)
+    assert type(layer) is OneDNNLinear
+    assert_near(results(layer, x), expected, 1e-6)
+
+
+def test_a_loaded_policy_uses_it(tmp_path: Path) -> None:
+    """Below the output layer, whose number of rows always differs; the names of the weights stay the same."""
+    policy = load_policy(save_tiny(tmp_path), PPO(device="cpu"))
+    linear = [module for module in policy.base_model.modules() if isinstance(module, nn.Linear)]
+    assert {type(module) for module in linear} == {OneDNNLinear}
+    assert type(policy.get_output_embeddings()) is nn.Linear
+    assert policy.state_dict().keys() == tiny_model().state_dict().keys()
+
+
+def test_autocast_computes_in_half_precision() -> None:
+    """Under autocast the layer is PyTorch's own, so `ppo.autocast` has its effect."""
+    layer = nn.Linear(8, 8)
+    use_onednn(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.ones(2, 8)).dtype == torch.bfloat16

@@ -1,3 +1,5 @@
+"""The memory of a rank, and FLOPs: computed from sizes, and compared with what PyTorch does."""
+
 import json
 import subprocess
 import sys
@@ -6,8 +8,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs import load
@@ -16,9 +16,9 @@ from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
 from tasks.run.configuration import pass_tokens, plan
-from tasks.train.memory import CARD, main, memory_of, saved_by_layer
-from tasks.train.model_sizes import PUBLIC, SUPPORTED, ModelSizes
+from tasks.train.memory import CARD, PUBLIC, SUPPORTED, ModelSizes, main, memory_of, saved_by_layer
 from tasks.warm_start.policy_sizes import policy_sizes
+from tests.benchmarks.gpu import Shape, measure_shape, training_flops
 from tests.conftest import SOURCE, TINY
 from tests.support.paths import ROOT
 
@@ -82,22 +82,6 @@ def _saved(made: Any, autocast: str) -> int:
     with half, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         made.base_model(input_ids=torch.zeros((4, 64), dtype=torch.long), use_cache=False)
     return sum(storages.values())
-
-
-@given(shard=st.integers(1, 64), tokens=st.integers(1, 10**5), checkpointing=st.booleans())
-@settings(max_examples=30)
-def test_a_larger_mesh_needs_less(shard: int, tokens: int, checkpointing: bool) -> None:
-    """A rank has half of what is divided if there are twice as many shards, and no part grows."""
-
-    def memory(shard: int) -> Any:
-        ppo = PPO(parallel=Parallel(shard=shard), gradient_checkpointing=checkpointing)
-        return memory_of(LARGE, ppo, tokens)
-
-    one, two, copies = memory(2 * shard), memory(4 * shard), PPO(parallel=Parallel(replicate=3, shard=2 * shard))
-    assert two.total < one.total
-    assert two.weights == pytest.approx(one.weights / 2, abs=1)
-    assert (two.gathered, two.activations, two.logits) == (one.gathered, one.activations, one.logits)
-    assert memory_of(LARGE, copies, tokens).weights == one.weights
 
 
 def test_memory_by_hand() -> None:
@@ -190,3 +174,21 @@ def test_the_page_has_the_table_that_the_command_prints(
     monkeypatch.setattr("sys.argv", ["memory"])
     assert main() == 0
     assert capsys.readouterr().out in (ROOT / "tasks/train/README.md").read_text()
+
+
+SHAPE = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, ppo={"threads": 1})
+
+
+def test_flops_by_hand() -> None:
+    """A token costs 6 FLOPs for each parameter of a matrix; attention 12 * layers * hidden * T² / 2."""
+    parameters = 2 * (2 * 32 * 8 * (4 + 2) + 3 * 32 * 64) + 32 * 50
+    assert SHAPE.matrix_parameters == parameters == 20032
+    assert training_flops(SHAPE, [10]) == 6 * 20032 * 10 + 12 * 2 * 32 * 10 * 10 / 2
+    assert training_flops(SHAPE, [10, 10]) == 2 * training_flops(SHAPE, [10])
+
+
+def test_it_runs_on_the_cpu() -> None:
+    """The code that times a GPU runs with a tiny model on the CPU."""
+    runs = measure_shape(SHAPE, "cpu")
+    assert len(runs) == 3
+    assert all(run.tokens > 0 and run.flops > 0 and 0 < run.seconds < run.whole for run in runs)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from configs.cluster import Trainer as TrainerKnobs
 from configs.score import Reward
 from configs.train import PPO, Optimizer, Parallel
 from storage.records import Score, Trajectory
@@ -110,7 +109,7 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
     for (replicate, shard), names in plan.items():
         for name in names:
             ppo = knobs(OPTIONS[name], replicate, shard)
-            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu", TrainerKnobs()), ppo)
+            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks), ppo)
             if dist.get_rank() == 0:
                 write(out, f"{replicate}x{shard}", name, found, metrics)
 
@@ -119,7 +118,7 @@ def check_as_first() -> None:
     """Copies of shards may differ in the last bits of what each of them adds up; without shards there is nothing."""
     own = torch.tensor(float(dist.get_rank()))
     for replicate, shard in ((2, 2), (4, 1)):
-        mesh = Mesh.of(Parallel(replicate=replicate, shard=shard), "cpu", TrainerKnobs())
+        mesh = Mesh.of(Parallel(replicate=replicate, shard=shard), "cpu", 60, ["a"] * 4)
         assert mesh.as_first(own.clone()).item() == (0 if shard > 1 else own.item())
 
 
@@ -175,11 +174,12 @@ def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@given(st.lists(st.integers(0, 100)), st.integers(1, 4), st.integers(1, 3))
-def test_the_ranks_of_each_host_share_its_work(sizes: list[int], of_host: int, hosts: int) -> None:
-    """On every host each piece of work is one rank's, and no rank has much more than another."""
-    for host in range(hosts):
-        shares = [Mesh(host * of_host + rank, hosts * of_host, of_host).share(sizes) for rank in range(of_host)]
+@given(st.lists(st.integers(0, 100)), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_the_ranks_of_each_node_share_its_work(sizes: list[int], nodes: list[int]) -> None:
+    """On every node each piece of work is one rank's, and no rank has much more than another."""
+    for node, count in enumerate(nodes):
+        own = tuple(range(sum(nodes[:node]), sum(nodes[:node]) + count))
+        shares = [Mesh(rank, sum(nodes), own).share(sizes) for rank in own]
         assert sorted(place for share in shares for place in share) == [*range(len(sizes))]
         totals = [sum(sizes[place] for place in share) for share in shares]
         assert max(totals) - min(totals) <= max(sizes, default=0)

@@ -27,7 +27,7 @@ from tasks.audit.data_sets import DataSet
 from tasks.audit.decoding import NO_TOKEN, Decoder, find_decoder
 from tasks.audit.reader.library import Library
 from tasks.train.advantages import Observed, estimate
-from tasks.train.reward_shaping import settled
+from tasks.train.returns import settled
 from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
 
 T = TypeVar("T")
