@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup setup-agents demo demo-tools smoke retrain-demo cluster-demo audit read test test-fast soak check format bench \
+.PHONY: help setup setup-agents demo demo-tools smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
     bench-peers pictures experiment-staleness experiment-control experiment-tools \
     experiment-baselines experiment-limits lock up down clean
 
@@ -87,14 +87,14 @@ audit: setup ## Audit trajectory data sets (ARGS="demo": of one run; default: al
 read: setup ## Read trajectories in the browser (ARGS="demo")
 	@$(BIN)/python -m tasks.audit read $(ARGS)
 
-test: setup ## Run the tests (ARGS="-k name" selects)
-	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
+test: setup ## Run the tests, but not the long ones (ARGS="-k name" selects)
+	@$(BIN)/python -m pytest -m "not long" $(or $(ARGS),$(SIDE_BY_SIDE))
 
 test-fast: setup ## Run the tests that start no server and few processes, for use while you edit
-	@$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not long" $(SIDE_BY_SIDE) $(ARGS)
 
-soak: setup ## The long forms of tests: hundreds of kills and interrupts, all victims and screens: over an hour
-	@SOAK=1 $(BIN)/python -m pytest -s $$(grep -rlE "scaled\(|not SOAK" tests --include="test_*.py") $(ARGS)
+test-long: setup ## Run the long ones: kills, interrupts, clusters, bad networks, nights (SOAK=1: many more of each, hours)
+	@$(BIN)/python -m pytest -m long $(or $(ARGS),$(SIDE_BY_SIDE))
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

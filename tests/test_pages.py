@@ -93,7 +93,7 @@ NOT_RUN = {
     "make test": "it runs this test",
     "make test-fast": "it runs a part of the tests",
     'make test ARGS="-k rollout"': "it runs a part of the tests",
-    "make soak": "over an hour",
+    "make test-long": "over ten minutes",
     "make bench": "over ten minutes, and its numbers mean nothing while other tests run",
     "make bench ARGS=growth": "five minutes, and its numbers mean nothing while other tests run",
     "make bench ARGS=training": "its numbers mean nothing while other tests run",

@@ -17,6 +17,8 @@ from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK
 from tests.support.waiting_node import CACHE, CLOCK, SECONDS
 
+pytestmark = pytest.mark.long
+
 SLOW_S = 2.0
 SIZES = ["rollout={problems_per_iteration: 12, group_size: 4, rows_per_shard: 4, concurrency: 8}"]
 

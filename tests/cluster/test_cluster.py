@@ -19,7 +19,7 @@ from tests.support.soak import SOAK, scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
 ENDPOINT = "agent={type: openai, args: {entry: 'tests.agents.endpoint.solvers:two_turns'}}"
-WHERE = [("local_settings", OVERLAP), ("settings", [*OVERLAP, ENDPOINT])]
+WHERE = [("local_settings", OVERLAP), pytest.param("settings", [*OVERLAP, ENDPOINT], marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize(("where", "more"), scaled(WHERE, [*WHERE, ("local_settings", []), ("settings", [])]))
@@ -48,6 +48,7 @@ def test_versions_are_those_of_one_process(
 RANKS = ["trainer.max_restarts=2", "ppo.parallel.shard=3"]  # more than a node has cores
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", scaled(["ray::TrainerRank"], ["ray::TrainerRank", "nothing"]))
 def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     """The ranks of two nodes train; if one is killed, all of them start again."""
@@ -68,7 +69,8 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     assert no_actor_is_left(20, "ray::TrainerRank")
 
 
-@pytest.mark.skipif(not SOAK, reason="two vLLM servers start, over a minute: make soak")
+@pytest.mark.long
+@pytest.mark.skipif(not SOAK, reason="two vLLM servers start, over a minute: SOAK=1")
 @pytest.mark.usefixtures("prefect_api")
 def test_each_worker_has_its_own_server(tmp_path: Path) -> None:
     """Two real servers play: the canary proves each of them at every swap, and both have played."""
@@ -81,6 +83,7 @@ def test_each_worker_has_its_own_server(tmp_path: Path) -> None:
     assert [log.parent.name[-2:] for log in logs] == ["-0", "-1"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not SOAK, reason="a minute with two flows")
 @pytest.mark.usefixtures("environment")
 def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path) -> None:
@@ -94,6 +97,7 @@ def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path) -> None:
     assert made["other"] == made["smoke"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["local_settings", "settings"])
 def test_the_first_cause_and_the_logs_are_kept(where: str, request: pytest.FixtureRequest) -> None:
     """An agent that ends the rollout ends the flow with its error; the store has the logs of the nodes."""

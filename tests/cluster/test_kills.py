@@ -68,6 +68,8 @@ from pathlib import Path
 from configs import load
 from tasks.cluster.connection import connected, environment
 
+pytestmark = pytest.mark.long
+
 class Starts:
     def start(self, log):
         from storage.processes.child import Child

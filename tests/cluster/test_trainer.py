@@ -66,6 +66,7 @@ MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2
 """Replicate and shard of one update after the other."""
 
 
+@pytest.mark.long
 def test_another_mesh_goes_on(tmp_path: Path) -> None:
     """Two shards, then one process, then copies: as one process up to rounding, with whole checkpoints in parts.
 
@@ -150,6 +151,7 @@ def strike(ranks: "RayTrainer", victim: str, after_s: float, kills: Counter[str]
     return thread
 
 
+@pytest.mark.long
 def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
     """Whatever is killed or stopped at whatever moment: all ranks start again, and no bit is other than without it.
 
@@ -255,6 +257,7 @@ def check_caches(folder: Path, root: str) -> None:
     assert not [*(cache / run.order(0).trajectories).rglob("*.parquet")]
 
 
+@pytest.mark.long
 def test_each_node_fetches_and_trims_its_cache(tmp_path: Path, s3_bucket: str) -> None:
     run = TrainingRun(tmp_path / "run", 1, root=f"s3://{s3_bucket}/{tmp_path.name}")
     run_ranks(2, check_caches, run.folder, run.root, log=tmp_path / "log")

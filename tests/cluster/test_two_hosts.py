@@ -19,7 +19,7 @@ from tests.support.soak import SOAK
 from tests.support.two_hosts import Hosts, need_namespaces
 from tests.support.waiting_node import HOLD, SECONDS
 
-pytestmark = [pytest.mark.slow, need_namespaces]
+pytestmark = [pytest.mark.long, need_namespaces]
 QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "3000"}
 """Environment of Ray's head, which otherwise needs a minute to count a silent node as dead."""
 SILENCE_S = 6

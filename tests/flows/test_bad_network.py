@@ -15,6 +15,7 @@ from tests.storage.test_bad_network import SHARE, TIMEOUT_S
 from tests.support.fault_proxy import FaultProxy
 
 
+@pytest.mark.long
 def test_the_main_job_over_a_bad_network(
     bucket: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

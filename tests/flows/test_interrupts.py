@@ -240,6 +240,7 @@ def _no_process_left(mark: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(scaled(600, 7200))
 def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path) -> None:
     """The first command is interrupted while its server starts or serves, the others at any time after an import."""
@@ -261,6 +262,7 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
     print_seconds(seconds)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(scaled(600, 7200))
 @pytest.mark.parametrize(
     ("number", "more"),
@@ -309,6 +311,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("point", "settings"), scaled(STAGES[:3], STAGES))
 def test_an_interrupt_within_a_stage_resumes(
     overrides: list[str],

@@ -193,6 +193,7 @@ def kill_and_finish(witness: Witness, attempts: list[tuple[Point | None, float |
     print(table(witness.kills))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(scaled(3600, 36_000))
 def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """After kills at chosen points and at random moments the run ends with the same result."""
@@ -207,6 +208,7 @@ def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict
     assert_undisturbed(witness, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same holds while a stream plays during training. Each drawn group is in exactly one data set."""
@@ -220,7 +222,8 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
     assert_undisturbed(witness, tmp_path)
 
 
-@pytest.mark.skipif(not SOAK, reason="long: make soak; tests/cluster/test_trainer.py has a sample")
+@pytest.mark.long
+@pytest.mark.skipif(not SOAK, reason="long: SOAK=1; tests/cluster/test_trainer.py has a sample")
 @pytest.mark.timeout(3600)
 def test_killed_with_two_ranks(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same holds with two ranks: they end with the flow, and no update is lost or doubled."""
@@ -232,6 +235,7 @@ def test_killed_with_two_ranks(overrides: list[str], tmp_path: Path, environment
     assert_whole(witness, tmp_path / "cache")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[str, str], bucket: str) -> None:
     """The same holds on S3, where requests of a commit may be in flight when the writer dies."""
@@ -246,6 +250,7 @@ def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[st
     assert_whole(witness, tmp_path / "cache")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(scaled(600, 3600))
 def test_killed_while_commands_run(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """Agents that are programs end with the flow, and so does what they have started; the run continues as ever."""

@@ -151,6 +151,8 @@ def automation(block: str) -> str:
 EMIT = """\
 from prefect.events import emit_event
 
+pytestmark = pytest.mark.long
+
 resource = {"prefect.resource.id": "math-mt-ppo.retraining.nightly"}
 emit_event("math-mt-ppo.retrain.rejected", resource, payload={"version": 6})
 emit_event("math-mt-ppo.retrain.promoted", resource, payload={"version": 7, "note": 'better: "yes" <b>'})

@@ -12,6 +12,8 @@ from tests.simulation.cluster import Scenario
 from tests.simulation.scenario import VERSION, Outcome, simulate
 from tests.support.soak import scaled
 
+pytestmark = pytest.mark.long
+
 SCENARIO = Scenario(
     workers=scaled(50, 1000),
     episodes=scaled(20_000, 1_000_000),

@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 from tests.support.s3_server import Endpoint, Rgw, make_bucket
 from tests.support.soak import scaled
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SHARE = 0.4
 TIMEOUT_S = 1.0

@@ -1,4 +1,4 @@
-"""The extent of long tests: a sample in `make test`, everything in `make soak`."""
+"""The extent of long tests: a sample, or everything with the environment variable SOAK=1."""
 
 import os
 from typing import TypeVar

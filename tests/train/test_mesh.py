@@ -191,6 +191,7 @@ def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
     compare(folder, tmp_path, 2, {(1, 2): [*OPTIONS], (2, 1): replicated})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_ranks(tmp_path: Path) -> None:
     """Four ranks, of which some have no work in a pass, and a model with tied embeddings: sharded, copied, and both."""
