@@ -260,7 +260,7 @@ def test_pages_that_do_not_exist_name_the_reason(reader: TestClient, address: st
 def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
     """An empty data set has a page; a store without trajectories is refused before the reader starts."""
     with pytest.raises(ValueError, match="there are no trajectories"):
-        serve(store, [], None, tmp_path, Audit(), 0)
+        serve(store, [], None, tmp_path, 0)
     commit(store, PLAIN, ([], []), [])
     data_sets = select(store, [])
     with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
@@ -324,7 +324,7 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
 
     monkeypatch.setattr("tasks.audit.reader.read._run", visit)
-    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
+    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, 0)
     listing, other, same = pages
     assert (listing.status_code, other.status_code) == (200, 200)
     if kind == "trajectories":
@@ -377,20 +377,6 @@ def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path) -> None
     job.send_signal(signal.SIGTERM)
     assert job.wait(120) == 143
     assert list(tmp_path.glob("trajectories-*")) == []
-
-
-@pytest.mark.slow
-def test_it_does_not_end_in_the_middle_of_an_import(filled: Store, tmp_path: Path) -> None:
-    """The tokenizers' library is loaded in a thread. If Python ended while C++ code is loaded, it would abort."""
-    (tmp_path / "transformers.py").write_text("import time; time.sleep(2); print('loaded', flush=True)")
-    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-    assert job.stdout
-    assert "Ctrl-C" in job.stdout.readline()
-    job.send_signal(signal.SIGINT)
-    assert job.communicate(timeout=120)[0] == "loaded\n"
-    assert job.returncode == 130
 
 
 LINES = "line\n" * 300

@@ -9,7 +9,6 @@ import math
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,46 +107,29 @@ def _shorten(text: str, most: int) -> str:
     return f"{visible(text[:-end], most - end)}, then:\n{visible(text[-end:])}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of the table of data sets."""
-
-    title: str
-    values: Values  # one for each data set
-    text: Callable[[float | None], str]
+_Column = tuple[str, Values, Callable[[float | None], str]]
+"""A column of the table of data sets: its title, a value for each data set, and how values are written."""
 
 
 def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
-    sizes = {name: name for name in ("iteration", "trajectories", "turns", "tokens")}
-    tools = _named(sets, wording.share, _TOOLS)
+    def named(text: Callable[[float | None], str], *names: str, **titled: str) -> list[_Column]:
+        """Return the columns of attributes of the data sets: some with the name as title, some with another one."""
+        titles = {**{name: name for name in names}, **titled}
+        return [(title, [getattr(each, name) for each in sets], text) for name, title in titles.items()]
+
+    tools = named(
+        wording.share, with_calls="episodes with calls", failed_calls="failed calls", branched="episodes with branches"
+    )
     return [
-        *_named(sets, wording.decimal, sizes),
-        *(_Column(f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
-        *(_Column(title, values, wording.decimal) for title, values in rewards(sets).items()),
-        *(column for column in tools if any(value is not None for value in column.values)),
-        *_named(sets, wording.share, {"any turn right": "any_turn", "fixed": "fixed", "broken": "broken"}),
-        *_named(sets, wording.decimal, {"tokens a turn": "answer_tokens"}),
-        *_named(sets, wording.share, _FAILURES),
-        *_named(sets, wording.decimal, {name: name for name in ("staleness", "logprob", "drift")}),
+        *named(wording.decimal, "iteration", "trajectories", "turns", "tokens"),
+        *((f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
+        *((title, values, wording.decimal) for title, values in rewards(sets).items()),
+        *(column for column in tools if any(value is not None for value in column[1])),
+        *named(wording.share, any_turn="any turn right", fixed="fixed", broken="broken"),
+        *named(wording.decimal, answer_tokens="tokens a turn"),
+        *named(wording.share, "truncated", "failed", "unparsable", zero_variance="groups without variance"),
+        *named(wording.decimal, "staleness", "logprob", "drift"),
     ]
-
-
-_TOOLS = {
-    "episodes with calls": "with_calls",
-    "failed calls": "failed_calls",
-    "episodes with branches": "branched",
-}
-_FAILURES = {
-    **{name: name for name in ("truncated", "failed", "unparsable")},
-    "groups without variance": "zero_variance",
-}
-
-
-def _named(
-    sets: Sequence[SetNumbers], text: Callable[[float | None], str], attributes: Mapping[str, str]
-) -> list[_Column]:
-    """Return the columns of attributes of the data sets, by title."""
-    return [_Column(title, [getattr(each, name) for each in sets], text) for title, name in attributes.items()]
 
 
 def _tools(sets: Sequence[SetNumbers]) -> dict[str, Counter[str]]:
