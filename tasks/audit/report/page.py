@@ -28,8 +28,7 @@ STYLES = ("missing.min.css", "style.css")
 _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
-_CONVERSATIONS = 600_000  # characters of all conversations together, approximately
-_TEXT = (600, 6000)  # the least and the most characters of one text of a conversation
+_MOST_OF_TEXT = 3000  # characters of one text of a conversation
 _END = 0.25  # share of a shortened text that is taken from its end, where answers are
 
 
@@ -58,9 +57,8 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command: the command that shows all cases.
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    most = _most_characters(result, conversations)
     templates = environment(TEMPLATES, _MOST)
-    templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text), most))}
+    templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text)))}
     return templates.get_template("report.html").render(
         result=result,
         conversations=conversations,
@@ -90,21 +88,12 @@ def _key(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
-def _most_characters(result: AuditResult, conversations: Conversations) -> int:
-    """Return the most characters of each text, so that the page stays small with any number of conversations."""
-    cases = [(case.data_set, case.id) for check in result.checks for case in check.examples]
-    shown = [conversations[case] for case in cases if case in conversations]
-    texts = sum(1 + sum(1 + 2 * len(turn.calls) for turn in conversation.turns) for conversation in shown)
-    least, most = _TEXT
-    return max(least, min(most, _CONVERSATIONS // max(texts, 1)))
-
-
-def _shorten(text: str, most: int) -> str:
+def _shorten(text: str) -> str:
     """Return beginning and end of a text that is too long."""
-    if len(text) <= most:
+    if len(text) <= _MOST_OF_TEXT:
         return visible(text)
-    end = int(most * _END)
-    return f"{visible(text[:-end], most - end)}, then:\n{visible(text[-end:])}"
+    end = int(_MOST_OF_TEXT * _END)
+    return f"{visible(text[:-end], _MOST_OF_TEXT - end)}, then:\n{visible(text[-end:])}"
 
 
 _Column = tuple[str, Values, Callable[[float | None], str]]

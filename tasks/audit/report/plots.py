@@ -324,8 +324,7 @@ def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
 
 def for_page(svg: str) -> str:
     """Return the address of a picture of `draw` in the colours of the page, which the browser chooses."""
-    dark = f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}"
-    return _address(svg, f"{_colours(_LIGHT)} {dark}")
+    return _address(svg, f"{_colours(_LIGHT)} @media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}")
 
 
 def for_any_background(svg: str) -> str:
