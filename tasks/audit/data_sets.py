@@ -5,7 +5,7 @@ Example: the file of a data set has another hash than its manifest says. Then it
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -105,15 +105,23 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
         StorageError: the catalog is damaged.
     """
     entries = catalog.read_all(store)
-    attempts = dict.fromkeys(entry.version for entry in entries if entry.kind in _KINDS)
+    attempts = [entry.version for entry in entries if entry.kind in _KINDS]
     scores = scores_of(entries)
-    wanted = dict.fromkeys(
-        version
-        for target in targets or _runs(attempts)
-        for version in _versions(store, target, attempts, everything=not targets)
-    )
+    runs = sorted({run for version in attempts if (run := layout.run_of(version))})
+    known = f"runs in {store.root} (--root or storage.root): {', '.join(runs) or 'none'}"
+    wanted: set[str] = set()
+    for target in targets or runs:
+        name = split_uri(target)[1]
+        of_run = [version for version in attempts if layout.run_of(version) == name.removeprefix("runs/")]
+        training = [version for version in of_run if not EvaluationVersion.is_place(version)]
+        wanted.update(training or of_run or [name if name in attempts else _resolved(store, target, attempts, known)])
+
+    def order(version: str) -> tuple[str, bool, str]:
+        """Return a sort key: training data of a run before its evaluations, each in the order of their numbers."""
+        return layout.run_of(version) or "", EvaluationVersion.is_place(version), version
+
     with ThreadPoolExecutor(_READERS) as readers:
-        read = readers.map(lambda version: _read_data_set(store, version, scores), sorted(wanted, key=_order))
+        read = readers.map(lambda version: _read_data_set(store, version, scores), sorted(wanted, key=order))
         committed = [each for each in read if each]
     recent = [each for each in committed if begin is None or each.manifest is None or each.manifest.created_at >= begin]
     return [replace(each, number=number) for number, each in enumerate(recent)]
@@ -129,33 +137,8 @@ def previous(store: Store, data_set: DataSet) -> DataSet | None:
     return _read_data_set(store, version, scores_of(catalog.read_all(store)))
 
 
-def _order(version: str) -> tuple[str, bool, str]:
-    """Return a sort key: training data of a run before its evaluations, each in the order of their numbers."""
-    return layout.run_of(version) or "", EvaluationVersion.is_place(version), version
-
-
-def _runs(attempts: Iterable[str]) -> list[str]:
-    return sorted({run for version in attempts if (run := layout.run_of(version))})
-
-
-def _versions(store: Store, target: str, attempts: Iterable[str], *, everything: bool) -> list[str]:
-    """Return the data sets that `target` names; for a run its training data, or its evaluations if it has none."""
-    _, name = split_uri(target)
-    run = name.removeprefix("runs/")
-    of_run = [version for version in attempts if layout.run_of(version) == run]
-    if of_run:
-        training = [version for version in of_run if not EvaluationVersion.is_place(version)]
-        return training or of_run
-    if everything:
-        return []
-    if name in attempts:
-        return [name]
-    return [_resolved(store, target, attempts)]
-
-
-def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
+def _resolved(store: Store, target: str, attempts: Sequence[str], known: str) -> str:
     """Return the version of trajectories that an alias or a version of scores names."""
-    known = f"runs in {store.root} (--root or storage.root): {', '.join(_runs(attempts)) or 'none'}"
     try:
         version = aliases.resolve_version(store, split_uri(target)[1])
         manifest = manifests.read(store, version)
@@ -163,7 +146,7 @@ def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
         raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {known} ({error})") from None
     if manifest.kind in _KINDS:
         return version
-    parents = [parent.version for parent in manifest.parents if parent.version in set(attempts)]
+    parents = [parent.version for parent in manifest.parents if parent.version in attempts]
     if manifest.kind == "scores" and parents:
         return parents[0]
     raise TargetError(f"{target!r} is a {manifest.kind} version, not trajectories; {known}")
@@ -224,8 +207,14 @@ def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Inta
                 intake.collected.append(data_set.version)
             else:
                 _fetch(store, data_set, data_set.manifest, cache, intake, threads)
-                if scores := _newest_scores(store, data_set, intake):
-                    _fetch(store, data_set, scores, cache, intake, threads)
+                for scores in data_set.scores[-1:]:
+                    if store.exists(layout.tombstone(scores)):
+                        intake.collected_scores.append(data_set.version)
+                        continue
+                    try:
+                        _fetch(store, data_set, manifests.read(store, scores), cache, intake, threads)
+                    except DamagedError as error:
+                        intake.note_damage(layout.manifest(scores), data_set, str(error))
         _find_strays(store, data_sets, intake, threads)
     _check_parents(store, data_sets, intake)
     return intake
@@ -235,39 +224,22 @@ def _fetch(
     store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake, threads: ThreadPoolExecutor
 ) -> None:
     """Fetch the Parquet files of a data set, or of its scores, and note those that can be read."""
+
+    def fetched(file: File) -> Path | Exception:
+        try:
+            return fetch_file(store, file, cache)
+        except (DamagedError, OSError) as error:
+            return error
+
     files = [file for file in version.files if file.name.endswith(".parquet")]
     intake.objects += len(files)
-    fetched = threads.map(lambda file: _fetch_file(store, version.kind, file, cache), files)
-    for file, (path, damage, schema_problem) in zip(files, fetched, strict=True):
-        if path is None:
-            intake.note_damage(file.path, data_set, damage)
-        elif schema_problem:
-            intake.foreign.append(Case("object", file.path, data_set.version, schema_problem))
+    for file, path in zip(files, threads.map(fetched, files), strict=True):
+        if isinstance(path, Exception):
+            intake.note_damage(file.path, data_set, str(path))
+        elif problems := contents.parquet(path, version.kind, file.rows):
+            intake.foreign.append(Case("object", file.path, data_set.version, "; ".join(problems)))
         else:
             (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
-
-
-def _newest_scores(store: Store, data_set: DataSet, intake: Intake) -> Manifest | None:
-    """Return the manifest of the newest scores; None if there are none, gc collected them, or it is damaged."""
-    if not data_set.scores:
-        return None
-    if store.exists(layout.tombstone(data_set.scores[-1])):
-        intake.collected_scores.append(data_set.version)
-        return None
-    try:
-        return manifests.read(store, data_set.scores[-1])
-    except DamagedError as error:
-        intake.note_damage(layout.manifest(data_set.scores[-1]), data_set, str(error))
-        return None
-
-
-def _fetch_file(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None, str, str]:
-    """Return the local file (None if it is damaged), how it is damaged, and what is wrong with its schema."""
-    try:
-        path = fetch_file(store, file, cache)
-    except (DamagedError, OSError) as error:
-        return None, str(error), ""
-    return path, "", "; ".join(contents.parquet(path, kind, file.rows))
 
 
 def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake, threads: ThreadPoolExecutor) -> None:

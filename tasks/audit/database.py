@@ -15,7 +15,6 @@ import pyarrow as pa
 from configs.audit import Audit
 from storage.records import HIGHEST_LOGPROB, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call
 from storage.version_names import PolicyVersion, ProblemsVersion, select
-from storage.versions.manifests import Manifest
 from tasks.audit.data_sets import DataSet, Intake
 from tasks.audit.results import Case, Unit
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
@@ -101,19 +100,15 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
 def _row(data_set: DataSet) -> tuple[Any, ...]:
     manifest = data_set.manifest
     parents = manifest.parent_names if manifest else []
-    policies, scorers = select(PolicyVersion, parents), _scorers(manifest)
+    policies = select(PolicyVersion, parents)
+    scorer = (manifest.knob("score.type") if manifest else None) or "math-verify"
+    scorers = scorer if isinstance(scorer, dict) else {"default": str(scorer)}  # as in `Score.by_source`
     return (
         *(data_set.number, data_set.version, data_set.run, data_set.iteration, data_set.is_evaluation),
         int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
         *(next(iter(policies), ""), policies, next(iter(select(ProblemsVersion, parents)), "")),
         *(list(scorers), list(scorers.values())),
     )
-
-
-def _scorers(manifest: Manifest | None) -> dict[str, str]:
-    """Return the scorers by source of problems, as in `configs.score.Score.by_source`."""
-    scorer = (manifest.knob("score.type") if manifest else None) or "math-verify"
-    return scorer if isinstance(scorer, dict) else {"default": str(scorer)}
 
 
 _TABLES = Path(__file__).parent / "tables.sql"

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +26,20 @@ _BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
 NO_TOKEN = 2**31 - 1  # decodes to no text; replaces negative ids, which the tokenizer refuses
 
 
+_WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"
+
+
 class Decoder:
     """A tokenizer that decodes many sequences at once, with the same text for each as `Chat.decode`."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
-        self._backend = _backend(tokenizer)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        ids = tokenizer.encode(_WITH_SPACES, add_special_tokens=False)
+        same = backend and backend.decode(ids, skip_special_tokens=True) == tokenizer.decode(
+            ids, skip_special_tokens=True
+        )
+        self._backend = backend if same else None  # not used if transformers changes spaces after decoding
 
     def texts(self, sequences: list[list[int]], *, special: bool = False) -> list[str]:
         """Return the text of each sequence; `special`: with special tokens. Ids outside the vocabulary are skipped."""
@@ -75,19 +82,6 @@ class Decoder:
             yield known
 
 
-_WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"
-
-
-def _backend(tokenizer: Any) -> Any:
-    """Return the backend that decodes batches, or None without one or if transformers changes spaces after decoding."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    ids = tokenizer.encode(_WITH_SPACES, add_special_tokens=False)
-    same = backend is not None and backend.decode(ids, skip_special_tokens=True) == tokenizer.decode(
-        ids, skip_special_tokens=True
-    )
-    return backend if same else None
-
-
 class Decoders:
     """The decoders of all runs in an audit.
 
@@ -128,9 +122,8 @@ class Decoders:
     @property
     def remark(self) -> str:
         """A note for the finding about runs that could not be decoded; empty if all runs could."""
-        return (
-            f"; runs without a checkpoint in the store were left out: {', '.join(self.missing)}" if self.missing else ""
-        )
+        missing = ", ".join(self.missing)
+        return f"; runs without a checkpoint in the store were left out: {missing}" if missing else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +156,10 @@ def lists(column: Any) -> list[list[int]]:
     return [flat[start:end] for start, end in pairwise(ends.tolist())]
 
 
+_LOADED: dict[tuple[str, ...], Decoder] = {}
+"""The tokenizers by the hashes of their files: successive checkpoints and runs mostly share one."""
+
+
 def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
     """Fetch the tokenizer of a checkpoint, without its weights.
 
@@ -173,25 +170,14 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
     files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(WEIGHTS)]
     if "model/tokenizer_config.json" not in [file.name for file in files]:
         raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: the checkpoint is incomplete")
-    folder = fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS)
-    return _load(tuple(file.sha256 for file in files), _UnhashedFolder(folder))
-
-
-@dataclass(frozen=True, slots=True)
-class _UnhashedFolder:
-    """A folder that `lru_cache` ignores, because the hashes of its files identify the contents."""
-
-    folder: Path = field(hash=False, compare=False)
-
-
-@lru_cache(maxsize=4)
-def _load(hashes: tuple[str, ...], place: _UnhashedFolder) -> Decoder:
-    """Load a tokenizer. It is cached, because successive runs mostly share one tokenizer."""
-    model_files.check(place.folder)
-    try:
-        return Decoder(load_tokenizer(place.folder))
-    except Exception as error:  # the tokenizers library raises no narrower error if it cannot parse a file
-        raise DamagedError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
+    folder, hashes = fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS), tuple(f.sha256 for f in files)
+    if hashes not in _LOADED:
+        model_files.check(folder)
+        try:
+            _LOADED[hashes] = Decoder(load_tokenizer(folder))
+        except Exception as error:  # the tokenizers library raises no narrower error if it cannot parse a file
+            raise DamagedError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+    return _LOADED[hashes]
 
 
 def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
@@ -200,17 +186,12 @@ def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -
     Damaged checkpoints are skipped, because another one may have the tokenizer; `storage verify` reports them.
     """
     problem = f"no checkpoint of {run} is in the store"
-    for version in _candidates(store, run, policies):
+    entries = reversed(catalog.read_all(store))
+    others = [each.version for each in entries if each.kind == "checkpoint" and layout.run_of(each.version) == run]
+    for version in dict.fromkeys([*policies, *others]):
         if version and not store.exists(layout.tombstone(version)):
             try:
                 return open_decoder(store, version, cache), ""
             except DamagedError as error:
                 problem = str(error)
     return None, problem
-
-
-def _candidates(store: Store, run: str, policies: Iterable[str]) -> Iterator[str]:
-    yield from policies
-    entries = catalog.read_all(store)
-    kept = [entry.version for entry in entries if entry.kind == "checkpoint" and layout.run_of(entry.version) == run]
-    yield from dict.fromkeys(reversed(kept))

@@ -1,6 +1,5 @@
 """The audit as a whole on small stores: all data are read, and damage is reported as a case, never as a traceback."""
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
 from storage.versions import aliases, checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import Manifest
 from tasks.audit.checks import all_checks
 from tasks.audit.data_sets import parse_since, select
 from tasks.audit.database import read_conversations
@@ -50,15 +50,17 @@ def commit(
 
 @contextmanager
 def audited(store: Store, verifier: Verifier, *targets: str, knobs: Audit = KNOBS) -> Iterator[Audited]:
-    with (
-        tempfile.TemporaryDirectory() as cache,
-        audit(store, select(store, targets), knobs, Path(cache), verifier) as a,
-    ):
-        yield a
+    chosen = select(store, targets)
+    with tempfile.TemporaryDirectory() as cache, audit(store, chosen, knobs, Path(cache), verifier) as found:
+        yield found
 
 
-def run_checks(store: Store, verifier: Verifier, *targets: str) -> dict[str, CheckResult]:
-    with audited(store, verifier, *targets) as found:
+def keep(store: Store, found: Audited) -> Manifest:
+    return commit_audit(store, select(store, ["r"]), found, Provenance(config={}), Path(store.path("cache")), "reader")
+
+
+def run_checks(store: Store, verifier: Verifier, *targets: str, knobs: Audit = KNOBS) -> dict[str, CheckResult]:
+    with audited(store, verifier, *targets, knobs=knobs) as found:
         return {check.name: check for check in found.result.checks}
 
 
@@ -86,10 +88,6 @@ def test_a_run_is_audited_and_kept(any_store: Store, verifier: Verifier, tmp_pat
     assert f"reader {first.version}" in (folder / "report.html").read_text()
 
 
-def store_folder(store: Store) -> Path:
-    return Path(store.path("cache"))
-
-
 @pytest.mark.slow
 def test_another_finding_is_another_version(store: Store, verifier: Verifier) -> None:
     """A shard that was damaged later must not be hidden by an older audit."""
@@ -99,7 +97,9 @@ def test_another_finding_is_another_version(store: Store, verifier: Verifier) ->
         if damage:
             store.write(key(store, SET, "part-00000.parquet"), b"rotten")
         with audited(store, verifier, "r") as found:
-            kept = commit_audit(store, select(store, ["r"]), found, Provenance(config={}), store_folder(store), "")
+            kept = commit_audit(
+                store, select(store, ["r"]), found, Provenance(config={}), Path(store.path("cache")), ""
+            )
         versions.append((kept.version, kept.metrics["checks"]["damaged_objects"]))
     (before, passed), (after, failed) = versions
     assert before != after
@@ -123,9 +123,7 @@ def test_an_empty_data_set_has_nothing_to_look_at(store: Store, verifier: Verifi
 def test_one_row_is_audited(store: Store, verifier: Verifier) -> None:
     """A data set of one row does not stop the checks that compute rates."""
     commit(store, ROWS[:1], VERDICTS[:2])
-    checks = run_checks(store, verifier, SET)
-    assert checks["duplicate_ids"].verdict == "pass"
-    assert checks["unscored_turns"].of == 2
+    assert run_checks(store, verifier, SET)["unscored_turns"].of == 2
 
 
 def test_without_scores(store: Store, verifier: Verifier) -> None:
@@ -236,7 +234,7 @@ def test_a_damaged_manifest_of_scores_is_a_case(store: Store, verifier: Verifier
     commit(store)
     store.write(layout.manifest(layout.scores("r", 0, "5c0e")), b"{}")
     with audited(store, verifier, "r") as found:
-        kept = commit_audit(store, select(store, ["r"]), found, Provenance(config={}), store_folder(store), "")
+        kept = keep(store, found)
     assert [parent.version for parent in kept.parents] == [SET]
     assert kept.metrics["checks"]["damaged_objects"] == "fail"
 
@@ -264,10 +262,8 @@ def test_a_policy_among_the_parents_is_no_stranger(store: Store, verifier: Verif
     for policy in policies:
         with Draft(store, policy, "checkpoint") as draft:
             draft.commit(Provenance(config={}), [])
-    rows = [
-        dataclasses.replace(row, policy=policy)
-        for row, policy in zip(ROWS, [*policies, layout.checkpoint("other", 0), policies[0]], strict=True)
-    ]
+    names = [*policies, layout.checkpoint("other", 0), policies[0]]
+    rows = [replace(row, policy=policy) for row, policy in zip(ROWS, names, strict=True)]
     commit_rows(store, SET, "trajectories", TRAJECTORY_SCHEMA, rows, policies[::-1])
     assert [case.id for case in run_checks(store, verifier, "r")["broken_parents"].examples] == ["t2"]
 
@@ -276,13 +272,12 @@ def test_severity_and_threshold_are_the_users(store: Store, verifier: Verifier) 
     """A check can be ignored, reduced to a warning, or given another threshold."""
     commit(store, scores=None)
     values = {"unscored_turns": {"severity": "warn"}, "zero_variance": {"severity": "ignore"}}
-    with audited(store, verifier, "r", knobs=Audit(recomputed=0, checks=Checks.model_validate(values))) as found:
-        checks = {check.name: check for check in found.result.checks}
+    checks = run_checks(store, verifier, "r", knobs=Audit(recomputed=0, checks=Checks.model_validate(values)))
     assert checks["unscored_turns"].verdict == "warn"
     assert "zero_variance" not in checks
     relaxed = Checks.model_validate({"unscored_turns": {"threshold": 8}})
-    with audited(store, verifier, "r", knobs=Audit(recomputed=0, checks=relaxed)) as found:
-        assert next(c for c in found.result.checks if c.name == "unscored_turns").verdict == "pass"
+    checks = run_checks(store, verifier, "r", knobs=Audit(recomputed=0, checks=relaxed))
+    assert checks["unscored_turns"].verdict == "pass"
 
 
 @pytest.mark.parametrize("target", ["r", "runs/r", SET, "latest-data", "scores", "uri", None])

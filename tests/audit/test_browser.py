@@ -83,20 +83,12 @@ def rows() -> list[Trajectory]:
 
 
 def scores(made: list[Trajectory]) -> list[Score]:
-    verdicts: tuple[VerdictName, ...] = ("wrong", "correct", "unparsable")
+    verdicts: list[tuple[VerdictName, float]] = [("wrong", 0.0), ("correct", 1.0), ("unparsable", 0.0)]
     return [
-        Score(
-            row.trajectory_id,
-            turn,
-            (name := verdicts[(number + turn) % 3]),
-            (right := float(name == "correct")),
-            "3",
-            "3",
-            "",
-            right,
-        )
+        Score(row.trajectory_id, turn, verdict, right, "3", "3", "", right)
         for number, row in enumerate(made)
         for turn in range(2)
+        for verdict, right in [verdicts[(number + turn) % 3]]
     ]
 
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import unescape
@@ -55,15 +56,22 @@ def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sto
 @pytest.fixture(scope="module")
 def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A client of the reader, with a folder as an audit leaves it."""
-    folder, data_sets = tmp_path_factory.mktemp("audit"), select(filled, [])
+    folder = tmp_path_factory.mktemp("audit")
     (folder / "audit.json").write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
     (folder / "report.html").write_text("<script>sort()</script>")
     cases = [("loops", "turn", "0/3/1", ""), ("same", "group", "7", layout.trajectories("shared", PLAIN))]
     rows = [dict(zip(CASE_SCHEMA.names, (n, *case, HOSTILE), strict=True)) for n, case in enumerate(cases)]
     pq.write_table(pa.Table.from_pylist(rows, CASE_SCHEMA), folder / "cases.parquet")
-    with open_database(data_sets, fetch_data_sets(filled, data_sets, folder), Audit()) as database:
-        app = create_app(filled, data_sets, database, folder, folder)
-        yield TestClient(app, base_url="http://127.0.0.1:8000")
+    with opened(filled, folder, folder) as client:
+        yield client
+
+
+@contextmanager
+def opened(store: Store, folder: Path, audit: Path | None = None) -> Iterator[TestClient]:
+    """Open the reader for all data sets of a store."""
+    data_sets = select(store, [])
+    with open_database(data_sets, fetch_data_sets(store, data_sets, folder), Audit()) as database:
+        yield TestClient(create_app(store, data_sets, database, folder, audit), base_url="http://127.0.0.1:8000")
 
 
 def text(page: str) -> str:
@@ -247,6 +255,7 @@ def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
         ("/?least=abc", 400, "Reward from: 'abc' is not a number"),
         ("/?begin=-1&status=lost", 400, "Status: 'lost' is not known: choose completed"),
         ("/?check=unknown", 400, "found nothing"),
+        ("/?calls=lost", 400, "Calls of tools: 'lost' is not known: choose some, none"),
         ("/?page=0", 400, "Page: '0' is not a page"),
         (f"/?text={'x' * 1001}", 400, "1,001 characters"),
     ],
@@ -260,11 +269,9 @@ def test_pages_that_do_not_exist_name_the_reason(reader: TestClient, address: st
 def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
     """An empty data set has a page; a store without trajectories is refused before the reader starts."""
     with pytest.raises(ValueError, match="there are no trajectories"):
-        serve(store, [], None, tmp_path, Audit(), 0)
+        serve(store, [], None, tmp_path, 0)
     commit(store, PLAIN, ([], []), [])
-    data_sets = select(store, [])
-    with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
-        reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
+    with opened(store, tmp_path) as reader:
         assert "There are no trajectories here" in reader.get("/").text
         assert reader.get("/report").status_code == 404
 
@@ -275,9 +282,7 @@ def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) 
     scores[0] = replace(scores[0], reward=1.25, parts={"<right>": 1.0, "format": 0.25})
     scores[1] = replace(scores[1], verdict="none", success=0.0)
     commit(store, PLAIN, (rows, scores), [])
-    data_sets = select(store, [])
-    with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
-        reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
+    with opened(store, tmp_path) as reader:
         page = reader.get("/trajectory?id=0/0/0").text
         assert "reward 1.25 (<right> 1, format 0.25), 0 from the environment, 2 tokens" in text(page)
         assert "<right>" not in page
@@ -299,8 +304,10 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("kind", ["trajectories", "scores", "checkpoint"])
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [*(("trajectories", damage) for damage in DAMAGE), ("scores", "nested"), ("checkpoint", "no section")],
+)
 def test_one_bad_manifest_leaves_the_rest_to_be_read(
     damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -324,7 +331,7 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
 
     monkeypatch.setattr("tasks.audit.reader.read._run", visit)
-    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
+    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, 0)
     listing, other, same = pages
     assert (listing.status_code, other.status_code) == (200, 200)
     if kind == "trajectories":
@@ -379,20 +386,6 @@ def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path) -> None
     assert list(tmp_path.glob("trajectories-*")) == []
 
 
-@pytest.mark.slow
-def test_it_does_not_end_in_the_middle_of_an_import(filled: Store, tmp_path: Path) -> None:
-    """The tokenizers' library is loaded in a thread. If Python ended while C++ code is loaded, it would abort."""
-    (tmp_path / "transformers.py").write_text("import time; time.sleep(2); print('loaded', flush=True)")
-    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-    assert job.stdout
-    assert "Ctrl-C" in job.stdout.readline()
-    job.send_signal(signal.SIGINT)
-    assert job.communicate(timeout=120)[0] == "loaded\n"
-    assert job.returncode == 130
-
-
 LINES = "line\n" * 300
 FAILED = Call(0, "c2", "search", '{"query": "x"}', "error: no such page", "failed")
 CALLS = [Call(0, "c1", "calculator", HOSTILE, HOSTILE, "answered"), FAILED]
@@ -432,9 +425,8 @@ def calls_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClien
         Score("called", 1, "wrong", 0.0, "two", "2", "", 0.25, {"format": 0.25}),
     ]
     commit(store, PLAIN, (rows_with_calls(), scores), [])
-    data_sets = select(store, [])
-    with open_database(data_sets, fetch_data_sets(store, data_sets, folder), Audit()) as database:
-        yield TestClient(create_app(store, data_sets, database, folder), base_url="http://127.0.0.1:8000")
+    with opened(store, folder) as client:
+        yield client
 
 
 def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
@@ -483,11 +475,6 @@ def test_the_list_finds_calls(calls_reader: TestClient, query: str, found: list[
     assert ids(html) == found
     assert ("3 calls" in text(html)) == ("called" in found)
     assert "Calls of tools" in html
-
-
-def test_an_unknown_status_is_refused(calls_reader: TestClient) -> None:
-    """A mistyped filter says what there is."""
-    assert "Calls of tools: 'lost' is not known: choose some, none" in text(calls_reader.get("/?calls=lost").text)
 
 
 def test_a_group_shows_calls(calls_reader: TestClient) -> None:

@@ -22,7 +22,6 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, to_table
-from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import write_parquet
@@ -46,7 +45,6 @@ EVASIVE, CUT = "I do not know.", "I think that"  # the second has exactly LIMIT 
 STARTED_AT = 1_795_000_000.0
 _MISTAKES = np.array([-20, -10, -3, -2, -1, 1, 2, 3, 10, 20])
 _OFTEN = np.array([1, 3, 2, 4, 8, 8, 4, 2, 3, 1]) / 36
-_WORKINGS = 500
 _VERDICTS = ("correct", "wrong", "unparsable", "")
 _CORRECT, _WRONG, _UNPARSABLE, _NO_VERDICT = range(4)
 
@@ -75,10 +73,10 @@ class Language:
     """All texts of the episodes of some problems, each encoded once as a piece.
 
     The pieces, in this order: an empty one, the prompts, feedback after a complete answer and after a cut one, the
-    evasive answer, the cut answer, the numbers from `low` on, and workings of `working` sums to write before an answer.
+    evasive answer, the cut answer, and the numbers from `low` on.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], working: int = 0) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem]) -> None:
         chat = Chat(tokenizer)
         self.chat, self.problems = chat, list(problems)
         self.golds: Ints = np.array([int(problem.solutions[0]) for problem in problems])
@@ -91,11 +89,9 @@ class Language:
         assert len(answers[1]) == LIMIT, "the tokenizer knows a word of the cut answer"
         question = [{"role": "user", "content": problems[0].prompt}]
         feedback = [chat.next_prompt(question, answer, WRONG_FEEDBACK).token_ids for answer in answers[:2]]
-        self.workings = ["", *(_working(number, working) for number in range(_WORKINGS if working else 0))]
-        pieces = [[], *prompts, *feedback, *answers, *map(chat.encode, self.workings)]
+        pieces = [[], *prompts, *feedback, *answers]
         self.feedback = 1 + len(problems)  # index of the feedback after a complete answer; after a cut one: the next
         self.first_answer = self.feedback + 2
-        self.first_working = self.first_answer + len(answers)
         self.sizes: Ints = np.array([len(piece) for piece in pieces])
         self.begins = np.cumsum(self.sizes) - self.sizes
         self.ids = np.array([token for piece in pieces for token in piece], np.int32)
@@ -105,31 +101,25 @@ class Language:
         return values - self.low + 2
 
 
-def _working(seed: int, sums: int) -> str:
-    """Make a text like `17 + 4 = 21, 5 + 60 = 65, so `."""
-    numbers = np.random.default_rng(seed).integers(100, size=(sums, 2)).tolist()
-    return "".join(f"{a} + {b} = {a + b}, " for a, b in numbers) + "so "
-
-
 @dataclass(frozen=True)
 class Layout:
     """The token columns of N rows with T tokens in all.
 
-    Each row has six pieces: prompt, working, answer, feedback, working, answer.
+    Each row has four pieces: prompt, answer, feedback, answer.
     """
 
-    ends: Ints  # [N, 6], end of each piece in its row
+    ends: Ints  # [N, 4], end of each piece in its row
     offsets: npt.NDArray[np.int32]  # [N + 1], start of each row
     token_ids: npt.NDArray[np.int32]  # [T]
     sampled: Bools  # [T]
 
 
 def lay(language: Language, pieces: Ints) -> Layout:
-    """Gather the tokens of all rows from their pieces, [N, 6]."""
+    """Gather the tokens of all rows from their pieces, [N, 4]."""
     sizes = language.sizes[pieces].ravel()
     begins = np.cumsum(sizes) - sizes
     places = np.arange(sizes.sum()) + np.repeat(language.begins[pieces].ravel() - begins, sizes)
-    sampled = np.tile([False, True, True], 2 * len(pieces))
+    sampled = np.tile([False, True], 2 * len(pieces))
     ends = language.sizes[pieces].cumsum(axis=1)
     offsets = np.concatenate([[0], ends[:, -1].cumsum()]).astype(np.int32)
     return Layout(ends, offsets, language.ids[places], np.repeat(sampled, sizes))
@@ -144,7 +134,6 @@ class Episodes:
     answer: Ints  # [N, 2], index of the language's answers
     verdict: Ints  # [N, 2], verdict of the environment, index of `_VERDICTS`
     scored: Ints  # [N, 2], verdict of the score stage, index of `_VERDICTS`
-    working: Ints  # [N, 2], index of the language's working before the answer
 
 
 def play(language: Language, groups: Ints, rng: np.random.Generator, size: int = GROUP) -> Episodes:
@@ -162,10 +151,7 @@ def play(language: Language, groups: Ints, rng: np.random.Generator, size: int =
     second, scored_again = np.where(again, second, -1), np.where(again, scored_again, -1)
     verdict = np.where(late & ~failed, _NO_VERDICT, scored)
     answer, scored = np.stack([first, second], 1), np.stack([scored, scored_again], 1)
-    working = np.where(
-        answer < 2, 0, rng.integers(1, len(language.workings) + 1, answer.shape) % len(language.workings)
-    )
-    return Episodes(problem, sample, answer, np.stack([verdict, scored_again], 1), scored, working)
+    return Episodes(problem, sample, answer, np.stack([verdict, scored_again], 1), scored)
 
 
 def _answers(
@@ -190,11 +176,6 @@ class Identity:
     policy_version: int
     problem_set: str
     temperature: float = 1.0
-
-
-def unmodelled(rng: np.random.Generator) -> Behaviour:
-    """Return a source of random logprobs, mostly near 0, without a model."""
-    return lambda rows: -rng.exponential(0.3, len(rows.token_ids)).astype(np.float32)
 
 
 class Weights:
@@ -252,10 +233,17 @@ def tables(
     rng: np.random.Generator,
     behaviour: Behaviour | None = None,
 ) -> Tables:
-    """Make the rows of trajectories and of scores, both in the order of the episodes."""
-    rows = lay(language, _pieces(language, episodes))
-    ids = _ids(language, identity, episodes)
-    logprobs = (behaviour or unmodelled(rng))(rows)
+    """Make rows of trajectories and of scores, in the order of the episodes; without a model logprobs are random."""
+    answer = episodes.answer
+    texts = np.where(answer < 0, 0, answer + language.first_answer)
+    prompt = np.where(answer[:, 0] < 0, 0, episodes.problem + 1)
+    feedback = np.where(answer[:, 1] < 0, 0, language.feedback + (answer[:, 0] == 1))
+    rows = lay(language, np.stack([prompt, texts[:, 0], feedback, texts[:, 1]], 1))
+    names = pa.array([f"{identity.name}/{problem.problem_id}/" for problem in language.problems])
+    samples = pa.array([str(sample) for sample in range(int(episodes.sample.max()) + 1)])
+    join: Any = pc.binary_join_element_wise
+    ids = join(_take(names, episodes.problem), _take(samples, episodes.sample), "")
+    logprobs = behaviour(rows) if behaviour else -rng.exponential(0.3, len(rows.token_ids)).astype(np.float32)
     columns = _tokens(rows, logprobs, identity.policy_version) | _common(identity, len(ids))
     columns |= _status(episodes) | _problems(language, episodes.problem)
     columns |= {
@@ -270,23 +258,6 @@ def tables(
         pa.table({field.name: columns[field.name] for field in TRAJECTORY_SCHEMA}, schema=TRAJECTORY_SCHEMA),
         _scores(language, episodes, ids),
     )
-
-
-def _pieces(language: Language, episodes: Episodes) -> Ints:
-    """Return the pieces of each row, [N, 6]."""
-    answer = episodes.answer
-    texts = np.where(answer < 0, 0, answer + language.first_answer)
-    working = np.where(answer < 0, 0, episodes.working + language.first_working)
-    prompt = np.where(answer[:, 0] < 0, 0, episodes.problem + 1)
-    feedback = np.where(answer[:, 1] < 0, 0, language.feedback + (answer[:, 0] == 1))
-    return np.stack([prompt, working[:, 0], texts[:, 0], feedback, working[:, 1], texts[:, 1]], 1)
-
-
-def _ids(language: Language, identity: Identity, episodes: Episodes) -> Any:
-    names = pa.array([f"{identity.name}/{problem.problem_id}/" for problem in language.problems])
-    samples = pa.array([str(sample) for sample in range(int(episodes.sample.max()) + 1)])
-    join: Any = pc.binary_join_element_wise
-    return join(_take(names, episodes.problem), _take(samples, episodes.sample), "")
 
 
 def _take(values: Any, indices: Ints) -> Any:
@@ -360,15 +331,13 @@ def _problems(language: Language, problem: Ints) -> dict[str, Any]:
 def _turns(language: Language, episodes: Episodes, rows: Layout, rng: np.random.Generator) -> Any:
     row, turn = np.nonzero(episodes.answer >= 0)
     answer, verdict = episodes.answer[row, turn], episodes.verdict[row, turn]
-    join: Any = pc.binary_join_element_wise
-    text = _take(pa.array(language.answers), answer)
     continued = (turn == 0) & (episodes.answer[row, 1] >= 0)
     group_seeds = rng.integers(2**30, size=len(episodes.problem))[row - episodes.sample[row]]
     seeds = np.where(turn == 0, group_seeds + episodes.sample[row], rng.integers(2**30, 2**31, size=len(row)))
     fields = {
-        "start": pa.array(rows.ends[row, 3 * turn], pa.int32()),
-        "end": pa.array(rows.ends[row, 3 * turn + 2], pa.int32()),
-        "text": join(_take(pa.array(language.workings), episodes.working[row, turn]), text, ""),
+        "start": pa.array(rows.ends[row, 2 * turn], pa.int32()),
+        "end": pa.array(rows.ends[row, 2 * turn + 1], pa.int32()),
+        "text": _take(pa.array(language.answers), answer),
         "verdict": _take(pa.array(_VERDICTS), verdict),
         "reward": pa.array(verdict == _CORRECT).cast(pa.float32()),
         "finish_reason": _take(pa.array(["stop", "length"]), (answer == 1).astype(np.int64)),
@@ -430,17 +399,6 @@ def commit_iteration(store: Store, config: Config, iteration: int, parents: list
     return trajectories, scores
 
 
-def commit_evaluation(
-    store: Store, config: Config, policy: PolicyVersion, problem_set: str, rows: Tables
-) -> tuple[str, str]:
-    """Commit an evaluation of a checkpoint on the held-out set, and its scores; return their versions."""
-    version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
-    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score))
-    commit(store, version, "evaluation", rows[0], [policy, problem_set], config)
-    commit(store, scores, "scores", rows[1], [version], config)
-    return version, scores
-
-
 def commit(
     store: Store,
     version: str,
@@ -465,18 +423,22 @@ def _provenance(config: Config) -> Provenance:
     return Provenance(config=config.model_dump(mode="json"))
 
 
-def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000, working: int = 0) -> list[str]:
-    """Commit a scored run of `rows` trajectories, by a policy with a tokenizer but no weights; return their versions.
+def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) -> list[str]:
+    """Commit a scored run of `rows` trajectories, by a policy with a tokenizer but no weights; return the versions."""
+    from safetensors.numpy import save_file
+    from transformers import Qwen3Config
 
-    Each turn shows `working` sums, of about 13 tokens each, before its answer.
-    """
+    from tasks.warm_start.tokenizer import build_tokenizer
+
     config, problems = settings(name), sums(99)
-    language = Language(make_tokenizer(problems), problems, working)
-    problem_set = commit_problems(store, problems)
+    tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])
+    language, problem_set = Language(tokenizer, problems), commit_problems(store, problems)
     with TemporaryDirectory() as folder:
-        model = _write_model(Path(folder), problems)
+        tokenizer.save_pretrained(folder)
+        Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(folder)
+        save_file({"nothing": np.zeros(1, np.float32)}, f"{folder}/model.safetensors")
         policies = [
-            commit_policy(store, config, iteration, model, Canary([1, 2], [-1.0]))
+            commit_policy(store, config, iteration, Path(folder), Canary([1, 2], [-1.0]))
             for iteration in range(-(-rows // rows_per_set))
         ]
     versions = []
@@ -488,21 +450,3 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000, wo
         made = tables(language, identity, play(language, drawn, rng), rng)
         versions.append(commit_iteration(store, config, iteration, [policy, problem_set], made)[0])
     return versions
-
-
-def make_tokenizer(problems: Sequence[Problem]) -> "PreTrainedTokenizerBase":
-    """Make the tokenizer that a warm start would make."""
-    from tasks.warm_start.tokenizer import build_tokenizer
-
-    return build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])
-
-
-def _write_model(folder: Path, problems: Sequence[Problem]) -> Path:
-    from safetensors.numpy import save_file
-    from transformers import Qwen3Config
-
-    tokenizer = make_tokenizer(problems)
-    tokenizer.save_pretrained(folder)
-    Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(folder)
-    save_file({"nothing": np.zeros(1, np.float32)}, folder / "model.safetensors")
-    return folder

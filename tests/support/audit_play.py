@@ -120,15 +120,7 @@ def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
 def judged(row: Trajectory, *verdicts: VerdictName) -> list[Score]:
     """Make the scores of a row whose answers are boxed."""
     return [
-        Score(
-            row.trajectory_id,
-            turn,
-            verdict,
-            float(verdict == "correct"),
-            row.turns[turn].text[7:-1],
-            "19",
-            "",
-            float(verdict == "correct"),
-        )
+        Score(row.trajectory_id, turn, verdict, right, row.turns[turn].text[7:-1], "19", "", right)
         for turn, verdict in enumerate(verdicts)
+        for right in [float(verdict == "correct")]
     ]

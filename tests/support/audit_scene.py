@@ -28,6 +28,7 @@ from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
+from tasks.score.scoring import scorer_fingerprint
 from tests.support import audit_helpers as helpers
 from tests.support.audit_helpers import Identity, Language, Weights
 
@@ -82,9 +83,7 @@ class Scene:
     problems: list[Problem]
     problem_set: str  # version
     sets: list[Set] = field(default_factory=list)
-    evaluated: list[int] = field(
-        default_factory=list
-    )  # indices of the problems of its evaluation; empty: no evaluation
+    evaluated: list[int] = field(default_factory=list)  # indices of the evaluation's problems; empty: no evaluation
     _replayed: set[str] = field(default_factory=set)  # ids of rows whose logprobs are not computed yet
 
     @property
@@ -161,32 +160,11 @@ class Scene:
             grade: computes the verdict of each answer.
             calls: calls of tools; their turns answer nothing if they got an output, which then is the feedback.
         """
-        first = [{"role": "system", "content": system}] if system else []
-        messages = [*first, {"role": "user", "content": prompt or row.prompt}]
-        outputs = [
-            [call.output for call in calls if call.turn == number and call.output] for number in range(len(answers))
-        ]
-        ungraded = sorted({call.turn for call in calls if call.status != "unparsable"})
-        feedbacks = ["\n".join(texts) or feedback for texts in outputs]
-        episode = self._play(row, messages, answers, feedbacks, cut)
-        for number, text in enumerate(turn.text for turn in episode.turns):
-            verdict = "" if number in ungraded else grade(text, row.solutions)
-            turn = episode.turns[number]
-            episode.turns[number] = replace(turn, verdict=verdict, reward=float(verdict == "correct"))
-        replayed = episode.trajectory(row.turn_discount)
-        return self.record(row, replace(replayed, calls=list(calls), ungraded=ungraded))
-
-    def record(self, row: Trajectory, replayed: Trajectory) -> Trajectory:
-        """Replace a row by what was played instead, and its scores."""
-        self.unscore(row)
-        self._scores_of(row).extend(self._make_scores(replayed))
-        self._replayed.add(row.trajectory_id)
-        return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
-
-    def _play(
-        self, row: Trajectory, messages: list[Message], answers: Sequence[str], feedbacks: Sequence[str], cut: bool
-    ) -> Episode:
         chat = self.cast.language.chat
+        messages: list[Message] = [{"role": "user", "content": prompt or row.prompt}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        ungraded = sorted({call.turn for call in calls if call.status != "unparsable"})
         episode = Episode(spec_of(row), chat.prompt(messages))
         for number, text in enumerate(answers):
             last = number == len(answers) - 1
@@ -196,26 +174,34 @@ class Scene:
             seed = row.turns[number].seed if number < len(row.turns) else 2**31 + row.seed + number
             outputs = BundledGenerationOutputs(row.trajectory_id, episode.prompt_ids, [completion], [seed], 0.1)
             episode.add_completion(outputs, chat.decode(ids))
+            verdict = "" if number in ungraded else grade(episode.turns[-1].text, row.solutions)
+            episode.turns[-1] = replace(episode.turns[-1], verdict=verdict, reward=float(verdict == "correct"))
             if not last:
-                following = chat.next_prompt(messages, ids, feedbacks[number])
-                episode.add_feedback(feedbacks[number], following.token_ids)
+                told = "\n".join(call.output for call in calls if call.turn == number and call.output) or feedback
+                following = chat.next_prompt(messages, ids, told)
+                episode.add_feedback(told, following.token_ids)
                 messages = following.messages
-        return episode
+        replayed = episode.trajectory(row.turn_discount)
+        return self.record(row, replace(replayed, calls=list(calls), ungraded=ungraded))
 
-    def _make_scores(self, row: Trajectory) -> list[Score]:
-        return [
+    def record(self, row: Trajectory, replayed: Trajectory) -> Trajectory:
+        """Replace a row by what was played instead, and its scores."""
+        self.unscore(row)
+        self._scores_of(row).extend(
             Score(
-                trajectory_id=row.trajectory_id,
+                trajectory_id=replayed.trajectory_id,
                 turn=number,
-                verdict="none" if number in row.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
+                verdict="none" if number in replayed.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
                 success=turn.reward,
                 extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
-                solution=row.solutions[0],
+                solution=replayed.solutions[0],
                 reason="",
                 reward=turn.reward,
             )
-            for number, turn in enumerate(row.turns)
-        ]
+            for number, turn in enumerate(replayed.turns)
+        )
+        self._replayed.add(row.trajectory_id)
+        return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
 
     def _set_of(self, row: Trajectory) -> Set:
         return next(data_set for data_set in self.sets if data_set.iteration == row.iteration)
@@ -235,10 +221,12 @@ class Scene:
 
     def logprobs(self, rows: Sequence[Trajectory], policy: int, temperature: float = 1.0) -> list[list[float]]:
         """Compute the logprobs of the rows with a policy's weights."""
-        ids = [part for row in rows for part in np.split(np.array(row.token_ids, np.int32), row.sequence_starts[1:])]
-        masks = [
-            part for row in rows for part in np.split(np.array(row.action_mask, np.bool_), row.sequence_starts[1:])
-        ]
+
+        def sequences(name: str, dtype: Any) -> list[Any]:
+            columns = [(np.array(getattr(row, name), dtype), row.sequence_starts[1:]) for row in rows]
+            return [part for column, starts in columns for part in np.split(column, starts)]
+
+        ids, masks = sequences("token_ids", np.int32), sequences("action_mask", np.bool_)
         parts = iter(self.cast.weights[policy].of(ids, masks, temperature))
         return [np.concatenate([next(parts) for _ in row.sequence_starts]).tolist() for row in rows]
 
@@ -278,7 +266,10 @@ class Scene:
         identity = Identity(name, self.name, 0, policy, 0, problem_set, temperature=0.0)
         episodes = helpers.play(cast.language, np.array(self.evaluated), rng, size=1)
         rows = helpers.tables(cast.language, identity, episodes, rng, cast.weights[0].behaviour)
-        helpers.commit_evaluation(store, self.config, policy, problem_set, rows)
+        version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
+        scores = layout.evaluation_scores(version, scorer_fingerprint(self.config.score))
+        helpers.commit(store, version, "evaluation", rows[0], [policy, problem_set], self.config)
+        helpers.commit(store, scores, "scores", rows[1], [version], self.config)
 
 
 _REPLAYED = (

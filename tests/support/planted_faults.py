@@ -1,7 +1,5 @@
 r"""Faults of trajectories in practice, each planted into an otherwise clean run.
 
-python -m tests.support.planted_faults      builds the runs, audits them, and prints the results
-
 Each fault has its own run with its name. A function changes the run's rows before they are committed (`@in_rows`), or
 damages the store afterwards (`@in_store`). It returns the ids that must be among the cases of the check that finds the
 fault. Its docstring describes the event.
@@ -11,8 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -29,12 +26,11 @@ from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
 if TYPE_CHECKING:
-    from tasks.audit.results import Case, CheckResult
+    from tasks.audit.results import CheckResult
     from tasks.score.verifier import Verifier
 
 GROUPS = 12  # in a run with a fault
 EVERYTHING = Audit(examples=1_000_000, recomputed=1000)  # all rows of up to three data sets
-WIDTH = 200  # columns of the table if the output is no terminal
 CLEAN, CLEAN_GROUPS = "clean", 24
 HELD_OUT = 50  # problems of the evaluation
 
@@ -49,7 +45,6 @@ class Fault:
 
     name: str  # name of its run
     check: str  # check that must find it
-    happens: str
     plant: Plant | None = None
     damage: Damage | None = None
     policies: Sequence[int] = (0,)  # policy version of each iteration
@@ -61,18 +56,11 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def in_rows(
-    check: str,
-    policies: Sequence[int] = (0,),
-    overrides: Sequence[str] = (),
-    also: Sequence[str] = (),
-    alone: bool = False,
-) -> Callable[[Plant], Plant]:
-    """Register a fault in the stored rows; the decorated function changes the scene."""
+def in_rows(check: str, also: Sequence[str] = (), **options: Any) -> Callable[[Plant], Plant]:
+    """Register a fault in the stored rows, with fields of `Fault`; the decorated function changes the scene."""
 
     def register(plant: Plant) -> Plant:
-        happens = plant.__doc__ or ""
-        FAULTS.append(Fault(_name(plant), check, happens, plant, None, policies, overrides, frozenset(also), alone))
+        FAULTS.append(Fault(plant.__name__.replace("_", "-"), check, plant, also=frozenset(also), **options))
         return plant
 
     return register
@@ -82,14 +70,10 @@ def in_store(check: str, also: Sequence[str] = ()) -> Callable[[Damage], Damage]
     """Register a fault of the store; the decorated function damages the store."""
 
     def register(damage: Damage) -> Damage:
-        FAULTS.append(Fault(_name(damage), check, damage.__doc__ or "", damage=damage, also=frozenset(also)))
+        FAULTS.append(Fault(damage.__name__.replace("_", "-"), check, damage=damage, also=frozenset(also)))
         return damage
 
     return register
-
-
-def _name(function: Callable[..., object]) -> str:
-    return function.__name__.replace("_", "-")
 
 
 def ids(rows: Iterable[Trajectory]) -> list[str]:
@@ -912,17 +896,15 @@ class Found:
 
     planted: Planted
     verdict: str  # verdict of the check that must find it
-    cases: int  # number of that check's cases in the fault's run
-    missing: set[str]  # ids that should be among these cases
+    missing: set[str]  # ids that should be among its cases
     false_alarms: dict[str, int]  # other checks that the fault's run raises: number of cases
 
 
 def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cache: Path) -> list[Found]:
     """Audit all runs with faults, together where their faults allow it."""
     together = [one for one in planted if not one.fault.alone]
-    parts = [together, *([one] for one in planted if one.fault.alone)]
     results = []
-    for part in parts:
+    for part in [together, *([one] for one in planted if one.fault.alone)]:
         checks = look(store, [one.fault.name for one in part], verifier, cache)
         results += [_result(one, checks) for one in part]
     return results
@@ -939,54 +921,19 @@ def look(store: Store, runs: Sequence[str], verifier: "Verifier", cache: Path) -
 
 def _result(planted: Planted, checks: "dict[str, CheckResult]") -> Found:
     fault = planted.fault
-    own = {name: [case for case in check.examples if _belongs_to(case, planted)] for name, check in checks.items()}
-    others = {name: cases for name, cases in own.items() if name not in {fault.check, *fault.also}}
-    alarms = {name: len(cases) for name, cases in others.items() if _is_alarm(checks[name], cases, planted.sizes)}
-    missing = planted.ids - {case.id for case in own[fault.check]}
-    return Found(planted, checks[fault.check].verdict, len(own[fault.check]), missing, alarms)
-
-
-def _belongs_to(case: "Case", planted: Planted) -> bool:
-    """Return whether a case is in the fault's run; cases of several data sets are matched by the run's problems."""
-    return layout.run_of(case.data_set) == planted.fault.name if case.data_set else case.id in planted.problems
-
-
-def _is_alarm(check: "CheckResult", cases: "list[Case]", sizes: dict[str, int]) -> bool:
-    """Return whether the cases raise an alarm; a check of shares has cases in every data set, so the share counts."""
-    share = len(cases) / sizes[check.unit] if 0 < check.threshold < 1 and check.unit in sizes else len(cases)
-    return share > check.threshold
-
-
-def show(results: Sequence[Found]) -> None:
-    """Print the table of results."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("planted", "what happened", "check", "says", "cases", "of planted", "false alarms", show_lines=True)
-    for result in sorted(results, key=lambda result: list(Checks.model_fields).index(result.planted.fault.check)):
-        fault, planted = result.planted.fault, len(result.planted.ids)
-        alarms = ", ".join(f"{name} {cases}" for name, cases in result.false_alarms.items())
-        hits = f"{planted - len(result.missing)} of {planted}"
-        table.add_row(fault.name, fault.happens, fault.check, result.verdict, f"{result.cases}", hits, alarms)
-    Console(width=max(Console().width, WIDTH)).print(table)
-    whole = sum(result.verdict in ("warn", "fail") and not result.missing for result in results)
-    false = sum(len(result.false_alarms) for result in results)
-    print(f"{whole} of {len(results)} faults found with all their cases; {false} false alarms")
-
-
-def main() -> None:
-    """Plant all faults with briefly trained policies, audit the runs, and print the results."""
-    from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-    from tasks.score.verifier import Verifier
-    from tasks.warm_start.teach import make_policy
-    from tests import conftest
-
-    with TemporaryDirectory() as scratch, Verifier() as verifier:
-        folder, store = Path(scratch), Store(f"{scratch}/store")
-        make_policy(conftest.TINY, conftest.SOURCE, WRONG_FEEDBACK, seed=1, folder=folder / "policy")
-        policies = [conftest.commit_policy(store, version, folder / "policy", 0.02 * version) for version in range(2)]
-        show(examine(store, plant_all(store, policies), verifier, folder / "cache"))
-
-
-if __name__ == "__main__":
-    main()
+    cases = {
+        name: [
+            case
+            for case in check.examples  # cases of several data sets are matched by the run's problems
+            if (layout.run_of(case.data_set) == fault.name if case.data_set else case.id in planted.problems)
+        ]
+        for name, check in checks.items()
+    }
+    alarms = {}
+    for name, check in checks.items():  # a check of shares has cases in every data set, so the share counts
+        is_share = 0 < check.threshold < 1 and check.unit in planted.sizes
+        value = len(cases[name]) / (planted.sizes[check.unit] if is_share else 1)
+        if name not in {fault.check, *fault.also} and value > check.threshold:
+            alarms[name] = len(cases[name])
+    missing = planted.ids - {case.id for case in cases[fault.check]}
+    return Found(planted, checks[fault.check].verdict, missing, alarms)

@@ -47,20 +47,17 @@ class AuditEvidence:
 
         A data set without scores is left out while a run is still working on it, because its scores are yet to come.
         """
-        incomplete = self.intake.incomplete
-        return [
-            each.number
-            for each in self.data_sets
-            if each.version not in incomplete and not (not each.scores and self._is_in_progress(each))
-        ]
 
-    def _is_in_progress(self, data_set: DataSet) -> bool:
-        trained = layout.checkpoint(data_set.run, data_set.iteration + 1)
-        return (
-            not data_set.is_evaluation
-            and not manifests.committed(self.store, trained)
-            and is_held(self.store, data_set.run) is not None
-        )
+        def in_progress(each: DataSet) -> bool:
+            trained = layout.checkpoint(each.run, each.iteration + 1)
+            return (
+                not each.is_evaluation
+                and not manifests.committed(self.store, trained)
+                and is_held(self.store, each.run) is not None
+            )
+
+        readable = [each for each in self.data_sets if each.version not in self.intake.incomplete]
+        return [each.number for each in readable if each.scores or not in_progress(each)]
 
     @cached_property
     def rows(self) -> int:
@@ -127,10 +124,8 @@ def all_checks() -> dict[str, AuditCheck]:
 
 def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[[Run], Run]:
     """Register the decorated function as a check; the arguments are those of `AuditCheck`."""
-    if name not in Checks.model_fields:
-        raise ValueError(f"check {name!r} has no knob in configs/audit.py: declare its threshold and severity there")
-    if name in _CHECKS:
-        raise ValueError(f"check {name!r} is registered already: choose another name")
+    assert name in Checks.model_fields, f"check {name!r} has no knob in configs/audit.py: declare it there"
+    assert name not in _CHECKS, f"check {name!r} is registered already: choose another name"
 
     def register(run: Run) -> Run:
         _CHECKS[name] = AuditCheck(name, title, unit, needs, run)

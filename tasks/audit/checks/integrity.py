@@ -21,10 +21,8 @@ def damaged_objects(evidence: AuditEvidence) -> Measured:
 @check("wrong_schema", "Unknown schema", "object", needs="nothing")
 def wrong_schema(evidence: AuditEvidence) -> Measured:
     """Count files that are not Parquet, or have a newer or another schema. They are left out of all other checks."""
-    found = evidence.database.flag_all("wrong_schema", evidence.intake.foreign)
-    return Measured(
-        found, evidence.intake.objects, f"{found} of {evidence.intake.objects} files have an unknown schema"
-    )
+    found, of = evidence.database.flag_all("wrong_schema", evidence.intake.foreign), evidence.intake.objects
+    return Measured(found, of, f"{found} of {of} files have an unknown schema")
 
 
 @check("broken_parents", "Broken lineage", "object", needs="nothing")
@@ -54,10 +52,8 @@ def unscored_turns(evidence: AuditEvidence) -> Measured:
     """Count turns that have no row in the scores of their data set: they cannot be trained on, and no rate has them."""
     query = """select trajectory_id, data_set, turn_name(turn) || ' has no score'
         from turns where verdict is null and list_contains(?, data_set)"""
-    found, turns = (
-        evidence.database.flag("unscored_turns", "turn", query, evidence.complete),
-        evidence.database.count("turns"),
-    )
+    found = evidence.database.flag("unscored_turns", "turn", query, evidence.complete)
+    turns = evidence.database.count("turns")
     unscored = [each.version for each in evidence.data_sets if each.manifest and not each.scores]
     never = f"; {len(unscored)} data sets were never scored, such as {unscored[0]}" if unscored else ""
     return Measured(found, turns, f"{found:,} of {turns:,} turns have no score{never}")

@@ -21,61 +21,38 @@ class _Success:
     problems: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Two successive data sets."""
-
-    before: _Success
-    after: _Success
-
-    @property
-    def is_large(self) -> bool:
-        before, after = self.before, self.after
-        return abs(after.mean - before.mean) >= _LEAST_STEP and min(before.problems, after.problems) > 1
-
-    @property
-    def errors(self) -> float:
-        """The step in standard errors of the difference.
-
-        The standard error is that of the mean over problems, because the episodes of one problem are not independent. A
-        minimum variance keeps it above 0 if all problems agree.
-        """
-        variances = (max(each.variance, 0.25 / each.problems) / each.problems for each in (self.before, self.after))
-        return abs(self.after.mean - self.before.mean) / math.sqrt(sum(variances))
-
-    def __str__(self) -> str:
-        return f"first turn {self.before.mean:.3f} to {self.after.mean:.3f} in {self.after.version}"
-
-
 @check("success_drift", "Jumps of the success rate", "data set", needs="scores")
 def success_drift(evidence: AuditEvidence) -> Measured:
-    """Measure the largest step from one iteration of a run to the next, which sampling noise may not explain."""
-    steps = _steps(evidence)
-    large = [step for step in steps if step.is_large]
+    """Measure the largest step from one iteration of a run to the next, which sampling noise may not explain.
+
+    The unit is the standard error of the difference. It is that of the mean over problems, because the episodes of one
+    problem are not independent. A minimum variance keeps it above 0 if all problems agree.
+    """
+    known = {version: _Success(version, *columns) for version, *columns in evidence.database.all(_SUCCESS)}
     limit = evidence.settings.checks.success_drift.threshold
-    cases = [
-        Case("data set", step.after.version, step.after.version, f"{step}, {step.errors:.1f} standard errors")
-        for step in large
-        if step.errors > limit
-    ]
+    count, large, cases = 0, list[tuple[float, str]](), list[Case]()
+    for data_set in evidence.data_sets:
+        after = known.get(data_set.version)
+        if not after or data_set.is_evaluation or not data_set.iteration:
+            continue
+        earlier = layout.trajectories(data_set.run, data_set.iteration - 1)
+        before = known.get(earlier) or _read_previous(evidence, data_set)
+        if not before:
+            continue
+        count, step = count + 1, abs(after.mean - before.mean)
+        if step >= _LEAST_STEP and min(before.problems, after.problems) > 1:
+            variance = sum(max(each.variance, 0.25 / each.problems) / each.problems for each in (before, after))
+            errors = step / math.sqrt(variance)
+            says = f"first turn {before.mean:.3f} to {after.mean:.3f} in {after.version}"
+            large.append((errors, says))
+            if errors > limit:
+                detail = f"{says}, {errors:.1f} standard errors"
+                cases.append(Case("data set", after.version, after.version, detail))
     evidence.database.flag_all("success_drift", cases)
     if not large:
-        return Measured(0, len(steps), f"{len(steps)} steps between data sets, none of {_LEAST_STEP} or more")
-    most = max(large, key=lambda step: step.errors)
-    says = f"the largest of {len(steps)} steps: {most}, {most.errors:.1f} errors"
-    return Measured(most.errors, len(steps), says)
-
-
-def _steps(evidence: AuditEvidence) -> list[_Step]:
-    """Return pairs of scored training data sets: that of the iteration before, if it is in the store, and the next."""
-    known = {version: _Success(version, *columns) for version, *columns in evidence.database.all(_SUCCESS)}
-    steps = []
-    for data_set in evidence.data_sets:
-        if data_set.version in known and not data_set.is_evaluation and data_set.iteration:
-            earlier = layout.trajectories(data_set.run, data_set.iteration - 1)
-            if before := known.get(earlier) or _read_previous(evidence, data_set):
-                steps.append(_Step(before, known[data_set.version]))
-    return steps
+        return Measured(0, count, f"{count} steps between data sets, none of {_LEAST_STEP} or more")
+    errors, says = max(large)
+    return Measured(errors, count, f"the largest of {count} steps: {says}, {errors:.1f} errors")
 
 
 _MEANS = "avg(mean), coalesce(var_samp(mean), 0), count(*)"

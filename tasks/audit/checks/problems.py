@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
+from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import EvaluationVersion, ProblemsVersion, select
 from storage.versions import manifests
@@ -19,6 +20,7 @@ from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 from tasks.audit.checks.second_checker import stated
 from tasks.audit.checks.templates import create_distinct_prompts
 from tasks.audit.decoding import Decoders
+from tasks.audit.results import Case
 from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import find_overlaps
 from tasks.score.verdict import Verdict
@@ -78,12 +80,17 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
         for words, is_gold in stated(prompt, solutions)
     ]
     answers = (*leaks(in_texts), *leaks(_in_prompts(evidence)))
-    told = {(answer.problem_id, answer.words): answer for answer in answers}
-    leaking = [
-        {"id": leak.problem_id, "data_set": leak.data_set, "words": leak.words[:_SHOWN]} for leak in told.values()
+    told = {(answer.problem_id, answer.words): answer for answer in answers}.values()
+    cases = [
+        Case(
+            "problem",
+            each.problem_id,
+            evidence.data_sets[each.data_set].version if each.data_set >= 0 else "",
+            f'its prompt states the gold answer: "{each.words[:_SHOWN]}"',
+        )
+        for each in told
     ]
-    query = """select id, data_set, 'its prompt states the gold answer: "' || words || '"' from found"""
-    found = evidence.database.flag("leaked_answers", "problem", query, found=leaking)
+    found = evidence.database.flag_all("leaked_answers", cases)
     turns = _flag_feedback(evidence)
     says = (
         f"the prompts of {found:,} of {len(problems):,} problems state the gold answer, and the feedback after "
@@ -108,25 +115,26 @@ def _in_prompts(evidence: AuditEvidence) -> Iterator[StatedAnswer]:
 
 def _flag_feedback(evidence: AuditEvidence) -> int:
     """Flag turns whose feedback contains the gold answer, while neither the prompt nor a turn before it does."""
-    by_feedback: dict[str, list[tuple[int, str]]] = {}
+    by_feedback: dict[str, list[str]] = {}
+    shared: dict[str, int] = {}  # number of problems with the same feedback
     for name, prompt, solutions, feedback, problems in evidence.database.all(_FEEDBACK_WITH_GOLD):
         if contains_gold(feedback, solutions) and not contains_gold(prompt, solutions):
-            by_feedback.setdefault(feedback, []).append((problems, name))
+            by_feedback.setdefault(feedback, []).append(name)
+            shared[feedback] = problems
     leaking = [
         (name, feedback)
-        for feedback, problems in by_feedback.items()
-        if len(problems) > MOST_PROBLEMS * problems[0][0]
-        for _, name in problems
+        for feedback, names in by_feedback.items()
+        if len(names) > MOST_PROBLEMS * shared[feedback]
+        for name in names
     ]
-    rows = evidence.database.all(_SAID_BEFORE, [name for name, _ in leaking], [feedback for _, feedback in leaking])
-    found = [
-        {"id": row, "data_set": data_set, "turn": turn, "feedback": feedback[:_SHOWN]}
-        for row, data_set, turn, feedback, solutions, said in rows
+    cases = [
+        Case("turn", row, version, f'the feedback after turn {turn + 1} gives the gold away: "{feedback[:_SHOWN]}"')
+        for row, version, turn, feedback, solutions, said in evidence.database.all(
+            _SAID_BEFORE, [name for name, _ in leaking], [feedback for _, feedback in leaking]
+        )
         if not contains_gold(said, solutions)
     ]
-    query = """select id, data_set,
-        'the feedback after ' || turn_name(turn) || ' gives the gold away: "' || feedback || '"' from found"""
-    return evidence.database.flag("leaked_answers", "turn", query, found=found)
+    return evidence.database.flag_all("leaked_answers", cases)
 
 
 _FEEDBACK_WITH_GOLD = """
@@ -140,11 +148,12 @@ _FEEDBACK_WITH_GOLD = """
     )) > 0"""
 """SQL: feedback that contains a gold answer as a substring, and the number of problems with the same feedback."""
 _SAID_BEFORE = """
-    select trajectory_id, data_set, turn, feedback, solutions,
+    select trajectory_id, version, turn, feedback, solutions,
         (select string_agg(text, chr(10)) from turns b where b.row = s.row and b.turn <= s.turn)
     from told s
     join (select unnest(?::varchar[]) as problem_id, unnest(?::varchar[]) as feedback) using (problem_id, feedback)
-    join (select row, trajectory_id, data_set, solutions from trajectories) using (row)"""
+    join (select row, trajectory_id, data_set, solutions from trajectories) using (row)
+    join (select data_set, version from data_sets) using (data_set)"""
 """SQL: the turns that got a feedback, and what the policy had said by then."""
 
 MOST_GOLDS = 20_000
@@ -157,27 +166,25 @@ def unmatched_gold(evidence: AuditEvidence) -> Measured:
 
     If it does not match itself, no answer can be right.
     """
-    problems = evidence.database.all(
+    names: dict[str, list[str]] = {}
+    for name, gold in evidence.database.all(
         """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems where math_verify
         order by all"""
-    )
-    names: dict[str, list[str]] = {}
-    for name, gold in problems:
+    ):
         names.setdefault(gold, []).append(name)
     golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))
     answers = [gold for gold in golds if gold.strip()]
     verdicts = dict(zip(answers, evidence.verifier.grade([(presented(gold), [gold]) for gold in answers]), strict=True))
-    bad = [
-        {"id": name, "detail": detail}
+    cases = [
+        Case("problem", name, "", detail)
         for gold in golds
         if (detail := _complaint(gold, verdicts.get(gold)))
         for name in names[gold]
     ]
-    query = "select id, null::integer, detail from found"
-    found = evidence.database.flag("unmatched_gold", "problem", query, found=bad)
-    graded = f"{len(golds):,} distinct gold answers"
-    graded += "" if len(golds) == len(names) else f", a sample of {len(names):,},"
-    return Measured(found, len(golds), f"of {graded} those of {found:,} problems do not match themselves")
+    found = evidence.database.flag_all("unmatched_gold", cases)
+    sample = "" if len(golds) == len(names) else f", a sample of {len(names):,},"
+    says = f"of {len(golds):,} distinct gold answers{sample} those of {found:,} problems do not match themselves"
+    return Measured(found, len(golds), says)
 
 
 def presented(gold: str) -> str:
@@ -207,9 +214,13 @@ def contamination(evidence: AuditEvidence) -> Measured:
 
     The accuracy on a problem that is in both measures memory.
     """
-    runs = evidence.database.all("select distinct run from data_sets where not evaluation order by 1")
-    trained = {run: _trained_problems(evidence, run) for (run,) in runs}
-    sets = _evaluation_sets(evidence, [run for run, problems in trained.items() if problems])
+    trained: dict[str, list[Problem]] = {}
+    for run, *columns in evidence.database.all(
+        """select distinct d.run, problem_id, prompt, solutions from trajectories join data_sets d using (data_set)
+        where not evaluation order by all"""
+    ):
+        trained.setdefault(run, []).append(Problem(*columns))
+    sets = _evaluation_sets(evidence.store, trained)
     if not any(sets.values()):
         raise SkippedError("no run among the data sets has both training problems and evaluations to compare them with")
     details: dict[tuple[str, str], str] = {}
@@ -217,41 +228,31 @@ def contamination(evidence: AuditEvidence) -> Measured:
         for overlap in find_overlaps(trained[run], {name: _read_problems(evidence, name) for name in names}):
             match = f"{overlap.other_id} of {overlap.set_name}, which {run} is evaluated on"
             details[run, overlap.problem_id] = f'is {match} ({overlap.kind}): "{overlap.shared}"'
-    found = [{"id": problem, "detail": detail} for (_, problem), detail in details.items()]
-    query = "select id, null::integer, detail from found"
-    evidence.database.flag("contamination", "problem", query, found=found)
+    cases = [Case("problem", problem, "", detail) for (_, problem), detail in details.items()]
+    found = evidence.database.flag_all("contamination", cases)
     problems = sum(len(trained[run]) for run, names in sets.items() if names)
     compared = ", ".join(sorted({name for names in sets.values() for name in names}))
-    says = f"{len(found):,} of {problems:,} training problems are also in {compared}"
-    return Measured(len(found), problems, says)
+    return Measured(found, problems, f"{found:,} of {problems:,} training problems are also in {compared}")
 
 
-def _trained_problems(evidence: AuditEvidence, run: str) -> list[Problem]:
-    rows = evidence.database.all(
-        """select distinct problem_id, prompt, solutions from trajectories join data_sets d using (data_set)
-        where d.run = ? and not evaluation order by all""",
-        run,
-    )
-    return [Problem(*row) for row in rows]
-
-
-def _evaluation_sets(evidence: AuditEvidence, runs: Sequence[str]) -> dict[str, list[str]]:
+def _evaluation_sets(store: Store, runs: Iterable[str]) -> dict[str, list[str]]:
     """Return for each run the problem sets that its policies were evaluated on and that gc has not collected.
 
     Evaluations that were never committed are left out, and those with a damaged manifest, which `storage verify`
     reports.
     """
-    sets: dict[str, dict[str, None]] = {run: {} for run in runs}
-    for entry in catalog.read_all(evidence.store):
+    sets: dict[str, list[str]] = {run: [] for run in runs}
+    for entry in catalog.read_all(store):
         run = layout.run_of(entry.version)
         if entry.kind == "evaluation" and run in sets:
             try:
-                manifest = manifests.find(evidence.store, EvaluationVersion(entry.version))
+                manifest = manifests.find(store, EvaluationVersion(entry.version))
             except DamagedError:
                 continue
-            sets[run] |= dict.fromkeys(select(ProblemsVersion, manifest.parent_names) if manifest else [])
-    gone = {name for names in sets.values() for name in names if evidence.store.exists(layout.tombstone(name))}
-    return {run: [name for name in names if name not in gone] for run, names in sets.items()}
+            for name in select(ProblemsVersion, manifest.parent_names) if manifest else ():
+                if name not in sets[run] and not store.exists(layout.tombstone(name)):
+                    sets[run].append(name)
+    return sets
 
 
 def _read_problems(evidence: AuditEvidence, version: str) -> list[Problem]:

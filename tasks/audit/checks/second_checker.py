@@ -43,7 +43,8 @@ def final_answer(text: str) -> str | None:
     >>> final_answer(r"so \boxed{\frac{1}{2}}"), final_answer("It is 3 + 4 = 7."), final_answer("none")
     ('\\frac{1}{2}', '7', None)
     """
-    text = _without_thoughts(text)[-_LAST:]
+    after_thoughts = re.split(r"(?i)</think(?:ing)?>", text)[-1]
+    text = re.split(r"(?i)<think(?:ing)?>", after_thoughts)[0][-_LAST:]  # nothing if a thought has no end
     if (boxed := _last_boxed(text)) is not None or "\\boxed" in text:
         return boxed  # None if the box was never closed
     cues = list(_CUE.finditer(text))
@@ -53,12 +54,6 @@ def final_answer(text: str) -> str | None:
         return None if _OFFERED.search(text.rpartition(formulas[-1])[0]) else _right_side(formulas[-1])
     numbers = list(_EXPRESSION.finditer(text))
     return numbers[-1][0] if numbers and _stands_alone(numbers[-1]) else None
-
-
-def _without_thoughts(text: str) -> str:
-    """Return what follows the last thought; nothing if a thought has no end."""
-    after = re.split(r"(?i)</think(?:ing)?>", text)[-1]
-    return re.split(r"(?i)<think(?:ing)?>", after)[0]
 
 
 def after_cue(rest: str) -> str | None:
@@ -202,40 +197,27 @@ class Numbers:
     unit: str
     percent: bool
 
-    def scaled(self, scale: Fraction) -> "Numbers":
-        return Numbers(tuple(value * scale for value in self.values), self.brackets, self.unit, self.percent)
-
 
 def compare_numbers(left: Numbers, right: Numbers) -> Opinion:
     """Return whether two answers are the same numbers; rounded or reordered numbers and other units are undecided."""
     if (len(left.values) == 1) != (len(right.values) == 1) or (left.unit and right.unit and left.unit != right.unit):
         return "cannot say"
-    scaled = [left.scaled(scale) for scale in _scales(left, right)]
-    if any(_are_same(each, right) for each in scaled):
+    scales = [Fraction(1)]
+    if left.percent != right.percent:  # 50 % may be written as 50 and as 0.5
+        scales.append(Fraction(1, 100) if left.percent else Fraction(100))
+    scaled = [tuple(value * scale for value in left.values) for scale in scales]
+    ordered = set(left.brackets + right.brackets) & set("()[]")  # the order matters only in tuples and intervals
+    if any(each == right.values if ordered else sorted(each) == sorted(right.values) for each in scaled):
         return "right" if left.brackets == right.brackets or not (left.brackets and right.brackets) else "cannot say"
-    return "cannot say" if any(_are_near(each, right) for each in scaled) else "wrong"
+    return "cannot say" if any(_are_near(each, right.values) for each in scaled) else "wrong"
 
 
-def _scales(left: Numbers, right: Numbers) -> list[Fraction]:
-    """Return the factors to try on `left`: 50 % may be written as 50 and as 0.5."""
-    if left.percent == right.percent:
-        return [Fraction(1)]
-    return [Fraction(1), Fraction(1, 100) if left.percent else Fraction(100)]
-
-
-def _are_same(left: Numbers, right: Numbers) -> bool:
-    """Compare the values; their order matters only in tuples and intervals."""
-    if set(left.brackets + right.brackets) & set("()[]"):
-        return left.values == right.values
-    return sorted(left.values) == sorted(right.values)
-
-
-def _are_near(left: Numbers, right: Numbers) -> bool:
+def _are_near(left: tuple[Fraction, ...], right: tuple[Fraction, ...]) -> bool:
     """Return whether one answer may be the other one, rounded or in another order."""
-    pairs = list(zip(sorted(left.values), sorted(right.values), strict=False))
+    pairs = list(zip(sorted(left), sorted(right), strict=False))
     close = all(abs(one - other) <= _NEAR * max(abs(one), abs(other)) for one, other in pairs)
     rounded = all(one.denominator * other.denominator > 1 or one == other for one, other in pairs)
-    return close and rounded and len(left.values) == len(right.values)
+    return close and rounded and len(left) == len(right)
 
 
 _IGNORED = re.compile(
@@ -265,14 +247,10 @@ _WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf|textit|textrm|mathbf|operator
 
 def canonical(plain: str) -> str:
     """Return the string by which answers that are not numbers are compared."""
-    text = re.sub(r"(?<!\d)\s|\s(?!\d)|\{(?=\w\})|(?<=\{\w)\}", "", _unscripted(_WORDS.sub(r"\1", plain)))
+    unscripted = re.sub(r"([\^_])\s*\{(\w)\}", r"\1\2", _WORDS.sub(r"\1", plain))  # x^{2} as x^2
+    text = re.sub(r"(?<!\d)\s|\s(?!\d)|\{(?=\w\})|(?<=\{\w)\}", "", unscripted)
     text = re.sub(r"^\((\w)\)$", r"\1", text)
     return text.casefold() if re.fullmatch(r"[A-Za-z.]{2,}|[A-Za-z]", text) else text
-
-
-def _unscripted(text: str) -> str:
-    r"""Write `x^{2}` as `x^2`."""
-    return re.sub(r"([\^_])\s*\{(\w)\}", r"\1\2", text)
 
 
 _EQUALS = re.compile(r"^\s*[A-Za-z](?:_\{?\w\}?)?(?:\(\w\))?\s*(?:=|\\in(?![a-z]))\s*")

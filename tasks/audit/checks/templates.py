@@ -6,7 +6,6 @@ Example: the prompt "<user>What is 1 + 1?<end>" of the problem "What is 1 + 1?" 
 
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -75,30 +74,40 @@ _MANY = 8  # forms
 _AROUND = 30  # characters before the place where two forms begin to differ, and twice as many after it
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A distinct prompt of a problem, and its form: the text around the problem's text."""
-
-    run: str
-    prompt: str  # the problem's
-    digest: int
-    form: str
-    episodes: int
-
-
 @check("template_drift", "Drift of the prompt's form", "trajectory")
 def template_drift(evidence: AuditEvidence) -> Measured:
     """Count forms besides the most frequent one of a run, and turns whose feedback is not in the tokens that follow.
 
-    The prompts of agents that begin several conversations in an episode are not compared: the agent wrote them.
+    The prompts of agents that begin several conversations in an episode are not compared: the agent wrote them. Nor are
+    those of runs with many forms and no majority, because they vary their prompts on purpose.
     """
     decoders = Decoders(evidence)
-    prompts = _prompts(evidence, decoders)
-    forms = _forms(prompts)
-    prompts = [each for each in prompts if each.run in forms]
+    create_distinct_prompts(evidence)
+    query = "select data_set, digest, prompt, episodes, ids from distinct_prompts order by number"
+    prompts = [
+        {"run": part.run, **row, "form": sys.intern(_form(text, row["prompt"], decoders.runs[part.run]))}
+        for part in decoders.decode(evidence, query, special=True)
+        for row, text in part.columns("digest", "prompt", "episodes")
+    ]
+    forms: dict[str, Counter[str]] = {}
+    for each in prompts:
+        forms.setdefault(each["run"], Counter())[each["form"]] += each["episodes"]
+    varied = [run for run, each in forms.items() if len(each) > _MANY and 2 * max(each.values()) <= each.total()]
+    for run in varied:
+        del forms[run]
+    prompts = [each for each in prompts if each["run"] in forms]
     usual = {run: counts.most_common(1)[0][0] for run, counts in forms.items()}
     beyond = sum(len(counts) - 1 for counts in forms.values())
-    rows = _flag_prompts(evidence, [each for each in prompts if each.form != usual[each.run]], usual)
+    found = [
+        {**each, "detail": _difference(each["form"], usual[each["run"]])}
+        for each in prompts
+        if each["form"] != usual[each["run"]]
+    ]
+    query = """select t.trajectory_id, t.data_set, o.detail
+        from prompts_given t join data_sets d using (data_set)
+        join (select run, prompt, digest, min(detail) as detail from found group by all) o
+            on o.run = d.run and o.prompt = t.prompt and o.digest = t.digest"""
+    rows = evidence.database.flag("template_drift", "trajectory", query, found=found)
     turns, pieces = _flag_feedback(evidence, decoders)
     says = (
         f"{beyond} forms of the prompt besides the usual one, in {rows:,} trajectories; {len(prompts):,} distinct "
@@ -108,48 +117,12 @@ def template_drift(evidence: AuditEvidence) -> Measured:
     return Measured(beyond + turns, len(prompts), says + decoders.remark)
 
 
-def _prompts(evidence: AuditEvidence, decoders: Decoders) -> list[_Prompt]:
-    create_distinct_prompts(evidence)
-    query = "select data_set, digest, prompt, episodes, ids from distinct_prompts order by number"
-    return [
-        _Prompt(part.run, row["prompt"], row["digest"], sys.intern(form), row["episodes"])
-        for part in decoders.decode(evidence, query, special=True)
-        for row, text in part.columns("digest", "prompt", "episodes")
-        for form in [_form(text, row["prompt"], decoders.runs[part.run])]
-    ]
-
-
 def _form(text: str, words: str, decoder: Decoder) -> str:
     """Replace `words`, which templates may trim and tokenizers may normalise, by a mark in `text`."""
     words = words.strip()
     if words not in text:
         words = decoder.round_trip(words)
     return _MARK.join(text.rsplit(words, 1)) if words and words in text else _WITHOUT
-
-
-def _forms(prompts: list[_Prompt]) -> dict[str, Counter[str]]:
-    """Count for each run the episodes with each form.
-
-    Runs with many forms and no majority are left out, because they vary their prompts on purpose.
-    """
-    forms: dict[str, Counter[str]] = {}
-    for each in prompts:
-        forms.setdefault(each.run, Counter())[each.form] += each.episodes
-    return {
-        run: counts
-        for run, counts in forms.items()
-        if len(counts) <= _MANY or 2 * max(counts.values()) > counts.total()
-    }
-
-
-def _flag_prompts(evidence: AuditEvidence, unusual: list[_Prompt], usual: dict[str, str]) -> int:
-    """Flag all trajectories with one of the `unusual` prompts; return their number."""
-    found = [{**asdict(each), "detail": _difference(each.form, usual[each.run])} for each in unusual]
-    query = """select t.trajectory_id, t.data_set, o.detail
-        from prompts_given t join data_sets d using (data_set)
-        join (select run, prompt, digest, min(detail) as detail from found group by all) o
-            on o.run = d.run and o.prompt = t.prompt and o.digest = t.digest"""
-    return evidence.database.flag("template_drift", "trajectory", query, found=found)
 
 
 def _difference(form: str, usual: str) -> str:

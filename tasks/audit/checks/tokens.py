@@ -40,17 +40,7 @@ class _Played:
     policy_version: int
     sampling: str  # JSON
 
-    @property
-    def has_full_distribution(self) -> bool:
-        """Return whether the logprobs are from the whole distribution, not cut by top_p or top_k."""
-        return self._parameter("top_p", 1.0) == 1 and self._parameter("top_k", 0.0) <= 0
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of the stored logprobs; after greedy sampling engines return those of temperature 1."""
-        return self._parameter("temperature", 1.0) or 1.0
-
-    def _parameter(self, name: str, default: float) -> float:
+    def parameter(self, name: str, default: float) -> float:
         """Return a sampling parameter, or NaN, which fulfils no condition, if it cannot be read."""
         try:
             return float(json.loads(self.sampling).get(name, default))
@@ -81,11 +71,12 @@ def logprob_drift(evidence: AuditEvidence) -> Measured:
     Example: SmolLM2-135M, served in bfloat16. Its stored logprobs differ by 0.034 nats from the float32 ones, and those
     recomputed in bfloat16 by 0.035. The logprobs of the next policy version differ by 0.20.
     """
-    if not evidence.settings.recomputed:
+    recomputed, threshold = evidence.settings.recomputed, evidence.settings.checks.logprob_drift.threshold
+    if not recomputed:
         raise SkippedError("audit.recomputed=0: no trajectory is recomputed")
     chosen, compared, beyond, failures = _chosen(evidence), 0, [0.0], list[str]()
     for place, played in enumerate(chosen):
-        count = evidence.settings.recomputed // len(chosen) + (place < evidence.settings.recomputed % len(chosen))
+        count = recomputed // len(chosen) + (place < recomputed % len(chosen))
         try:
             differences = _differences(evidence, played, count)
         except SkippedError as error:
@@ -97,8 +88,15 @@ def logprob_drift(evidence: AuditEvidence) -> Measured:
             evidence.drifts[played.version] = mean
             rounding = float(np.concatenate([each.rounding for each in differences]).mean())
             beyond.append(mean - _SLACK * rounding)
-            limit = evidence.settings.checks.logprob_drift.threshold + _OF_ONE * rounding
-            evidence.database.flag_all("logprob_drift", _cases(played, differences, limit))
+            found = f"nats a token from those of {played.policy}"
+            cases = [
+                Case(
+                    "trajectory", each.trajectory_id, played.version, f"its logprobs are {each.nats.mean():.3g} {found}"
+                )
+                for each in differences
+                if each.nats.mean() > threshold + _OF_ONE * rounding
+            ]
+            evidence.database.flag_all("logprob_drift", cases)
     if not compared:
         failures.append("no trajectory has whole token columns and tokens of the policy that it names")
         raise SkippedError("; ".join(failures))
@@ -117,20 +115,21 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
         order by run, evaluation, iteration, data_set"""
     )
     played = [_Played(*row) for row in rows]
-    if played and not any(each.has_full_distribution for each in played):
+    whole = [each for each in played if each.parameter("top_p", 1.0) == 1 and each.parameter("top_k", 0.0) <= 0]
+    if played and not whole:
         raise SkippedError(
             f"sampled with top_p or top_k ({played[0].sampling}): logprobs of a cut distribution cannot be compared"
         )
-    kept = [each for each in played if each.has_full_distribution and _is_in_store(evidence, each.policy)]
+    store = evidence.store
+    kept = [
+        each
+        for each in whole
+        if each.policy and manifests.committed(store, each.policy) and not store.exists(layout.tombstone(each.policy))
+    ]
     if not kept:
         raise SkippedError("no checkpoint that played these data sets is left in the store")
     count = min(evidence.settings.recomputed_sets, evidence.settings.recomputed)
     return [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, count).astype(int))]
-
-
-def _is_in_store(evidence: AuditEvidence, policy: str) -> bool:
-    store = evidence.store
-    return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.tombstone(policy))
 
 
 def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_Difference]:
@@ -147,11 +146,12 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_
         order by hash(trajectory_id), row limit ?""",
         *(played.number, played.policy, played.sampling, played.policy_version, count),
     )
+    temperature = played.parameter("temperature", 1.0) or 1.0  # engines return logprobs of 1 after greedy sampling
     try:
         model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
         tokens, served = [StoredTokens(*row[:4]) for row in rows], _served_format(evidence, played)
-        exact = recompute(model, tokens, played.temperature)
-        rounded = recompute(model, tokens, played.temperature, number_format=served) if served != "float32" else exact
+        exact = recompute(model, tokens, temperature)
+        rounded = recompute(model, tokens, temperature, number_format=served) if served != "float32" else exact
     except UnavailableError:
         raise
     except (StorageError, ValueError, OSError) as error:
@@ -179,13 +179,3 @@ def _served_format(evidence: AuditEvidence, played: _Played) -> "NumberFormat":
 def _distance(left: Any, right: Any) -> Nats:
     nats: Nats = np.nan_to_num(np.abs(left - right), nan=_WORST, posinf=_WORST).clip(max=_WORST)
     return nats
-
-
-def _cases(played: _Played, differences: list[_Difference], limit: float) -> list[Case]:
-    means = [(each.trajectory_id, float(each.nats.mean())) for each in differences]
-    detail = f"nats a token from those of {played.policy}"
-    return [
-        Case("trajectory", name, played.version, f"its logprobs are {mean:.3g} {detail}")
-        for name, mean in means
-        if mean > limit
-    ]

@@ -1,7 +1,7 @@
 """Checks of what the outputs of tools do to the policy. `tools.sql` has the others."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -24,9 +24,21 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     An output that is nowhere in the tokens is the matter of `template_drift`. What the policy itself wrote in the form
     of an output is no case: then the true one was given, too.
     """
-    decoders = Decoders(evidence)
-    calls = evidence.database.count(f"({_ANSWERED})")
-    _note_lacking(evidence, decoders)
+    database, decoders = evidence.database, Decoders(evidence)
+    calls = database.count(f"({_ANSWERED})")
+    query = (
+        f"select data_set, output, digest, any_value(given) as ids from ({_GIVEN}) group by data_set, output, digest"
+    )
+    lacking = [
+        (row["data_set"], row["output"], row["digest"])
+        for part in decoders.decode(evidence, query, special=True)
+        for row, text in part.columns("data_set", "output", "digest")
+        if not decoders.runs[part.run].shows(text, row["output"])
+    ]
+    # The distinct tokens that were given after a call and lack its output.
+    columns = "data_set integer, output varchar, digest bigint"
+    database.connection.execute(f"create or replace temp table lacking ({columns})")
+    database.insert("lacking", lacking)
     found = [
         row
         for part in decoders.decode(evidence, _ACTIONS, special=True)
@@ -37,24 +49,9 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
             call_name(turn, number, name) || ': its output is among the sampled tokens: "'
                 || left(calls.output, 80) || '"'
         from calls join found using (row, turn, number)"""
-    count = evidence.database.flag("tool_output_in_loss", "call", query, found=found)
+    count = database.flag("tool_output_in_loss", "call", query, found=found)
     says = f"the outputs of {count:,} of {calls:,} calls with outputs that were checked stand among the sampled tokens"
     return Measured(count, calls, says + decoders.remark)
-
-
-def _note_lacking(evidence: AuditEvidence, decoders: Decoders) -> None:
-    """Fill the table `lacking` with the distinct given tokens, by data set and digest, that lack an output."""
-    query = f"""select data_set, output, digest, any_value(given) as ids
-        from ({_GIVEN}) group by data_set, output, digest"""
-    rows = [
-        (row["data_set"], row["output"], row["digest"])
-        for part in decoders.decode(evidence, query, special=True)
-        for row, text in part.columns("data_set", "output", "digest")
-        if not decoders.runs[part.run].shows(text, row["output"])
-    ]
-    columns = "data_set integer, output varchar, digest bigint"
-    evidence.database.connection.execute(f"create or replace temp table lacking ({columns})")
-    evidence.database.insert("lacking", rows)
 
 
 def stands_alone(spellings: Iterable[str], text: str) -> bool:
@@ -170,18 +167,15 @@ def _fetching(outputs: Iterable[_Output]) -> Iterator[_Leak]:
         by_problem = {each.problem_id: each for each in same}
         golds = list(dict.fromkeys(tuple(each.solutions) for each in by_problem.values()))
         others = dict(pairwise([*golds, golds[0]]))
-        own = [each for each in by_problem.values() if _is_own(each, others[tuple(each.solutions)])]
+        own = [
+            each
+            for each in by_problem.values()
+            if contains_gold(each.output, each.solutions)
+            and not contains_gold(each.output, others[tuple(each.solutions)])
+            and not contains_gold(f"{each.prompt}\n{each.arguments}", each.solutions)
+        ]
         if len(own) >= _LEAST_PROBLEMS and len(own) > MOST_PROBLEMS * len(by_problem):
             yield from (each.leak for each in own)
-
-
-def _is_own(each: _Output, others: Sequence[str]) -> bool:
-    given = f"{each.prompt}\n{each.arguments}"
-    return (
-        contains_gold(each.output, each.solutions)
-        and not contains_gold(each.output, others)
-        and not contains_gold(given, each.solutions)
-    )
 
 
 def _flag_leaks(evidence: AuditEvidence, leaking: Set[_Leak], calls: str) -> int:

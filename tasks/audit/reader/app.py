@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
-from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -54,7 +53,10 @@ def create_app(
         audit: folder with an audit's report.html, audit.json and cases.parquet.
         notes: sentences about data that cannot be shown.
     """
-    templates = _templates(root=store.root, has_audit=audit is not None)
+    templates = page.environment(_HERE)
+    templates.filters |= {"seen": seen, "line": line, "precise": precise, "moment": moment, "pretty": pretty}
+    templates.filters |= {"number": wording.decimal, "counted": wording.counted}
+    templates.globals |= {"LONGEST": LONGEST, "words": wording, "root": store.root, "has_audit": audit is not None}
 
     def render(template: str, status: int = 200, **values: Any) -> Response:
         return HTMLResponse(templates.get_template(template).render(values), status, headers=HEADERS)
@@ -63,29 +65,16 @@ def create_app(
     views = Views(library, render, store, data_sets, cache, audit, notes)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
-    for path, view in (
-        ("/", views.listing),
-        ("/group", views.group),
-        ("/audit", views.audit),
-        ("/trajectory", views.trajectory),
-        ("/text", views.text),
-    ):
+    pages = {
+        "/": views.listing,
+        "/group": views.group,
+        "/audit": views.audit,
+        "/trajectory": views.trajectory,
+        "/text": views.text,
+    }
+    for path, view in pages.items():
         app.add_api_route(path, _answer(view), methods=["GET", "HEAD"])
-    _add_files(app, audit)
-    _add_error_pages(app, render)
-    return app
 
-
-def _answer(view: Callable[[Mapping[str, str]], Response]) -> Callable[[Request], Response]:
-    """Make a route of a view, which gets only the query parameters and runs in a thread."""
-
-    def answer(request: Request) -> Response:
-        return view(request.query_params)
-
-    return answer
-
-
-def _add_files(app: FastAPI, audit: Path | None) -> None:
     @app.get("/static/{name}")
     def style(name: str) -> Response:
         if name not in _STYLES:
@@ -98,6 +87,18 @@ def _add_files(app: FastAPI, audit: Path | None) -> None:
             raise PageError(404, "No audit", "The reader was started without an audit.")
         headers = {**HEADERS, "Content-Security-Policy": _REPORT_POLICY}
         return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
+
+    _add_error_pages(app, render)
+    return app
+
+
+def _answer(view: Callable[[Mapping[str, str]], Response]) -> Callable[[Request], Response]:
+    """Make a route of a view, which gets only the query parameters and runs in a thread."""
+
+    def answer(request: Request) -> Response:
+        return view(request.query_params)
+
+    return answer
 
 
 def _add_error_pages(app: FastAPI, render: Callable[..., Response]) -> None:
@@ -125,15 +126,6 @@ def _add_error_pages(app: FastAPI, render: Callable[..., Response]) -> None:
     @app.exception_handler(Exception)
     def unexpected(_: Request, error: Exception) -> Response:
         return failed(500, "This cannot be shown", f"{type(error).__name__}: {error}.")
-
-
-def _templates(**always: Any) -> Environment:
-    """Open the templates; all of them get the values of `always`."""
-    templates = page.environment(_HERE)
-    templates.filters |= {"seen": seen, "line": line, "precise": precise, "moment": moment, "pretty": pretty}
-    templates.filters |= {"number": wording.decimal, "counted": wording.counted}
-    templates.globals |= {"LONGEST": LONGEST, "words": wording, **always}
-    return templates
 
 
 def precise(value: float | None) -> str:

@@ -6,6 +6,7 @@ results is shown. A parameter that cannot be parsed is left out, and the page sa
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -80,19 +81,17 @@ def _stripped(text: str) -> str:
 
 
 def _whole(text: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10):
-        raise ValueError(f"{text[:40]!r} is not a whole number: give one from 0 on")
-    return int(text)
+    digits = text.strip()
+    if digits.isascii() and digits.isdigit() and len(digits) < 10:
+        return int(digits)
+    raise ValueError(f"{text[:40]!r} is not a whole number: give one from 0 on")
 
 
 def _real(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]!r} is not a number: give one such as 0.5")
-    return value
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise ValueError(f"{text[:40]!r} is not a number: give one such as 0.5")
 
 
 def _turn(text: str) -> str:
@@ -172,35 +171,29 @@ def parse(given: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
     return Filter(**values), wrong
 
 
-_Condition = tuple[str, list[Any]]
-"""SQL and its parameters."""
-
-
-def _where(wanted: Filter) -> _Condition:
-    """Return the filter as a condition on the table `listing`."""
-    simple = [(each.metadata["condition"], getattr(wanted, each.name)) for each in fields(wanted)]
-    conditions = [(condition, [value]) for condition, value in simple if condition and value not in (None, "")]
+def _where(wanted: Filter) -> tuple[str, list[Any]]:
+    """Return the filter as a condition on the table `listing`, and its parameters."""
+    conditions: list[tuple[str, list[Any]]] = [
+        (each.metadata["condition"], [value])
+        for each in fields(wanted)
+        if each.metadata["condition"] and (value := getattr(wanted, each.name)) not in (None, "")
+    ]
     if wanted.calls:
         conditions.append((CALLS[wanted.calls][1], []))
     if wanted.text:
         places = [place for _, place in PLACES.values() if place and PLACES[wanted.inside][1] in ("", place)]
         conditions.append((" or ".join(places), [wanted.text] * len(places)))
-    conditions += _on_turns(wanted)
     if wanted.check:
         conditions.append((" or ".join(_OF_CHECK), [wanted.check] * len(_OF_CHECK)))
+    on_turn = [VERDICTS[wanted.verdict][1]] if wanted.verdict else []
+    bounds = [(sign, value) for sign, value in ((">=", wanted.least), ("<=", wanted.most)) if value is not None]
+    on_turn += [f"coalesce(scored_reward, reward) {sign} ?" for sign, _ in bounds]
+    if on_turn:  # one turn has to fulfil all conditions
+        on_turn.append(TURNS[wanted.turn][1] if wanted.turn in TURNS else f"turn = {int(wanted.turn) - 1}")
+        one_turn = f"row in (select row from turns where {' and '.join(on_turn)})"
+        conditions.append((one_turn, [value for _, value in bounds]))
     condition = " and ".join(["true", *(f"({condition})" for condition, _ in conditions)])
     return condition, [value for _, values in conditions for value in values]
-
-
-def _on_turns(wanted: Filter) -> list[_Condition]:
-    """Require one turn with the wanted number, verdict and reward."""
-    verdict = [VERDICTS[wanted.verdict][1]] if wanted.verdict else []
-    bounds = [(sign, value) for sign, value in ((">=", wanted.least), ("<=", wanted.most)) if value is not None]
-    if not verdict and not bounds:
-        return []
-    turn = TURNS[wanted.turn][1] if wanted.turn in TURNS else f"turn = {int(wanted.turn) - 1}"
-    on_turn = [turn, *verdict, *(f"coalesce(scored_reward, reward) {sign} ?" for sign, _ in bounds)]
-    return [(f"row in (select row from turns where {' and '.join(on_turn)})", [value for _, value in bounds])]
 
 
 _OF_CHECK = [
@@ -290,14 +283,18 @@ class Library:
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:
         """Return the row numbers of the trajectories with this id: normally one, but none or several are possible."""
-        query = "select row from listing where trajectory_id = ? order by place"
-        return list(map(int, self.database.integers(query, trajectory_id)))
+        return self._rows("trajectory_id = ?", trajectory_id)
 
     def group(self, data_set: str, problem_id: str) -> list[int]:
         """Return the row numbers of a group's episodes, by sample."""
-        query = """select row from listing join data_sets using (data_set)
-            where version = ? and problem_id = ? order by place"""
-        return list(map(int, self.database.integers(query, data_set, problem_id)))
+        in_set = "data_set in (select data_set from data_sets where version = ?)"
+        return self._rows(f"{in_set} and problem_id = ?", data_set, problem_id)
+
+    def _rows(self, condition: str, *parameters: str) -> list[int]:
+        found: list[int] = self.database.integers(
+            f"select row from listing where {condition} order by place", *parameters
+        ).tolist()
+        return found
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:
         """Read whole trajectories with their tokens, in the order of `rows`.
@@ -307,13 +304,9 @@ class Library:
         """
         found: dict[int, Trajectory] = {}
         for file in dict.fromkeys(row >> 32 for row in rows):
-            found |= _read(Path(self._files[file]), [row for row in rows if row >> 32 == file])
+            of_file, path = [row for row in rows if row >> 32 == file], Path(self._files[file])
+            with pq.ParquetFile(path, page_checksum_verification=True) as opened:
+                check_schema(opened.schema_arrow, path)
+                chosen = opened.read().take([row & 0xFFFFFFFF for row in of_file]).to_pylist()
+            found |= zip(of_file, map(to_trajectory, chosen), strict=True)
         return [found[row] for row in rows]
-
-
-def _read(path: Path, rows: Sequence[int]) -> dict[int, Trajectory]:
-    """Read these rows of one file; only they become Python objects."""
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        check_schema(file.schema_arrow, path)
-        chosen = file.read().take([row & 0xFFFFFFFF for row in rows]).to_pylist()
-    return {row: to_trajectory(values) for row, values in zip(rows, chosen, strict=True)}

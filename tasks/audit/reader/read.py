@@ -59,7 +59,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         targets = [version for version in parents if kinds.get(version) != "scores"]
         if not targets:
             raise ValueError(f"{audits[0]} could not read any data set: see its report, {audit / REPORT}")
-    serve(store, targets, parse_since(arguments.since), cache, Audit(), arguments.port, audit)
+    serve(store, targets, parse_since(arguments.since), cache, arguments.port, audit)
     return Output({})
 
 
@@ -68,7 +68,6 @@ def serve(
     targets: Sequence[str],
     since: datetime | None,
     cache: Path,
-    settings: Audit,
     port: int,
     audit: Path | None = None,
 ) -> None:
@@ -79,7 +78,6 @@ def serve(
         targets: the data sets to show, see `tasks.audit.data_sets.select`.
         since: leave out data sets that were committed earlier; None: show all.
         cache: local folder for files of a remote store.
-        settings: settings of the database.
         port: port on this machine; 0: any free port.
         audit: folder with an audit's report.html, audit.json and cases.parquet.
 
@@ -94,9 +92,10 @@ def serve(
                 f"there are no trajectories in {store.root}, or none since that date: name another store or date"
             )
         intake = fetch_data_sets(store, data_sets, cache)
-        with open_database(data_sets, intake, settings) as database:
+        with open_database(data_sets, intake, Audit()) as database:
+            from transformers import AutoTokenizer  # noqa: F401  # takes seconds: the first page should not wait for it
+
             from tasks.audit.reader.app import create_app
-            from tasks.audit.reader.tokens import import_tokenizers
 
             notes = unreadable(data_sets, intake)
             app = create_app(store, data_sets, database, cache, audit, notes)
@@ -104,8 +103,6 @@ def serve(
                 print(f"not shown: {visible(note)}", file=sys.stderr)
             if len(notes) > _MOST_NOTES:
                 print(f"not shown: {len(notes) - _MOST_NOTES} more, see the first page", file=sys.stderr)
-            # Python would stop a daemon thread in the middle of the import, and C++ libraries then abort the process.
-            threading.Thread(target=import_tokenizers).start()
             port = listener.getsockname()[1]
             print(f"The reader is on http://{ADDRESS}:{port}/?key={require_key(app, port)} until Ctrl-C", flush=True)
             _run(app, listener)

@@ -5,14 +5,13 @@ numbers are in the legend.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise, zip_longest
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from configs.score import Score as ScoreSettings
 from configs.train import PPO
 from storage.objects.store import Store
 from storage.records import Score, Trajectory
-from storage.versions.manifests import Manifest
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
 from tasks.audit.decoding import NO_TOKEN, Decoder, find_decoder
@@ -29,8 +27,6 @@ from tasks.audit.reader.library import Library
 from tasks.train.advantages import Observed, estimate
 from tasks.train.returns import settled
 from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
-
-T = TypeVar("T")
 
 PART = 2000
 """Tokens on one page."""
@@ -83,9 +79,8 @@ class Span:
         """Describe the sampled tokens: their policy versions, and the mean logprob or the range of advantages."""
         sampled = [token for token in self.tokens if token.sampled]
         versions = sorted({token.version for token in sampled if token.version is not None})
-        parts = (
-            [f"policy version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"] if versions else []
-        )
+        plural = "s" if len(versions) > 1 else ""
+        parts = [f"policy version{plural} {', '.join(map(str, versions))}"] if versions else []
         logprobs = [token.logprob for token in sampled if token.logprob is not None]
         advantages = [token.advantage for token in sampled if token.advantage is not None]
         if colour == "logprob" and logprobs:
@@ -108,31 +103,28 @@ def parts(row: Trajectory) -> int:
     return max(1, -(-len(row.token_ids) // PART))
 
 
-def spans(row: Trajectory, part: int, text: Callable[[int], str], advantages: Mapping[int, float]) -> list[Span]:
+def spans(row: Trajectory, part: int, decoder: Decoder | None, advantages: Mapping[int, float]) -> list[Span]:
     """Return the spans of one page.
 
     Args:
-        row: the trajectory.
-        part: number of the page, from 0.
-        text: returns the text of a token id.
+        row: the trajectory; a damaged one may lack values at its end.
+        part: number of the page, from 1 on.
+        decoder: decodes the tokens; None: they have no text.
         advantages: advantages by position.
     """
-    on_page = range(part * PART, min(len(row.token_ids), (part + 1) * PART))
-    result = []
-    for title, positions in groupby(on_page, lambda position: _title(row, position)):
-        tokens = [_token(row, position, text, advantages) for position in positions]
-        result.append(Span(title, tokens))
-    return result
-
-
-def _token(row: Trajectory, position: int, text: Callable[[int], str], advantages: Mapping[int, float]) -> Token:
-    number, sampled = row.token_ids[position], bool(_at(row.action_mask, position))
-    logprob, version = _at(row.logprobs, position), _at(row.versions, position)
-    return Token(position, number, text(number), sampled, logprob, version, advantages.get(position))
-
-
-def _at(values: Sequence[T], position: int) -> T | None:
-    return values[position] if position < len(values) else None
+    begin, end = (part - 1) * PART, min(len(row.token_ids), part * PART)
+    columns = zip_longest(row.token_ids, row.action_mask, row.logprobs, row.versions)
+    texts = [""] * (end - begin)
+    if decoder:
+        ids = [[number if 0 <= number < NO_TOKEN else NO_TOKEN] for number in row.token_ids[begin:end]]
+        texts = decoder.texts(ids, special=True)
+    tokens = [
+        Token(position, number, text, bool(sampled), logprob, version, advantages.get(position))
+        for position, text, (number, sampled, logprob, version) in zip(
+            range(begin, end), texts, islice(columns, begin, end), strict=True
+        )
+    ]
+    return [Span(title, list(same)) for title, same in groupby(tokens, lambda token: _title(row, token.position))]
 
 
 def _title(row: Trajectory, position: int) -> str:
@@ -141,11 +133,15 @@ def _title(row: Trajectory, position: int) -> str:
         if turn.start <= position < turn.end:
             return f"Turn {number}"
     starts = sorted({0, *row.sequence_starts})
-    sequence = bisect_right(starts, position)
-    begin = starts[sequence - 1]
+    begin = _begin(starts, position)
     before = [number for number, turn in enumerate(row.turns, 1) if begin <= turn.start and turn.end <= position]
     title = f"After turn {before[-1]}" if before else "Prompt"
-    return f"{title}, sequence {sequence} of {len(starts)}" if len(starts) > 1 else title
+    return f"{title}, sequence {starts.index(begin) + 1} of {len(starts)}" if len(starts) > 1 else title
+
+
+def _begin(starts: list[int], position: int) -> int:
+    """Return the start of the sequence with this position."""
+    return max((start for start in starts if start <= position), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,46 +162,28 @@ class Beginning:
 
 def beginnings(row: Trajectory) -> dict[int, Beginning]:
     """Return the beginnings of sequences, by the number of their first turn; none if the row is one conversation."""
-    starts, found = sorted({0, *row.sequence_starts}), dict[int, Beginning]()
-    if len(starts) < 2:
-        return {}
+    starts = sorted({0, *row.sequence_starts})
     first: dict[int, int] = {}
     for number, turn in enumerate(row.turns):
-        first.setdefault(_start(starts, turn.start), number)
-    for start, number in first.items():
+        first.setdefault(_begin(starts, turn.start), number)
+    found: dict[int, Beginning] = {}
+    for start, number in first.items() if len(starts) > 1 else ():
         follows = row.follows[number] if number < len(row.follows) else number - 1
-        kind = _kind(row, starts, start, follows)
+        kind: Literal["conversation", "branch", "rewritten"] = "conversation"
+        if 0 <= follows < len(row.turns):
+            before = row.turns[follows]
+            history = row.token_ids[_begin(starts, before.start) : before.end]
+            kind = "branch" if row.token_ids[start : start + len(history)] == history else "rewritten"
         found[number] = Beginning(starts.index(start) + 1, len(starts), kind, follows)
     return found
-
-
-def _start(starts: list[int], place: int) -> int:
-    return max((start for start in starts if start <= place), default=0)
-
-
-def _kind(
-    row: Trajectory, starts: list[int], start: int, follows: int
-) -> Literal["conversation", "branch", "rewritten"]:
-    if not 0 <= follows < len(row.turns):
-        return "conversation"
-    before = row.turns[follows]
-    history = row.token_ids[_start(starts, before.start) : before.end]
-    return "branch" if row.token_ids[start : start + len(history)] == history else "rewritten"
 
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0)
 """In nats; a logprob below the first n edges is in step n, so likely tokens are in step 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class ColourStep:
-    """One entry of the legend.
-
-    Example: ColourStep(css="p6", says="below -4 (probability below 1.8%)")
-    """
-
-    css: str
-    says: str
+Legend = list[tuple[str, str]]
+"""The steps of a colour: CSS class and range of values, such as ("p6", "below -4 (0.018)")."""
 
 
 def logprob_step(logprob: float | None) -> str:
@@ -219,12 +197,15 @@ def logprob_step(logprob: float | None) -> str:
     return f"p{sum(logprob < edge for edge in LOGPROB_EDGES)}"
 
 
-def logprob_legend() -> list[ColourStep]:
+def logprob_legend() -> Legend:
     """Return all steps, likely tokens first."""
     edges = [f"{edge:g} ({math.exp(edge):.2g})" for edge in LOGPROB_EDGES]
-    between = [f"{upper} to {lower}" for upper, lower in pairwise(edges)]
-    says = [f"above {edges[0]}", *between, f"below {edges[-1]}"]
-    return [ColourStep(f"p{number}", text) for number, text in enumerate(says)]
+    return _legend([f"p{number}" for number in range(len(edges) + 1)], edges, "above", "below")
+
+
+def _legend(steps: Sequence[str], edges: list[str], first: str, last: str) -> Legend:
+    between = [f"{one} to {other}" for one, other in pairwise(edges)]
+    return list(zip(steps, [f"{first} {edges[0]}", *between, f"{last} {edges[-1]}"], strict=True))
 
 
 _ADVANTAGE_STEPS = ("n3", "n2", "n1", "zero", "a1", "a2", "a3")
@@ -243,21 +224,12 @@ def advantage_step(advantage: float | None, largest: float) -> str:
     return _ADVANTAGE_STEPS[3 + (round(3 * advantage / largest) if largest else 0)]
 
 
-def advantage_legend(largest: float) -> list[ColourStep]:
+def advantage_legend(largest: float) -> Legend:
     """Return all steps, the most negative first; the edges are at 1/6, 1/2 and 5/6 of the largest advantage."""
-    edges = [number * largest / 6 for number in (-5, -3, -1, 1, 3, 5)]
-    between = [f"{lower:.3g} to {upper:.3g}" for lower, upper in pairwise(edges)]
-    says = [f"below {edges[0]:.3g}", *between, f"above {edges[-1]:.3g}"]
-    return [ColourStep(css, text) for css, text in zip(_ADVANTAGE_STEPS, says, strict=True)]
+    return _legend(_ADVANTAGE_STEPS, [f"{n * largest / 6:.3g}" for n in (-5, -3, -1, 1, 3, 5)], "below", "above")
 
 
-_LOADING = Lock()  # two threads must not import transformers at the same time
-
-
-def import_tokenizers() -> None:
-    """Import the tokenizers' library early. It takes seconds, and the first page with tokens should not wait for it."""
-    with _LOADING:
-        from transformers import AutoTokenizer  # noqa: F401
+_LOADING = Lock()  # two threads must not import modules of transformers at the same time
 
 
 @lru_cache(maxsize=8)
@@ -265,15 +237,6 @@ def find_vocabulary(store: Store, cache: Path, run: str, policy: str) -> tuple[D
     """Return the tokenizer of a run, or None and the reason."""
     with _LOADING:
         return find_decoder(store, run, [policy], cache)
-
-
-def texts_of(decoder: Decoder | None, ids: Iterable[int]) -> dict[int, str]:
-    """Return the texts of single tokens by their ids, all empty without a tokenizer."""
-    distinct = list(dict.fromkeys(ids))
-    if decoder is None:
-        return dict.fromkeys(distinct, "")
-    known = [[number if 0 <= number < NO_TOKEN else NO_TOKEN] for number in distinct]
-    return dict(zip(distinct, decoder.texts(known, special=True), strict=True))
 
 
 MOST_ROWS, MOST_TOKENS = 4096, 2_000_000
@@ -301,10 +264,10 @@ class Advantages:
 class _Training:
     """The knobs of a run's training."""
 
-    ppo: PPO = field(default_factory=PPO)
-    reward: Reward = field(default_factory=Reward)
-    scorers: Scorers = field(default_factory=lambda: ScoreSettings().by_source)
-    oldest: int = 0  # largest staleness that it trains on
+    ppo: PPO
+    reward: Reward
+    scorers: Scorers
+    oldest: int  # largest staleness that it trains on
 
 
 class AdvantageComputer:
@@ -328,7 +291,11 @@ class AdvantageComputer:
         data_set = self._data_sets[number]
         if data_set.is_evaluation:
             raise NoAdvantageError("This is an evaluation, which is never trained on.")
-        whole = self._needs_whole_set(_knobs(data_set.manifest).ppo, number)
+        whole = False
+        if _knobs(data_set).ppo.advantage.normalisation == "batch":
+            query = "select count(*), coalesce(sum(sampled), 0) from episodes where data_set = ?"
+            rows, tokens = self._library.database.one(query, number)
+            whole = rows <= MOST_ROWS and tokens <= MOST_TOKENS
         computed = self._cached(number, None if whole else row.problem_id)
         if row.trajectory_id not in computed.by_id:
             raise NoAdvantageError(
@@ -338,21 +305,12 @@ class AdvantageComputer:
             )
         return computed
 
-    def _needs_whole_set(self, ppo: PPO, number: int) -> bool:
-        """Return whether advantages are normalised over the whole data set, and the data set is small enough for it."""
-        if ppo.advantage.normalisation != "batch":
-            return False
-        query = "select count(*), coalesce(sum(sampled), 0) from episodes where data_set = ?"
-        rows, tokens = self._library.database.one(query, number)
-        return bool(rows <= MOST_ROWS and tokens <= MOST_TOKENS)
-
     def _compute(self, number: int, problem_id: str | None) -> Advantages:
         """Compute the advantages of a group, or of the whole data set if `problem_id` is None."""
-        training = _knobs(self._data_sets[number].manifest)
-        if training.ppo.critic is not None:
-            estimator = training.ppo.advantage.type
-            raise NoAdvantageError(f"The estimator {estimator} needs a critic's values, which are not stored.")
-        knobs = training.ppo.advantage
+        training = _knobs(self._data_sets[number])
+        ppo, knobs = training.ppo, training.ppo.advantage
+        if ppo.critic is not None:
+            raise NoAdvantageError(f"The estimator {knobs.type} needs a critic's values, which are not stored.")
         if problem_id is not None and knobs.normalisation == "batch":
             knobs = knobs.model_copy(update={"normalisation": "none"})
         try:
@@ -365,12 +323,23 @@ class AdvantageComputer:
             sample.trajectory_id: dict(zip(sample.actions.tolist(), values.tolist(), strict=True))
             for sample, values in zip(samples, estimated, strict=True)
         }
-        largest = max((float(np.abs(values).max()) for values in estimated if len(values)), default=0.0)
-        return Advantages(by_id, largest, _describe(training.ppo, len(samples), problem_id is None))
+        largest = max((abs(value) for values in by_id.values() for value in values.values()), default=0.0)
+        scope = "data set" if problem_id is None else "group"
+        says = (
+            f"Computed by this version's estimator {knobs.type} "
+            f"from the {len(samples):,} trajectories of the {scope} that were trained on"
+        )
+        if knobs.normalisation != ppo.advantage.normalisation:
+            says += "; not normalised here, because the data set over which the update normalised them is too large"
+        elif knobs.normalisation != "none":
+            says += f"; normalised over the {scope}"
+        if ppo.kl.in_reward:
+            says += "; without the KL penalty, which needs the reference policy"
+        return Advantages(by_id, largest, says + ".")
 
     def _samples(self, number: int, problem_id: str | None, training: _Training) -> list[Sample]:
         """Return the samples that the update trained on."""
-        database, ppo = self._library.database, training.ppo
+        database, ppo, reward = self._library.database, training.ppo, training.reward
         query = "select row from episodes where data_set = ? and (? is null or problem_id = ?) order by row"
         rows = database.integers(query, number, problem_id, problem_id).tolist()
         scores = database.all(
@@ -379,30 +348,27 @@ class AdvantageComputer:
             from turns where verdict is not null and list_contains(?, row)""",
             rows,
         )
+        if problem_id is not None:  # the least reward is that of the whole data set
+            query = "select any_value(scorer) from turns where data_set = ? and problem_id = ?"
+            (scorer,) = database.one(query, number, problem_id)
+            query = """select min(scored_reward) from turns semi join
+                (select row from episodes where status in ('completed', 'truncated')) using (row)
+                where data_set = ? and scorer = ? and verdict <> 'none'"""
+            reward = settled(reward, scorer or "", [database.number(query, number, scorer)])
         samples = build_samples(
             self._library.trajectories(rows),
             [Score(*columns) for columns in scores],
-            training.reward if problem_id is None else self._with_least(number, problem_id, training.reward),
+            reward,
             scorers=training.scorers,
             credit=ppo.advantage.credit,
             mask_truncated=ppo.mask_truncated,
         )
         return with_known_returns(within_staleness(samples, self._data_sets[number].iteration, training.oldest))
 
-    def _with_least(self, number: int, problem_id: str, reward: Reward) -> Reward:
-        """Return the knobs of the reward, with the least of what the problem's scorer gave in the whole data set."""
-        database = self._library.database
-        query = "select any_value(scorer) from turns where data_set = ? and problem_id = ?"
-        (scorer,) = database.one(query, number, problem_id)
-        query = """select min(scored_reward) from turns semi join
-            (select row from episodes where status in ('completed', 'truncated')) using (row)
-            where data_set = ? and scorer = ? and verdict <> 'none'"""
-        return settled(reward, scorer or "", [database.number(query, number, scorer)])
 
-
-def _knobs(manifest: Manifest | None) -> _Training:
-    if manifest is None:
-        return _Training()
+def _knobs(data_set: DataSet) -> _Training:
+    manifest = data_set.manifest
+    assert manifest, "rows are read only of data sets with a manifest"
     try:
         return _Training(
             PPO.model_validate(manifest.knob("ppo")),
@@ -413,18 +379,3 @@ def _knobs(manifest: Manifest | None) -> _Training:
     except ValueError as error:
         says = f"The configuration in the manifest does not fit this version of the project: {error}."
         raise NoAdvantageError(says) from error
-
-
-def _describe(ppo: PPO, samples: int, whole: bool) -> str:
-    scope = "data set" if whole else "group"
-    text = (
-        f"Computed by this version's estimator {ppo.advantage.type} "
-        f"from the {samples:,} trajectories of the {scope} that were trained on"
-    )
-    if ppo.advantage.normalisation == "batch" and not whole:
-        text += "; not normalised here, because the data set over which the update normalised them is too large"
-    elif ppo.advantage.normalisation != "none":
-        text += f"; normalised over the {scope}"
-    if ppo.kl.in_reward:
-        text += "; without the KL penalty, which needs the reference policy"
-    return text + "."

@@ -17,25 +17,11 @@ from storage.records import Trajectory
 from storage.version_names import PolicyVersion, select
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
-from tasks.audit.database import StoredConversation, read_conversations
+from tasks.audit.database import read_conversations
 from tasks.audit.reader import library as filters
-from tasks.audit.reader.library import NOTHING, Filter, Library, ListItem, parse
-from tasks.audit.reader.tokens import (
-    PART,
-    AdvantageComputer,
-    Advantages,
-    NoAdvantageError,
-    Token,
-    advantage_legend,
-    advantage_step,
-    beginnings,
-    find_vocabulary,
-    logprob_legend,
-    logprob_step,
-    parts,
-    spans,
-    texts_of,
-)
+from tasks.audit.reader import tokens
+from tasks.audit.reader.library import NOTHING, Filter, Library, parse
+from tasks.audit.reader.tokens import AdvantageComputer, Advantages, NoAdvantageError, Token
 from tasks.audit.record import RESULT
 from tasks.audit.report.wording import ordered
 from tasks.audit.results import from_dict
@@ -71,22 +57,6 @@ class PageError(Exception):
     def __init__(self, status: int, title: str, says: str) -> None:
         super().__init__(says)
         self.status, self.title, self.says = status, title, says
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The position of a trajectory in the list from which it was opened, and its neighbours."""
-
-    wanted: Filter
-    place: int  # position from 1 on; 0 if it is not in the list
-    total: int
-    before: ListItem | None = None
-    after: ListItem | None = None
-
-    @property
-    def page(self) -> int:
-        """The page of the list with this trajectory, from 1 on."""
-        return max(0, self.place - 1) // LINES + 1
 
 
 @dataclass(frozen=True)
@@ -147,6 +117,14 @@ class Views:
         if not rows:
             raise PageError(404, "No such group", f"There is no problem {problem[:200]!r} in {data_set[:200]!r}.")
         page = _Page(_page_number(given, {}), len(rows), EPISODES_PER_PAGE)
+        answers: dict[int, list[tuple[Any, ...]]] = {}  # by turn, the most frequent first
+        for turn, *answer_verdict_count in self.library.database.all(
+            """select turn, extracted, coalesce(verdict, environment_verdict), count(*)
+            from turns join data_sets using (data_set)
+            where version = ? and problem_id = ? group by all order by turn, count(*) desc, extracted""",
+            *(data_set, problem),
+        ):
+            answers.setdefault(turn, []).append(tuple(answer_verdict_count))
         return self.render(
             "group.html",
             data_set=data_set,
@@ -154,23 +132,10 @@ class Views:
             group=Filter(problem=problem, data_set=data_set),
             conversations=read_conversations(self.library.database, rows[page.chosen]),
             entries={entry.row: entry for entry in self.library.entries(rows[page.chosen])},
-            answers=self._answers(data_set, problem),
+            answers=answers,
             page=page,
             address=lambda **more: urlencode({"data_set": data_set, "problem": problem, **more}),
         )
-
-    def _answers(self, data_set: str, problem: str) -> dict[int, list[tuple[str | None, str, int]]]:
-        """Return for each turn the distinct answers with verdict and count, the most frequent first."""
-        answers: dict[int, list[tuple[str | None, str, int]]] = {}
-        for turn, extracted, verdict, count in self.library.database.all(
-            """select turn, extracted, coalesce(verdict, environment_verdict), count(*)
-            from turns join data_sets using (data_set)
-            where version = ? and problem_id = ? group by all order by turn, count(*) desc, extracted""",
-            data_set,
-            problem,
-        ):
-            answers.setdefault(turn, []).append((extracted, verdict, count))
-        return answers
 
     def audit(self, _: Given) -> Response:
         """Show the checks of the audit, with a link to the trajectories in the cases of each."""
@@ -182,7 +147,8 @@ class Views:
     def trajectory(self, given: Given) -> Response:
         """Show one trajectory with a part of its tokens."""
         row, same = self._row(given)
-        conversation, trajectory = self._read(row)
+        (conversation,) = read_conversations(self.library.database, [row])
+        (trajectory,) = self.library.trajectories([row])
         return self.render(
             "trajectory.html",
             row=row,
@@ -191,15 +157,20 @@ class Views:
             trajectory=trajectory,
             conversation=conversation,
             turns=list(zip(conversation.turns, trajectory.turns, strict=True)),
-            beginnings=beginnings(trajectory),
-            cases=self._cases(conversation),
+            beginnings=tokens.beginnings(trajectory),
+            cases=self.library.database.all(
+                """select check_name, detail from cases
+                where unit in ('trajectory', 'turn', 'call') and id = ? and data_set in ('', ?)
+                order by all limit 100""",
+                *(conversation.trajectory_id, conversation.data_set),
+            ),
             neighbours=self._neighbours(given, row),
             **self._tokens(given, trajectory, row),
         )
 
     def text(self, given: Given) -> Response:
         """Show one whole text as plain text; the parameter `of` names it."""
-        conversation, _ = self._read(self._row(given)[0])
+        (conversation,) = read_conversations(self.library.database, [self._row(given)[0]])
         texts: dict[str, str] = {"prompt": conversation.prompt, "gold": "\n".join(conversation.solutions)}
         for number, turn in enumerate(conversation.turns, 1):
             texts[f"answer-{number}"] = turn.text
@@ -211,11 +182,6 @@ class Views:
         if (name := given.get("of", "")) not in texts:
             raise PageError(404, "No such text", f"There is no text {name[:100]!r}: choose one of {', '.join(texts)}.")
         return PlainTextResponse(visible(texts[name]), headers=HEADERS)
-
-    def _read(self, row: int) -> tuple[StoredConversation, Trajectory]:
-        (conversation,) = read_conversations(self.library.database, [row])
-        (trajectory,) = self.library.trajectories([row])
-        return conversation, trajectory
 
     def _row(self, given: Given) -> tuple[int, list[int]]:
         """Return the row that is meant, and all rows with its id."""
@@ -229,36 +195,31 @@ class Views:
                 return int(number), self.library.rows_with_id(found[0].trajectory_id)
         raise PageError(404, "No such trajectory", f"There is no trajectory {(name or number)[:200]!r} here.")
 
-    def _cases(self, conversation: StoredConversation) -> list[tuple[Any, ...]]:
-        """Return the cases of an audit for the trajectory: check and detail."""
-        return self.library.database.all(
-            """select check_name, detail from cases
-            where unit in ('trajectory', 'turn', 'call') and id = ? and data_set in ('', ?) order by all limit 100""",
-            conversation.trajectory_id,
-            conversation.data_set,
-        )
-
-    def _neighbours(self, given: Given, row: int) -> Neighbours:
+    def _neighbours(self, given: Given, row: int) -> dict[str, Any]:
+        """Return the place of a trajectory in the list from which it was opened, 0 if it is not there, and the next."""
         wanted, _ = parse(given)
         rows = self.library.find(wanted)
-        places = np.flatnonzero(rows == row)
-        if not len(places):
-            return Neighbours(wanted, 0, len(rows))
-        place = int(places[0])
-        around = [int(rows[other]) if 0 <= other < len(rows) else -1 for other in (place - 1, place + 1)]
-        before, after = (next(iter(self.library.entries([other])), None) for other in around)
-        return Neighbours(wanted, place + 1, len(rows), before, after)
+        place = next(iter((np.flatnonzero(rows == row) + 1).tolist()), 0)
+        before = self.library.entries(rows[place - 2 : place - 1].tolist()) if place > 1 else []
+        after = self.library.entries(rows[place : place + 1].tolist()) if place else []
+        return {
+            "wanted": wanted,
+            "place": place,
+            "page": max(0, place - 1) // LINES + 1,
+            "total": len(rows),
+            "before": next(iter(before), None),
+            "after": next(iter(after), None),
+        }
 
     def _tokens(self, given: Given, trajectory: Trajectory, row: int) -> dict[str, Any]:
         """Return the values of the template for the tokens."""
         number = int(self.library.database.number("select data_set from listing where row = ?", row))
-        text, most = given.get("part", "1"), parts(trajectory)
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= most):
-            raise PageError(404, "No such part", f"The tokens have {most} parts: there is no part {text[:40]!r}.")
+        text, parts = given.get("part", "1"), tokens.parts(trajectory)
+        if not _is_number(text) or int(text[:9]) > parts:
+            raise PageError(404, "No such part", f"The tokens have {parts} parts: there is no part {text[:40]!r}.")
         data_set = self.data_sets[number]
         policies = select(PolicyVersion, data_set.manifest.parent_names) if data_set.manifest else []
-        decoder, no_tokenizer = find_vocabulary(self.store, self.cache, data_set.run, next(iter(policies), ""))
-        shown = texts_of(decoder, trajectory.token_ids[(int(text) - 1) * PART : int(text) * PART])
+        decoder, no_tokenizer = tokens.find_vocabulary(self.store, self.cache, data_set.run, next(iter(policies), ""))
         by_advantage = given.get("colour") == "advantage"
         advantages, why_not = Advantages(), ""
         if by_advantage:
@@ -266,22 +227,22 @@ class Views:
                 advantages = self._advantage_computer.compute(trajectory, number)
             except NoAdvantageError as error:
                 why_not = str(error)
-        by_position = advantages.by_id.get(trajectory.trajectory_id, {})
 
         def step(token: Token) -> str:
-            if not token.sampled:
-                return ""
-            return advantage_step(token.advantage, advantages.largest) if by_advantage else logprob_step(token.logprob)
+            if by_advantage:
+                return tokens.advantage_step(token.advantage, advantages.largest)
+            return tokens.logprob_step(token.logprob)
 
+        by_position = advantages.by_id.get(trajectory.trajectory_id, {})
         return {
             "part": int(text),
-            "parts": most,
-            "spans": spans(trajectory, int(text) - 1, shown.__getitem__, by_position),
+            "parts": parts,
+            "spans": tokens.spans(trajectory, int(text), decoder, by_position),
             "no_tokenizer": no_tokenizer,
             "colour": "advantage" if by_advantage else "logprob",
             "advantages": advantages,
             "why_not": why_not,
-            "legend": advantage_legend(advantages.largest) if by_advantage else logprob_legend(),
+            "legend": tokens.advantage_legend(advantages.largest) if by_advantage else tokens.logprob_legend(),
             "step": step,
         }
 
@@ -307,7 +268,12 @@ class _Page:
 
 def _page_number(given: Given, wrong: dict[str, str]) -> int:
     text = given.get("page", "").strip() or "1"
-    if text.isascii() and text.isdigit() and int(text[:9]) > 0:
+    if _is_number(text):
         return int(text[:9])
     wrong["page"] = f"{text[:40]!r} is not a page: give a number from 1 on"
     return 1
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a whole number from 1 on."""
+    return text.isascii() and text.isdigit() and int(text[:9]) > 0

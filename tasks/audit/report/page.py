@@ -9,7 +9,6 @@ import math
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ STYLES = ("missing.min.css", "style.css")
 _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
-_CONVERSATIONS = 600_000  # characters of all conversations together, approximately
-_TEXT = (600, 6000)  # the least and the most characters of one text of a conversation
+_MOST_OF_TEXT = 3000  # characters of one text of a conversation
 _END = 0.25  # share of a shortened text that is taken from its end, where answers are
 
 
@@ -59,9 +57,8 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command: the command that shows all cases.
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    most = _most_characters(result, conversations)
     templates = environment(TEMPLATES, _MOST)
-    templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text), most))}
+    templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text)))}
     return templates.get_template("report.html").render(
         result=result,
         conversations=conversations,
@@ -91,63 +88,37 @@ def _key(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
-def _most_characters(result: AuditResult, conversations: Conversations) -> int:
-    """Return the most characters of each text, so that the page stays small with any number of conversations."""
-    cases = [(case.data_set, case.id) for check in result.checks for case in check.examples]
-    shown = [conversations[case] for case in cases if case in conversations]
-    texts = sum(1 + sum(1 + 2 * len(turn.calls) for turn in conversation.turns) for conversation in shown)
-    least, most = _TEXT
-    return max(least, min(most, _CONVERSATIONS // max(texts, 1)))
-
-
-def _shorten(text: str, most: int) -> str:
+def _shorten(text: str) -> str:
     """Return beginning and end of a text that is too long."""
-    if len(text) <= most:
+    if len(text) <= _MOST_OF_TEXT:
         return visible(text)
-    end = int(most * _END)
-    return f"{visible(text[:-end], most - end)}, then:\n{visible(text[-end:])}"
+    end = int(_MOST_OF_TEXT * _END)
+    return f"{visible(text[:-end], _MOST_OF_TEXT - end)}, then:\n{visible(text[-end:])}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of the table of data sets."""
-
-    title: str
-    values: Values  # one for each data set
-    text: Callable[[float | None], str]
+_Column = tuple[str, Values, Callable[[float | None], str]]
+"""A column of the table of data sets: its title, a value for each data set, and how values are written."""
 
 
 def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
-    sizes = {name: name for name in ("iteration", "trajectories", "turns", "tokens")}
-    tools = _named(sets, wording.share, _TOOLS)
+    def named(text: Callable[[float | None], str], *names: str, **titled: str) -> list[_Column]:
+        """Return the columns of attributes of the data sets: some with the name as title, some with another one."""
+        titles = {**{name: name for name in names}, **titled}
+        return [(title, [getattr(each, name) for each in sets], text) for name, title in titles.items()]
+
+    tools = named(
+        wording.share, with_calls="episodes with calls", failed_calls="failed calls", branched="episodes with branches"
+    )
     return [
-        *_named(sets, wording.decimal, sizes),
-        *(_Column(f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
-        *(_Column(title, values, wording.decimal) for title, values in rewards(sets).items()),
-        *(column for column in tools if any(value is not None for value in column.values)),
-        *_named(sets, wording.share, {"any turn right": "any_turn", "fixed": "fixed", "broken": "broken"}),
-        *_named(sets, wording.decimal, {"tokens a turn": "answer_tokens"}),
-        *_named(sets, wording.share, _FAILURES),
-        *_named(sets, wording.decimal, {name: name for name in ("staleness", "logprob", "drift")}),
+        *named(wording.decimal, "iteration", "trajectories", "turns", "tokens"),
+        *((f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
+        *((title, values, wording.decimal) for title, values in rewards(sets).items()),
+        *(column for column in tools if any(value is not None for value in column[1])),
+        *named(wording.share, any_turn="any turn right", fixed="fixed", broken="broken"),
+        *named(wording.decimal, answer_tokens="tokens a turn"),
+        *named(wording.share, "truncated", "failed", "unparsable", zero_variance="groups without variance"),
+        *named(wording.decimal, "staleness", "logprob", "drift"),
     ]
-
-
-_TOOLS = {
-    "episodes with calls": "with_calls",
-    "failed calls": "failed_calls",
-    "episodes with branches": "branched",
-}
-_FAILURES = {
-    **{name: name for name in ("truncated", "failed", "unparsable")},
-    "groups without variance": "zero_variance",
-}
-
-
-def _named(
-    sets: Sequence[SetNumbers], text: Callable[[float | None], str], attributes: Mapping[str, str]
-) -> list[_Column]:
-    """Return the columns of attributes of the data sets, by title."""
-    return [_Column(title, [getattr(each, name) for each in sets], text) for title, name in attributes.items()]
 
 
 def _tools(sets: Sequence[SetNumbers]) -> dict[str, Counter[str]]:

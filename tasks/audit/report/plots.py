@@ -52,6 +52,10 @@ class _Kind:
     whole: bool = False  # the axis goes from 0 to 100 %
     from_zero: bool = True  # the axis begins at 0
 
+    def form(self, value: float) -> str:
+        """Write a value of this plot."""
+        return share(value) if self.shares else decimal(value)
+
 
 def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[Plot]:
     """Return all plots for which there are data."""
@@ -80,10 +84,9 @@ def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     return turns if len(turns) < 2 else turns | {"any turn": [each.any_turn for each in sets]}
 
 
-def _attributes(**names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
-    return lambda sets: {
-        title.replace("_", " "): [getattr(each, name) for each in sets] for title, name in names.items()
-    }
+def _attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
+    titles = {name: name for name in names} | {title.replace("_", " "): name for title, name in titled.items()}
+    return lambda sets: {title: [getattr(each, name) for each in sets] for title, name in titles.items()}
 
 
 _KINDS = (
@@ -92,7 +95,7 @@ _KINDS = (
     _Kind(
         "Truncated, failed, unparsable",
         "Share of the episodes that were cut or failed, and of the turns without an answer.",
-        _attributes(truncated="truncated", failed="failed", unparsable="unparsable"),
+        _attributes("truncated", "failed", "unparsable"),
     ),
     _Kind(
         "Groups without variance",
@@ -103,21 +106,21 @@ _KINDS = (
     _Kind(
         "Fixed and broken answers",
         "Share of the wrong turns that were followed by a right one, and of the right ones by a wrong one.",
-        _attributes(fixed="fixed", broken="broken"),
+        _attributes("fixed", "broken"),
         whole=True,
     ),
-    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _attributes(staleness="staleness"), False),
+    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _attributes("staleness"), False),
     _Kind(
         "Behaviour logprob",
         "Mean over the sampled tokens, in nats; closer to 0 means more certain.",
-        _attributes(logprob="logprob"),
+        _attributes("logprob"),
         shares=False,
         from_zero=False,
     ),
     _Kind(
         "Drift of the logprobs",
         "Mean distance between stored and recomputed logprobs, in nats a token, for data sets that were recomputed.",
-        _attributes(drift="drift"),
+        _attributes("drift"),
         shares=False,
     ),
     _Kind("Rewards", "Mean reward of a turn, and of its named parts.", rewards, shares=False, from_zero=False),
@@ -132,26 +135,23 @@ _KINDS = (
 
 def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
     """Draw lines over iterations, or for a single data set bars. Return None without values or for a single number."""
-    finite = {title: [_finite(each) for each in values] for title, values in kind.series(sets).items()}
-    series = {title: values for title, values in finite.items() if any(each is not None for each in values)}
+    series: dict[str, Values] = {}
+    for title, values in kind.series(sets).items():
+        finite = [value if value is not None and math.isfinite(value) else None for value in values]
+        if any(value is not None for value in finite):
+            series[title] = finite
     if not series or (len(sets) == 1 and len(series) == 1):
         return None
-    form = share if kind.shares else decimal
-    description = "; ".join(_describe(title, values, form) for title, values in series.items())
     if len(sets) == 1:
         svg = draw(name, 0.4 + 0.4 * len(series), lambda axes: _bars(axes, kind, series))
     else:
         svg = draw(name, _HEIGHT, lambda axes: _lines(axes, kind, series, sets))
-    return Plot(kind.title, kind.about, description, svg)
+    return Plot(kind.title, kind.about, "; ".join(_describe(kind, *item) for item in series.items()), svg)
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _describe(title: str, values: Values, form: Callable[[float | None], str]) -> str:
+def _describe(kind: _Kind, title: str, values: Values) -> str:
     """Describe a series in words."""
-    known = [value for value in values if value is not None]
+    known, form = [value for value in values if value is not None], kind.form
     if len(known) == 1:
         return f"{title} {form(known[0])}"
     return f"{title} from {form(known[0])} to {form(known[-1])}, between {form(min(known))} and {form(max(known))}"
@@ -160,7 +160,7 @@ def _describe(title: str, values: Values, form: Callable[[float | None], str]) -
 def _bars(axes: "Axes", kind: _Kind, series: dict[str, Values]) -> None:
     lengths = [value for (value,) in series.values() if value is not None]
     bars = axes.barh(list(series), lengths, height=0.6, color=SERIES[0])
-    axes.bar_label(bars, [share(length) if kind.shares else decimal(length) for length in lengths], padding=4)
+    axes.bar_label(bars, [kind.form(length) for length in lengths], padding=4)
     if kind.shares:
         axes.set_xlim(0, 1.2)
     else:
@@ -173,8 +173,16 @@ def _bars(axes: "Axes", kind: _Kind, series: dict[str, Values]) -> None:
 
 
 def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[SetNumbers]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     chains = _chains(sets)
-    positions = _iterations(axes, sets) if len(chains) == 1 else _side_by_side(axes, chains)
+    if len(chains) == 1:
+        positions = {index: float(each.iteration) for index, each in enumerate(sets)}
+        evaluations = all(EvaluationVersion.is_place(each.version) for each in sets)
+        axes.set_xlabel("policy version" if evaluations else "iteration")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        positions = _side_by_side(axes, chains)
     for number, (title, values) in enumerate(series.items()):
         for chain_number, chain in enumerate(chains.values()):
             points = [(positions[index], value) for index in chain if (value := values[index]) is not None]
@@ -187,7 +195,13 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
                 markevery=max(1, len(points) // _MOST_MARKERS),
                 label=None if chain_number else title,
             )
-    _value_axis(axes, kind, [value for values in series.values() for value in values if value is not None])
+    if kind.whole:
+        axes.set_ylim(-0.02, 1.02)
+    elif kind.from_zero:
+        highest = max(value for values in series.values() for value in values if value is not None)
+        axes.set_ylim(0, highest * 1.1 or (0.01 if kind.shares else 1))
+    per_cent = FuncFormatter(lambda value, _: f"{100 * value:g}%")
+    axes.yaxis.set_major_formatter(per_cent if kind.shares else "{x:g}")
     if len(series) > 1:
         figure = axes.get_figure(root=True)
         assert figure
@@ -202,15 +216,6 @@ def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
         name = f"{each.run}: {evaluated.set_name or 'evaluations'}" if evaluated else each.run
         chains.setdefault(name, []).append(index)
     return chains
-
-
-def _iterations(axes: "Axes", sets: Sequence[SetNumbers]) -> dict[int, float]:
-    from matplotlib.ticker import MaxNLocator
-
-    evaluations = all(EvaluationVersion.is_place(each.version) for each in sets)
-    axes.set_xlabel("policy version" if evaluations else "iteration")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return {index: float(each.iteration) for index, each in enumerate(sets)}
 
 
 def _side_by_side(axes: "Axes", chains: dict[str, list[int]]) -> dict[int, float]:
@@ -234,17 +239,6 @@ def _side_by_side(axes: "Axes", chains: dict[str, list[int]]) -> dict[int, float
     return positions
 
 
-def _value_axis(axes: "Axes", kind: _Kind, values: Sequence[float]) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    if kind.whole:
-        axes.set_ylim(-0.02, 1.02)
-    elif kind.from_zero:
-        axes.set_ylim(0, max(values) * 1.1 or (0.01 if kind.shares else 1))
-    form = (lambda value, _: f"{100 * value:g}%") if kind.shares else (lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(FuncFormatter(form))
-
-
 def _histogram(name: str, histogram: Histogram) -> Plot | None:
     if not sum(histogram.counts):
         return None
@@ -257,23 +251,19 @@ def _histogram(name: str, histogram: Histogram) -> Plot | None:
     )
 
     def paint(axes: "Axes") -> None:
-        axes.stairs(counts, _centred_edges(axes, edges), fill=True, color=SERIES[0])
+        from matplotlib.ticker import MaxNLocator
+
+        shown = edges
+        if all(edge.is_integer() for edge in edges) and edges[1] - edges[0] == 1:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            shown = [edge - 0.5 for edge in edges]  # each bin holds one whole number: its bar is centred on it
+        axes.stairs(counts, shown, fill=True, color=SERIES[0])
         axes.set_xlabel(unit)
         axes.margins(x=1 if len(counts) == 1 else 0.05)
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
     return Plot(title, f"{sum(counts):,} values over all data sets.", description, draw(name, _HEIGHT, paint))
-
-
-def _centred_edges(axes: "Axes", edges: list[float]) -> list[float]:
-    """Move the edges so that each bar is centred on its value, if each bin holds one whole number."""
-    from matplotlib.ticker import MaxNLocator
-
-    if all(edge.is_integer() for edge in edges) and edges[1] - edges[0] == 1:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        return [edge - 0.5 for edge in edges]
-    return edges
 
 
 _IN_MARKDOWN = 6  # plots
@@ -334,8 +324,7 @@ def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
 
 def for_page(svg: str) -> str:
     """Return the address of a picture of `draw` in the colours of the page, which the browser chooses."""
-    dark = f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}"
-    return _address(svg, f"{_colours(_LIGHT)} {dark}")
+    return _address(svg, f"{_colours(_LIGHT)} @media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}")
 
 
 def for_any_background(svg: str) -> str:

@@ -112,17 +112,10 @@ def headline(result: AuditResult) -> str:
 
 def audited_data(result: AuditResult) -> str:
     """Write how much data was audited, such as `40 data sets of 1 run, 20,480 trajectories, 39,012 turns, …`."""
-    sets = result.sets
-    runs = counted(len({each.run for each in sets}), "run")
-    return ", ".join(
-        (
-            f"{counted(len(sets), 'data set')} of {runs}",
-            *(counted(sum(getattr(each, name) for each in sets), unit) for name, unit in _SIZES),
-        )
-    )
-
-
-_SIZES = (("trajectories", "trajectory"), ("turns", "turn"), ("tokens", "sampled token"))
+    parts = [f"{counted(len(result.sets), 'data set')} of {counted(len({each.run for each in result.sets}), 'run')}"]
+    for name, unit in (("trajectories", "trajectory"), ("turns", "turn"), ("tokens", "sampled token")):
+        parts.append(counted(sum(getattr(each, name) for each in result.sets), unit))
+    return ", ".join(parts)
 
 
 def ordered(result: AuditResult) -> list[CheckResult]:
@@ -172,7 +165,18 @@ def summary(result: AuditResult) -> str:
 
 def check_rows(result: AuditResult) -> list[dict[str, str]]:
     """Return all checks as rows of a table, alarms first; each cell is one line of plain text."""
-    return [_row(check) for check in ordered(result)]
+    return [
+        {
+            "verdict": check.verdict,
+            "check": _line(check.title),
+            "value": value(check),
+            "threshold": threshold(check),
+            "cases": MISSING if check.value is None else f"{check.cases:,}",
+            "of": MISSING if check.value is None else counted(check.of, check.unit),
+            "found": _line(check.says),
+        }
+        for check in ordered(result)
+    ]
 
 
 def plain(text: str) -> str:
@@ -206,16 +210,3 @@ def _alarm(check: CheckResult) -> str:
     examples = f", such as {code(check.examples[0].id)}" if check.examples else ""
     found = f"{plain(check.says)} ({plain(measured)}{cases}{examples})"
     return f"- **{plain(check.verdict.upper())}** {plain(check.title)}: {found}"
-
-
-def _row(check: CheckResult) -> dict[str, str]:
-    skipped = check.value is None
-    return {
-        "verdict": check.verdict,
-        "check": _line(check.title),
-        "value": value(check),
-        "threshold": threshold(check),
-        "cases": MISSING if skipped else f"{check.cases:,}",
-        "of": MISSING if skipped else counted(check.of, check.unit),
-        "found": _line(check.says),
-    }
