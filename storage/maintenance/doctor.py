@@ -448,7 +448,8 @@ def _lock(place: Place) -> str:
 
 def _settings(place: Place, method: str) -> dict[str, Any]:
     """Read a setting of the bucket without retries, because servers without this setting may answer with an error."""
-    return _backend(place).another(patience_s=0).settings(method, place.store.path("x"))
+    settings: dict[str, Any] = _backend(place).another(patience_s=0).settings(method, place.store.path("x"))
+    return settings
 
 
 def _backend(place: Place) -> Any:
