@@ -16,7 +16,7 @@ counts as trained on although all its turns are masked, because its group was co
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -180,8 +180,7 @@ class TrainingIndex:
         """Return `version` and all checkpoints it descends from, nearest first, including those without a manifest."""
         return _reached([version], {update.checkpoint: update.before for update in self.updates.values()})
 
-    @contextmanager
-    def opened_for(self, run: str | None = None, *, scored: bool = False) -> Iterator[None]:
+    def opened_for(self, run: str | None = None, *, scored: bool = False) -> AbstractContextManager[None]:
         """Open all problem sets and the data sets of `run`, or of all runs.
 
         Problems are searched for only in the data sets and problem sets of `run`, if it is given.
@@ -189,15 +188,14 @@ class TrainingIndex:
         Raises:
             ValueError: there is no such run.
         """
-        runs = sorted({name for version in self.data_sets if (name := layout.run_of(version))})
+        runs = sorted({layout.run_of(version) or "" for version in self.data_sets})
         if run and run not in runs:
             names = ", ".join(runs) or "none"
             raise ValueError(f"no run {run!r} has played anything in {self.store.root}; runs there: {names}")
         data_sets = [version for version in self.data_sets if not run or layout.run_of(version) == run]
         problem_sets = sorted({entry.version for entry in self.entries if entry.kind == "problems"})
-        drawn_from = {version for data_set in data_sets for version in self.problem_sets_of(data_set)}
-        with self.opened(data_sets, problem_sets, scored=scored, searched={*data_sets, *drawn_from} if run else None):
-            yield
+        searched = {*data_sets, *chain.from_iterable(map(self.problem_sets_of, data_sets))} if run else None
+        return self.opened(data_sets, problem_sets, scored=scored, searched=searched)
 
     @contextmanager
     def opened(

@@ -93,7 +93,10 @@ def _rows(index: TrainingIndex, reason: str, *, whole: bool) -> list[Exclusion]:
         """select distinct trajectory_id, version, split_part(version, '/', 2), split_part(version, '/', 4)::integer,
         problem_id, key from played order by version, trajectory_id"""
     )
-    return [Exclusion(*row, whole_problem=whole, reason=reason) for row in found]
+    return [
+        Exclusion(name, version, run, iteration, problem, key, whole, reason)
+        for name, version, run, iteration, problem, key in found
+    ]
 
 
 def _trained(index: TrainingIndex) -> list[str]:
