@@ -26,7 +26,6 @@ class Version(str):
     ('scores', 'demo', 3)
     """
 
-    __slots__ = ()
     kind: ClassVar[str]
     place: ClassVar[re.Pattern[str]]
 
@@ -55,8 +54,6 @@ class Version(str):
 class _Numbered(Version):
     """A version of a run with a number, which is an iteration or a policy version."""
 
-    __slots__ = ()
-
     @property
     def run(self) -> str:
         return self.split("/")[1]
@@ -69,35 +66,30 @@ class _Numbered(Version):
 class RunVersion(Version):
     """A run's configuration."""
 
-    __slots__ = ()
     kind, place = "run", re.compile(rf"{_RUN}/run")
 
 
 class ProblemsVersion(Version):
     """A problem set."""
 
-    __slots__ = ()
     kind, place = "problems", re.compile(r"problems/(?!\.{1,2}$)[^/\\]+")
 
 
 class PolicyVersion(_Numbered):
     """A checkpoint; its number is the number of updates before it."""
 
-    __slots__ = ()
     kind, place = "checkpoint", re.compile(rf"{_RUN}/checkpoints/\d+")
 
 
 class TrajectoriesVersion(_Numbered):
     """The trajectories of an iteration."""
 
-    __slots__ = ()
     kind, place = "trajectories", re.compile(rf"{_RUN}/trajectories/\d+")
 
 
 class EvaluationVersion(TrajectoriesVersion):
     """The trajectories of an evaluation; its number is the policy version. Older stores name no set and protocol."""
 
-    __slots__ = ()
     kind, place = "evaluation", re.compile(rf"{_RUN}/evaluations/\d+(/[^/]+/[^/]+)?")
 
     @property
@@ -114,7 +106,6 @@ class EvaluationVersion(TrajectoriesVersion):
 class ScoresVersion(_Numbered):
     """The scores of trajectories of an iteration or of an evaluation."""
 
-    __slots__ = ()
     kind = "scores"
     place = re.compile(rf"{_RUN}/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+")
 
@@ -127,35 +118,30 @@ class ScoresVersion(_Numbered):
 class HistoryVersion(_Numbered):
     """The results of each problem in so many iterations of a run."""
 
-    __slots__ = ()
     kind, place = "history", re.compile(rf"{_RUN}/history/\d+")
 
 
 class CurriculumVersion(Version):
     """The curriculum of a run: how often it draws each problem."""
 
-    __slots__ = ()
     kind, place = "curriculum", re.compile(rf"{_RUN}/curriculum")
 
 
 class DecisionVersion(Version):
     """The decision of a night: champion or challenger, and why."""
 
-    __slots__ = ()
     kind, place = "decision", re.compile(rf"{_RUN}/decision")
 
 
 class AuditVersion(Version):
     """The findings of an audit."""
 
-    __slots__ = ()
     kind, place = "audit", re.compile(r"audits/[0-9a-f]+")
 
 
 class ExclusionsVersion(Version):
     """The trajectories and problems that are kept out of training."""
 
-    __slots__ = ()
     kind, place = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
 
 

@@ -2,20 +2,16 @@
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from storage.commands.program import Command, Output, no_arguments, positive_or_zero, print_progress, size, table, whole
 from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import LogReport, check_logs
 from storage.maintenance.check_logs import repair as repair_logs
 from storage.maintenance.doctor import examine
-from storage.maintenance.gc import KINDS, Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify as verify_versions
 from storage.objects.store import Store
 from storage.versions import aliases
-
-if TYPE_CHECKING:
-    pass
 
 _VERDICTS = {True: "ok", False: "PROBLEM", None: "-"}
 
@@ -34,10 +30,8 @@ def verify(store: Store, arguments: argparse.Namespace) -> Output:
         store, logs.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=print_progress
     )
     report.findings[:0] = logs.findings
-    parts = []
-    if report.findings:
-        rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
-        parts.append(table(["version", "object", "problem"], rows))
+    rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
+    parts = [table(["version", "object", "problem"], rows)] if rows else []
     collected = f" ({report.collected} of them collected by gc)" if report.collected else ""
     checked = f"{report.versions} versions{collected}, {report.objects} objects, {size(report.bytes)}"
     result = f"{len(report.findings)} problems" if report.findings else "whole"
@@ -45,38 +39,18 @@ def verify(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def _add_gc(parser: argparse.ArgumentParser) -> None:
-    rules = Rules()
-    parser.add_argument("--delete", action="store_true", help="delete; without it only show what would be deleted")
-    parser.add_argument(
-        "--keep-last",
-        type=whole(1),
-        default=rules.keep_last,
-        metavar="N",
-        help=f"keep so many newest versions of each kind of a run; default {rules.keep_last}",
-    )
-    parser.add_argument(
-        "--keep-every",
-        type=whole(0),
-        default=0,
-        metavar="M",
-        help="also keep versions 0, M, 2M …; default: only 0",
-    )
-    parser.add_argument(
-        "--kind",
-        action="append",
-        choices=KINDS,
-        help="kind of versions to collect; may be repeated; default: checkpoint",
-    )
-    parser.add_argument(
-        "--older-than-hours",
-        type=positive_or_zero,
-        default=rules.older_than_s / 3600,
-        metavar="H",
-        help="collect leftovers of killed attempts and unfinished uploads older than this; default 24",
-    )
-    parser.add_argument(
-        "--shallow", action="store_true", help="keep only the version of an alias, not everything it was made from"
-    )
+    rules, add = Rules(), parser.add_argument
+    add("--delete", action="store_true", help="delete; without it only show what would be deleted")
+    about = f"keep so many newest versions of each kind of a run; default {rules.keep_last}"
+    add("--keep-last", type=whole(1), default=rules.keep_last, metavar="N", help=about)
+    about = "also keep versions 0, M, 2M …; default: only 0"
+    add("--keep-every", type=whole(0), default=0, metavar="M", help=about)
+    about = "kind of versions to collect; may be repeated; default: checkpoint"
+    add("--kind", action="append", choices=garbage.KINDS, help=about)
+    about = "collect leftovers of killed attempts and unfinished uploads older than this; default 24"
+    add("--older-than-hours", type=positive_or_zero, default=rules.older_than_s / 3600, metavar="H", help=about)
+    about = "keep only the version of an alias, not everything it was made from"
+    add("--shallow", action="store_true", help=about)
 
 
 def gc(store: Store, arguments: argparse.Namespace) -> Output:
@@ -89,39 +63,28 @@ def gc(store: Store, arguments: argparse.Namespace) -> Output:
         with_ancestors=not arguments.shallow,
     )
     plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
-    data = [_plan_data(plan) for plan in plans]
+    data = [
+        {
+            "run": plan.run,
+            "held_by": plan.held_by,
+            "versions": [manifest.version for manifest in plan.versions],
+            "leftovers": [item.path for item in plan.leftovers],
+            "uploads": [asdict(upload) for upload in plan.uploads],
+            "bytes": plan.bytes,
+        }
+        for plan in plans
+    ]
     if not plans:
         return Output(data, ["nothing to collect"])
     rows = [
-        (
-            plan.run or "(no run)",
-            len(plan.versions),
-            len(plan.leftovers),
-            len(plan.uploads),
-            size(plan.bytes),
-            plan.held_by,
-        )
-        for plan in plans
+        (p.run or "(no run)", len(p.versions), len(p.leftovers), len(p.uploads), size(p.bytes), p.held_by)
+        for p in plans
     ]
     columns = ["run", "versions", "leftover objects", "unfinished uploads", "size", "left alone: written by"]
-    hint = "deleted" if arguments.delete else "nothing was deleted: --delete does it"
-    return Output(data, [table(columns, rows), *_planned_versions(plans, deleted=arguments.delete), hint])
-
-
-def _planned_versions(plans: list[garbage.Plan], *, deleted: bool) -> list[str]:
-    """List the versions of the plans, unless progress has already listed the deleted ones."""
-    return [] if deleted else [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
-
-
-def _plan_data(plan: garbage.Plan) -> dict[str, object]:
-    return {
-        "run": plan.run,
-        "held_by": plan.held_by,
-        "versions": [manifest.version for manifest in plan.versions],
-        "leftovers": [item.path for item in plan.leftovers],
-        "uploads": [asdict(upload) for upload in plan.uploads],
-        "bytes": plan.bytes,
-    }
+    if arguments.delete:  # progress has listed the versions already
+        return Output(data, [table(columns, rows), "deleted"])
+    versions = [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
+    return Output(data, [table(columns, rows), *versions, "nothing was deleted: --delete does it"])
 
 
 def repair(store: Store, _: argparse.Namespace) -> Output:

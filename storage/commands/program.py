@@ -17,6 +17,7 @@ from storage.objects.store import Store
 from storage.visible import print_clean_logs, printable
 
 if TYPE_CHECKING:
+    from rich.box import Box
     from rich.table import Table
 
 _LARGEST = 10**9
@@ -101,7 +102,7 @@ class Output:
             console.print(printable(part) if isinstance(part, str) else part, markup=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", box: "Box | None" = None) -> "Table":
     """Make a table. Text in it is not read as markup and cannot move the cursor; names are never cut."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -110,7 +111,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     def text(cell: Any) -> Text:
         return Text("" if cell is None else printable(str(cell)))
 
-    made = Table(title=text(title) if title else None, title_justify="left", box=SIMPLE_HEAD)
+    made = Table(title=text(title) if title else None, title_justify="left", box=box or SIMPLE_HEAD)
     for column in columns:
         made.add_column(text(column), overflow="fold")
     for row in rows:
@@ -159,10 +160,6 @@ def no_arguments(_: argparse.ArgumentParser) -> None:
     """Declare no arguments: the root is enough."""
 
 
-def _open(arguments: argparse.Namespace) -> Store:
-    return Store(arguments.root)
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """The name, help texts and commands of a program.
@@ -177,7 +174,7 @@ class Program:
     former: Mapping[str, Command] = field(default_factory=dict)  # by former names, which help does not list
     cached: bool = False  # whether its commands read data, and so take --cache
 
-    def main(self, open_store: Callable[[argparse.Namespace], Store] = _open) -> int:
+    def main(self, open_store: Callable[[argparse.Namespace], Store] | None = None) -> int:
         """Parse `sys.argv`, run the command, print its output and return the exit status.
 
         After an error, which is printed, the status is 1; otherwise the command chooses it. Wrong arguments end the
@@ -188,7 +185,8 @@ class Program:
         print_clean_logs()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
-            output: Output = arguments.act(open_store(arguments), arguments)
+            store = open_store(arguments) if open_store else Store(arguments.root)
+            output: Output = arguments.act(store, arguments)
             output.print(as_json=arguments.json)
         except (ValueError, OSError) as error:
             print_error(error)
@@ -200,8 +198,8 @@ class Program:
         shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         shared.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
         if self.cached:
-            help_text = "folder for data of a remote root; default ./var/cache"
-            shared.add_argument("--cache", default="./var/cache", help=help_text)
+            about = "folder for data of a remote root; default ./var/cache"
+            shared.add_argument("--cache", default="./var/cache", help=about)
         shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
         parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -93,9 +93,8 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _add_lineage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION")
-    parser.add_argument(
-        "--up", action="store_true", help="show what was made from it, instead of what it was made from"
-    )
+    about = "show what was made from it, instead of what it was made from"
+    parser.add_argument("--up", action="store_true", help=about)
 
 
 def lineage(store: Store, arguments: argparse.Namespace) -> Output:
@@ -118,15 +117,14 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
 
 def diff(store: Store, arguments: argparse.Namespace) -> Output:
     """Show only differences. A knob that one version does not have counts with its default."""
-    left, right = (
-        manifests.read(store, aliases.resolve_version(store, name)) for name in (arguments.left, arguments.right)
-    )
+    named = (arguments.left, arguments.right)
+    left, right = (manifests.read(store, aliases.resolve_version(store, name)) for name in named)
     config, metrics = _changed(left.settings, right.settings), _changed(left.metrics, right.metrics)
-    columns = ["", left.version, right.version]
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
     for name, rows in (("setting", config), ("metric", metrics)):
         if rows:
-            parts.append(table([name, *columns[1:]], [(key, short(a), short(b)) for key, a, b in rows]))
+            columns = [name, left.version, right.version]
+            parts.append(table(columns, [(key, short(a), short(b)) for key, a, b in rows]))
     if not config:
         parts.append("the same configuration")
     data = {name: {key: [a, b] for key, a, b in rows} for name, rows in (("config", config), ("metrics", metrics))}
@@ -142,21 +140,16 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     actions.add_parser("ls", help="list all aliases (the default ACTION)")
     point = actions.add_parser("set", help="point NAME at VERSION")
-    point.add_argument("name", metavar="NAME")
-    point.add_argument("version", metavar="VERSION")
-    point.add_argument(
-        "--expect",
-        type=whole(-1),
-        metavar="MOVE",
-        help="only if MOVE is its newest move; -1: only if the alias does not exist yet",
-    )
     past = actions.add_parser("history", help="all moves of NAME: where it pointed, who moved it, and why")
-    past.add_argument("name", metavar="NAME")
     rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
     former = actions.add_parser("back")  # the former name of `rollback`, which help does not list
+    for action in (point, past, rollback, former):
+        action.add_argument("name", metavar="NAME")
+    point.add_argument("version", metavar="VERSION")
+    about = "only if MOVE is its newest move; -1: only if the alias does not exist yet"
+    point.add_argument("--expect", type=whole(-1), metavar="MOVE", help=about)
     for action in (rollback, former):
         action.set_defaults(action="rollback")
-        action.add_argument("name", metavar="NAME")
         action.add_argument("--to", type=whole(0), metavar="MOVE", help="point it where it pointed after this move")
     for action in (point, rollback, former):
         action.add_argument("--reason", default="", help="stored in the history")

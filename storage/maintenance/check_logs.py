@@ -51,8 +51,12 @@ def check_logs(store: Store) -> LogReport:
     Raises:
         UnavailableError: the store does not answer.
     """
-    report = LogReport()
-    logs = _listed(store, report)
+    report, logs = LogReport(), defaultdict[str, list[int]](list)
+    for item in store.walk():
+        if (entry := layout.entry_of(item.path)) and _is_log(entry[0]):
+            logs[entry[0]].append(entry[1])
+        elif version := layout.manifest_of(item.path):
+            report.versions.append(version)
     entries = [entry for entry in _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), report) if entry]
     entered = {entry["version"] for entry in entries}
     listed = set(report.versions)
@@ -65,21 +69,18 @@ def check_logs(store: Store) -> LogReport:
     for log, numbers in logs.items():
         last = _entries(store, log, numbers, report)[-1]
         if name := aliases.name_of(log):
-            _check_alias(store, name, last, name in entered, report)
+            if name not in entered:
+                report.absent.append(catalog.values(name, "alias", [], ""))
+                problem = f"is not in the catalog, so `alias ls` does not show it: {_REPAIR} enters it"
+                report.findings.append(Finding(log, layout.CATALOG, problem))
+            if last and (problem := _target_problem(store, last)):
+                report.findings.append(Finding(log, layout.manifest(last["version"]), problem))
         elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in report.findings):
-            _check_nights(store, night["name"], report)
+            try:
+                Nights(store, night["name"]).read()
+            except DamagedError as error:
+                report.findings.append(Finding(log, log, str(error)))
     return report
-
-
-def _listed(store: Store, report: LogReport) -> dict[str, list[int]]:
-    """List the store. Return the numbers of the entries by log; add the versions to `report`."""
-    logs = defaultdict[str, list[int]](list)
-    for item in store.walk():
-        if (entry := layout.entry_of(item.path)) and _is_log(entry[0]):
-            logs[entry[0]].append(entry[1])
-        elif version := layout.manifest_of(item.path):
-            report.versions.append(version)
-    return logs
 
 
 def _is_log(prefix: str) -> bool:
@@ -98,10 +99,10 @@ def _entries(store: Store, prefix: str, numbers: Iterable[int], report: LogRepor
         except DamagedError as error:
             return str(error)
 
-    read_entries = in_parallel(read, range(log.length(max(numbers, default=-1) + 1)))
-    entries = [entry if isinstance(entry, dict) else None for entry in read_entries]
-    for number, problem in enumerate(read_entries):
-        if not isinstance(problem, dict):
+    found = in_parallel(read, range(log.length(max(numbers, default=-1) + 1)))
+    entries = [entry if isinstance(entry, dict) else None for entry in found]
+    for number, problem in enumerate(found):
+        if isinstance(problem, str):
             remedy = _remedy(prefix, number, problem, entries, report)
             problem = problem or "is missing, and hides later entries"
             report.findings.append(Finding(prefix, log.key(number), problem + remedy))
@@ -141,30 +142,13 @@ def _find_unlisted(store: Store, versions: set[str], report: LogReport) -> None:
         report.findings.append(Finding(manifest.version, layout.CATALOG, problem))
 
 
-def _check_nights(store: Store, name: str, report: LogReport) -> None:
-    """Check that the nights are in order and have the right fields."""
+def _target_problem(store: Store, move: Values) -> str:
+    """Return what is wrong with the version that an alias points at, or an empty text."""
     try:
-        Nights(store, name).read()
+        digest = hashlib.sha256(manifests.read_bytes(store, move["version"])).hexdigest()
     except DamagedError as error:
-        report.findings.append(Finding(layout.retraining(name), layout.retraining(name), str(error)))
-
-
-def _check_alias(store: Store, name: str, newest: Values | None, is_entered: bool, report: LogReport) -> None:
-    log = layout.alias(name)
-    if not is_entered:
-        report.absent.append(catalog.values(name, "alias", [], ""))
-        problem = f"is not in the catalog, so `alias ls` does not show it: {_REPAIR} enters it"
-        report.findings.append(Finding(log, layout.CATALOG, problem))
-    if newest is None:  # already reported
-        return
-    key, problem = layout.manifest(newest["version"]), ""
-    try:
-        if hashlib.sha256(manifests.read_bytes(store, newest["version"])).hexdigest() != newest["sha256"]:
-            problem = "was changed after the alias was pointed at it"
-    except DamagedError as error:
-        problem = f"the alias points there: {error}"
-    if problem:
-        report.findings.append(Finding(log, key, problem))
+        return f"the alias points there: {error}"
+    return "" if digest == move["sha256"] else "was changed after the alias was pointed at it"
 
 
 def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
@@ -174,16 +158,17 @@ def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tu
         The keys of the replaced entries; and the versions and aliases that were added to the catalog.
     """
     report = check_logs(store)
-    log, absent, filled = Log(store, layout.CATALOG), list(report.absent), []
-    for number in report.lost:
-        if _fill(store, log, number, absent[0] if absent else catalog.values("", LOST, [], "")):
-            del absent[:1]
-            filled.append(log.key(number))
-    for values in absent:
-        log.append(values)
-    for (prefix, number), values in report.gaps.items():
+    log, absent = Log(store, layout.CATALOG), list(report.absent)
+    gaps = {(layout.CATALOG, number): absent.pop(0) if absent else catalog.values("", LOST, [], "")
+            for number in report.lost}  # fmt: skip
+    filled = []
+    for (prefix, number), values in (gaps | report.gaps).items():
         if _fill(store, Log(store, prefix), number, values):
             filled.append(Log(store, prefix).key(number))
+        elif values in report.absent:  # another writer was faster, so it goes to the end
+            absent.append(values)
+    for values in absent:
+        log.append(values)
     entered = [values["version"] for values in report.absent]
     for line in (*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)):
         progress(line)

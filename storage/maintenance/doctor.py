@@ -13,20 +13,18 @@ import statistics
 import tempfile
 import threading
 import time
+import timeit
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.store import Store, Upload, sha256
-
-if TYPE_CHECKING:
-    from storage.objects.s3 import S3Backend
 
 _LEAST_BYTES = 2**30
 _SKEW_S = 60.0
@@ -35,8 +33,6 @@ _SAMPLES = 7
 _WRITERS = 16
 _ROUNDS = 5
 _PATIENCE_S = 120.0
-_IN_MEMORY = ("tmpfs", "ramfs")
-_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +56,21 @@ class Untried(Exception):  # noqa: N818
     """A probe could not run, or does not apply; the message says why."""
 
 
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Wrong(otherwise)
+
+
 class Place:
     """The folder `doctor/<nonce>/` of a store, with the keys of all objects written there."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.folder = store, f"doctor/{uuid.uuid4().hex[:12]}"
-        self._keys: dict[str, None] = {}
+        self._keys = set[str]()
 
     def key(self, name: str) -> str:
         """Return the key of `name` and remember it: `clear` deletes its object."""
-        key = f"{self.folder}/{name}"
-        self._keys[key] = None
+        self._keys.add(key := f"{self.folder}/{name}")
         return key
 
     def written(self, name: str) -> tuple[str, bytes]:
@@ -111,29 +111,42 @@ class Probe:
 
     Args:
         name: the property.
-        look: the check; returns what it found, or raises `Wrong` or `Untried`.
         consequence: what would go wrong in the pipeline without the property.
         refused: `ok` of the result if the place refuses: False, a problem; None, the property stays unknown.
         only: the kind of places that have this property; empty: all.
+        look: the check; returns what it found, or raises `Wrong` or `Untried`.
     """
 
     name: str
-    look: Callable[[Place], str]
     consequence: str
     refused: bool | None
     only: Literal["", "folder", "bucket"]
+    look: Callable[[Place], str]
+
+    def run(self, place: Place) -> ProbeResult:
+        """Return the result, with the consequence unless the place has the property."""
+        try:
+            return ProbeResult(self.name, True, self.look(place), "")
+        except Wrong as wrong:
+            ok, found = False, str(wrong)
+        except Untried as untried:
+            ok, found = None, str(untried)
+        except (StorageError, OSError) as error:
+            ok, found = self.refused, _why(error)
+        return ProbeResult(self.name, ok, found, self.consequence)
 
 
 _PROBES: list[Probe] = []
+Look = Callable[[Place], str]
 
 
 def _probe(
     name: str, consequence: str, *, refused: bool | None = False, only: Literal["", "folder", "bucket"] = ""
-) -> Callable[[Callable[[Place], str]], Callable[[Place], str]]:
+) -> Callable[[Look], Look]:
     """Register a function as a `Probe`."""
 
-    def register(look: Callable[[Place], str]) -> Callable[[Place], str]:
-        _PROBES.append(Probe(name, look, consequence, refused, only))
+    def register(look: Look) -> Look:
+        _PROBES.append(Probe(name, consequence, refused, only, look))
         return look
 
     return register
@@ -148,33 +161,16 @@ def examine(store: Store) -> list[ProbeResult]:
     kinds = ("", "folder" if store.is_local else "bucket" if store.root.startswith("s3://") else "")
     results: list[ProbeResult] = []
     try:
-        results += [_run(probe, place) for probe in _PROBES if probe.only in kinds]
+        results += [probe.run(place) for probe in _PROBES if probe.only in kinds]
     finally:
         left = place.clear()
     return [*results, ProbeResult("tidied up", False, left, "delete it by hand")] if left else results
 
 
-def _run(probe: Probe, place: Place) -> ProbeResult:
-    try:
-        return ProbeResult(probe.name, True, probe.look(place), "")
-    except Wrong as wrong:
-        return ProbeResult(probe.name, False, str(wrong), probe.consequence)
-    except Untried as untried:
-        return ProbeResult(probe.name, None, str(untried), probe.consequence)
-    except (StorageError, OSError) as error:
-        return ProbeResult(probe.name, probe.refused, _why(error), probe.consequence)
-
-
 def _unreachable(place: Place) -> str:
     """Return why the place does not answer; empty if it answers, even with a refusal."""
-
-    def list_objects() -> None:
-        next(iter(place.store.walk(place.folder)), None)
-
-    def find_one() -> None:
-        place.store.exists(f"{place.folder}/never-written")
-
-    for request in (list_objects, find_one):
+    store, folder = place.store, place.folder
+    for request in (lambda: next(iter(store.walk(folder)), None), lambda: store.exists(f"{folder}/never-written")):
         try:
             request()
         except Exception as error:  # noqa: BLE001 - any error that prevents access is the finding
@@ -214,16 +210,14 @@ def _write(place: Place) -> str:
 @_probe("read", "no stage can read what another wrote")
 def _read(place: Place) -> str:
     key, data = place.written("read")
-    if (found := place.store.read(key)) != data:
-        raise Wrong(f"wrote {data!r}, read {found!r}")
+    _demand((found := place.store.read(key)) == data, f"wrote {data!r}, read {found!r}")
     return "what was written was read back"
 
 
 @_probe("size", "a run cannot check whether a version exists: it stops at its first check")
 def _size(place: Place) -> str:
     key, data = place.written("size")
-    if (found := place.store.size(key)) != len(data):
-        raise Wrong(f"wrote {len(data)} bytes, the place reports {found}")
+    _demand((found := place.store.size(key)) == len(data), f"wrote {len(data)} bytes, the place reports {found}")
     return "reported correctly"
 
 
@@ -231,8 +225,7 @@ def _size(place: Place) -> str:
 def _delete(place: Place) -> str:
     key, _ = place.written("delete")
     place.store.delete(key)
-    if place.store.exists(key):
-        raise Wrong("a deleted object is still there")
+    _demand(not place.store.exists(key), "a deleted object is still there")
     place.store.delete(key)
     return "an object was deleted, and deleted again"
 
@@ -249,31 +242,28 @@ def _absence(place: Place) -> str:
         if not _is_refusal(error):
             raise
         raise Wrong("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
-    if exists:
-        raise Wrong("an object that was never written is reported to exist")
+    _demand(not exists, "an object that was never written is reported to exist")
     return "absent objects are reported as absent"
 
 
 @_probe("second create", "a committed version could be replaced, or no version committed: do not use this place")
 def _create(place: Place) -> str:
     (_, first), key = place.written("create"), place.key("create-once")
-    if not place.store.create(key, first):
-        raise Wrong("the create of an absent object was refused")
-    if place.store.create(key, b"the second"):
-        raise Wrong("the create of an existing object succeeded")
-    if (found := place.store.read(key)) != first:
-        raise Wrong(f"a create was refused, but replaced {first!r} by {found!r}")
+    _demand(place.store.create(key, first), "the create of an absent object was refused")
+    _demand(not place.store.create(key, b"the second"), "the create of an existing object succeeded")
+    found = place.store.read(key)
+    _demand(found == first, f"a create was refused, but replaced {first!r} by {found!r}")
     return "the second create of a key was refused, and the first object was kept"
 
 
 @_probe("listing", "`gc` would miss leftovers of killed attempts; runs do not list")
 def _listing(place: Place) -> str:
     key, data = place.written("listed")
-    if (key, len(data)) not in [(item.path, item.bytes) for item in place.store.walk(place.folder)]:
-        raise Wrong("an object just written is not listed")
+    listed = [(item.path, item.bytes) for item in place.store.walk(place.folder)]
+    _demand((key, len(data)) in listed, "an object just written is not listed")
     place.store.delete(key)
-    if key in [item.path for item in place.store.walk(place.folder)]:
-        raise Wrong("an object just deleted is still listed")
+    listed = [(item.path, item.bytes) for item in place.store.walk(place.folder)]
+    _demand((key, len(data)) not in listed, "an object just deleted is still listed")
     return "shows an object just written, and does not show one just deleted"
 
 
@@ -291,26 +281,18 @@ def _clocks(place: Place) -> str:
         raise Untried("an object just written is not listed")
     difference = max(0.0, before - _SECOND - modified, modified - after - _SECOND)
     skew = f"the clocks of this machine and of the place differ by {difference:.0f} s"
-    if difference > _SKEW_S:
-        raise Wrong(skew)
+    _demand(difference <= _SKEW_S, skew)
     return skew
 
 
 @_probe("latency", "", refused=None)
 def _latency(place: Place) -> str:
     key, _ = place.written("latency")
-    writing = _median(lambda: place.store.write(key, b"a small object"))
-    reading = _median(lambda: place.store.read(key))
+    writing, reading = (
+        statistics.median(timeit.repeat(act, number=1, repeat=_SAMPLES))
+        for act in (lambda: place.store.write(key, b"a small object"), lambda: place.store.read(key))
+    )
     return f"a small write takes {1e3 * writing:.1f} ms, a small read {1e3 * reading:.1f} ms (median of {_SAMPLES})"
-
-
-def _median(act: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(_SAMPLES):
-        begin = time.perf_counter()
-        act()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
 
 
 @_probe("race", "two writers could both think that they committed: do not use this place")
@@ -346,18 +328,17 @@ def _race_once(stores: list[Store], key: str) -> None:
 
     with ThreadPoolExecutor(len(stores)) as writers:  # a reused executor may have too few threads
         winners = [number for number, won in enumerate(writers.map(create, range(len(stores)))) if won]
-    if len(winners) != 1:
-        raise Wrong(f"{len(stores)} writers created one object at once, and {len(winners)} of them succeeded")
-    if (found := stores[0].read(key)) != f"writer {winners[0]}".encode():
-        raise Wrong(f"writer {winners[0]} created an object successfully, but {found!r} is stored")
+    count, found = len(winners), stores[0].read(key)
+    _demand(count == 1, f"{len(stores)} writers created one object at once, and {count} of them succeeded")
+    stored = found == f"writer {winners[0]}".encode()
+    _demand(stored, f"writer {winners[0]} created an object successfully, but {found!r} is stored")
 
 
 @_probe("free space", "checkpoints will not fit", only="folder")
 def _space(place: Place) -> str:
     free = shutil.disk_usage(place.local("space").parent).free
     space = f"{free / 2**30:.1f} GiB are free"
-    if free < _LEAST_BYTES:
-        raise Wrong(space)
+    _demand(free >= _LEAST_BYTES, space)
     return space
 
 
@@ -365,8 +346,7 @@ def _space(place: Place) -> str:
 def _links(place: Place) -> str:
     file, link = place.local("linked"), Path(place.store.path(place.key("link")))
     os.link(file, link)
-    if link.read_bytes() != file.read_bytes():
-        raise Wrong("a hard link does not show its file")
+    _demand(link.read_bytes() == file.read_bytes(), "a hard link does not show its file")
     return "work"
 
 
@@ -388,11 +368,9 @@ def _lasting(place: Place) -> str:
     mounts = [each for each in psutil.disk_partitions(all=True) if path.is_relative_to(each.mountpoint)]
     if not mounts:
         raise Untried("this machine does not say what is mounted where")
-    longest = max(len(each.mountpoint) for each in mounts)
-    mount = [each for each in mounts if len(each.mountpoint) == longest][-1]  # it hides earlier ones at this point
+    mount = max(reversed(mounts), key=lambda each: len(each.mountpoint))  # the last one hides others at its point
     found = f"{place.store.root} lies on {mount.fstype}, mounted at {mount.mountpoint}"
-    if mount.fstype in _IN_MEMORY:
-        raise Wrong(f"{found}: it is memory")
+    _demand(mount.fstype not in ("tmpfs", "ramfs"), f"{found}: it is memory")
     return found
 
 
@@ -403,31 +381,26 @@ def _parts(place: Place) -> str:
     key, size = place.key("parts"), 5 * PART_BYTES // 2  # more than two parts: a small file is sent in one request
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         source, target = Path(folder) / "source", Path(folder) / "target"
-        with source.open("wb") as file:
-            for _ in range(size // 2**20):
-                file.write(os.urandom(2**20))
+        source.write_bytes(os.urandom(size))
         place.store.put(key, source)
-        if (stored := place.store.size(key)) != size:
-            raise Wrong(f"{size} bytes were sent in parts, {stored} were stored")
+        stored = place.store.size(key)
+        _demand(stored == size, f"{size} bytes were sent in parts, {stored} were stored")
         place.store.get(key, target)
-        if sha256(target) != sha256(source):
-            raise Wrong("an object that was sent in parts is read with other bytes")
+        _demand(sha256(target) == sha256(source), "an object that was sent in parts is read with other bytes")
     return f"{size / 2**20:.0f} MiB were sent in parts and read back unchanged"
 
 
 @_probe("unfinished uploads", "parts of killed uploads cost storage for ever: `gc` cannot abort them", only="bucket")
 def _unfinished(place: Place) -> str:
-    key = place.key("unfinished")
-    begun = _backend(place).begin_upload(place.store.path(key))
-    upload = Upload(key, begun.id, begun.begun)
+    key, backend = place.key("unfinished"), _backend(place)
+    begun = backend.begin_upload(place.store.path(key))
     try:
         listed = [item.id for item in place.store.uploads(place.folder)]
     finally:
-        place.store.abort_upload(upload)
-    if upload.id not in listed:
-        raise Wrong("an unfinished upload is not listed")
-    if upload.id in [item.id for item in place.store.uploads(place.folder)]:
-        raise Wrong("an upload that was aborted is still listed")
+        place.store.abort_upload(Upload(key, begun.id, begun.begun))
+    _demand(begun.id in listed, "an unfinished upload is not listed")
+    still = [item.id for item in place.store.uploads(place.folder)]
+    _demand(begun.id not in still, "an upload that was aborted is still listed")
     return "can be listed and aborted"
 
 
@@ -441,9 +414,8 @@ def _versioning(place: Place) -> str:
 def _lifecycle(place: Place) -> str:
     rules = _settings(place, "get_bucket_lifecycle_configuration").get("Rules", [])
     prefix = place.store.path("x").removesuffix("x").partition("/")[2]
-    harmful = [harm for rule in rules if _concerns(rule, prefix) for harm in _harms(rule)]
-    if harmful:
-        raise Wrong("; ".join(harmful))
+    harms = [harm for rule in rules if _concerns(rule, prefix) for harm in _harms(rule)]
+    _demand(not harms, "; ".join(harms))
     return f"{len(rules)} rules, none of which affects committed versions" if rules else "no rules"
 
 
@@ -456,32 +428,30 @@ def _concerns(rule: dict[str, Any], prefix: str) -> bool:
     return rule.get("Status") == "Enabled" and not tagged and (target.startswith(prefix) or prefix.startswith(target))
 
 
-def _harms(rule: dict[str, Any]) -> Iterator[str]:
-    name = rule.get("ID", "a rule")
-    expiry = rule.get("Expiration", {})
-    if "Days" in expiry or "Date" in expiry:
-        when = f"after {expiry['Days']} days" if "Days" in expiry else f"at {expiry['Date']}"
-        yield f"{name} deletes objects {when}"
-    for transition in rule.get("Transitions", []):
-        if transition.get("StorageClass") in _ARCHIVES:
-            yield f"{name} moves objects to {transition['StorageClass']}, where they cannot be read"
+def _harms(rule: dict[str, Any]) -> list[str]:
+    name, expiry, moves = rule.get("ID", "a rule"), rule.get("Expiration", {}), rule.get("Transitions", [])
+    deletes = [f"after {expiry['Days']} days"] if "Days" in expiry else [f"at {expiry['Date']}"] * ("Date" in expiry)
+    archives = {move.get("StorageClass") for move in moves} & {"GLACIER", "DEEP_ARCHIVE"}
+    return [f"{name} deletes objects {when}" for when in deletes] + [
+        f"{name} moves objects to {archive}, where they cannot be read" for archive in sorted(archives)
+    ]
 
 
 @_probe("object lock", "`gc --delete` fails", refused=None, only="bucket")
 def _lock(place: Place) -> str:
     lock = _settings(place, "get_object_lock_configuration").get("ObjectLockConfiguration", {})
     retention = lock.get("Rule", {}).get("DefaultRetention", {})
-    if retention:
-        terms = ", ".join(f"{name} {value}" for name, value in sorted(retention.items()))
-        raise Wrong(f"new objects are locked: {terms}")
+    terms = ", ".join(f"{name} {value}" for name, value in sorted(retention.items()))
+    _demand(not retention, f"new objects are locked: {terms}")
     return "on, but new objects are not locked" if lock.get("ObjectLockEnabled") == "Enabled" else "off"
 
 
 def _settings(place: Place, method: str) -> dict[str, Any]:
     """Read a setting of the bucket without retries, because servers without this setting may answer with an error."""
-    return _backend(place).another(patience_s=0).settings(method, place.store.path("x"))
+    settings: dict[str, Any] = _backend(place).another(patience_s=0).settings(method, place.store.path("x"))
+    return settings
 
 
-def _backend(place: Place) -> "S3Backend":
-    backend: Any = place.store.backend
-    return backend  # type: ignore[no-any-return]  # probes of buckets see no other backend
+def _backend(place: Place) -> Any:
+    """Return the backend, which is that of S3 in probes of buckets."""
+    return place.store.backend

@@ -12,7 +12,7 @@ Manifests stay, so lineage and metrics stay readable. A tombstone distinguishes 
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from storage import layout
@@ -23,12 +23,11 @@ from storage.objects.store import ObjectInfo, Store, Upload, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
 from storage.versions.lineage import ancestors
-from storage.versions.manifests import File, Manifest
+from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "scores", "evaluation")
 Progress = Callable[[str], None]
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objects.local
-_DOCTOR = "doctor/"
 UNLEASED_S = 3600.0
 """Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""
 
@@ -78,14 +77,14 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
     done = []
     for planned in plan(store, rules):
         if planned.run is None:
-            done.append(_delete_planned(store, rules, planned, progress))
+            _delete_planned(store, rules, planned, progress, lambda: None)
+            done.append(planned)
             continue
         try:
             with leases.Lease(store, planned.run, label="gc") as lease:
-                done += [
-                    _delete_planned(store, rules, leased, progress, lease)
-                    for leased in _plan(store, rules, planned.run)  # again, now under the lease
-                ]
+                for leased in _plan(store, rules, planned.run):  # again, now under the lease
+                    _delete_planned(store, rules, leased, progress, lease.check)
+                    done.append(leased)
         except LeaseHeldError as error:
             progress(f"left alone: {error}")
             done.append(Plan(planned.run, held_by=str(error)))
@@ -108,8 +107,9 @@ def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
         plan_of(item.path).leftovers.append(item)
     for version in _revived(store, keep, run):
         plan_of(version).revived.append(version)
-    for upload in _uploads(store, rules, folder):
-        plan_of(upload.path).uploads.append(upload)
+    for upload in store.uploads(folder):
+        if upload.begun < time.time() - rules.older_than_s:
+            plan_of(upload.path).uploads.append(upload)
     if run is None:
         for name, run_plan in plans.items():
             run_plan.held_by = leases.is_held(store, name) if name else None
@@ -128,7 +128,7 @@ def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
             continue
         if place := layout.data_of(item.path):
             attempts[place[0]].append(item)
-        elif _TEMPORARY.fullmatch(item.path) or item.path.startswith(_DOCTOR):
+        elif _TEMPORARY.fullmatch(item.path) or item.path.startswith("doctor/"):
             leftovers.append(item)
     needed = in_parallel(lambda version: _needed(store, version), attempts)
     for items, keys in zip(attempts.values(), needed, strict=True):
@@ -151,57 +151,39 @@ def _revived(store: Store, keep: set[str], run: str | None) -> list[str]:
     return [version for version in with_mark if not is_gone(store, manifests.read(store, version))]
 
 
-def _uploads(store: Store, rules: Rules, folder: str) -> list[Upload]:
-    before = time.time() - rules.older_than_s
-    return [upload for upload in store.uploads(folder) if upload.begun < before]
-
-
-def _delete_planned(
-    store: Store, rules: Rules, planned: Plan, progress: Progress, lease: leases.Lease | None = None
-) -> Plan:
+def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
     """Write tombstones, read the aliases a second time, then delete the data.
 
     Moving an alias checks for a tombstone after the move. So either the move or this second read sees the other.
+    `check` raises if another writer has taken over the run's lease.
     """
-    _check(lease)
+    check()
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
         store.write(layout.tombstone(manifest.version), seal(mark))
     keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
-    for manifest in [manifest for manifest in planned.versions if manifest.version in keep]:
-        store.delete(layout.tombstone(manifest.version))
-        planned.versions.remove(manifest)
+    planned.revived += [manifest.version for manifest in planned.versions if manifest.version in keep]
+    planned.versions = [manifest for manifest in planned.versions if manifest.version not in keep]
     for version in planned.revived:
         store.delete(layout.tombstone(version))
     for manifest in planned.versions:
-        _check(lease)
-        _delete(store, manifest.files)
+        check()
+        for file in manifest.files:
+            store.delete(file.path)
         progress(f"collected {manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
     for item in planned.leftovers:
-        _check(lease)
+        check()
         store.delete(item.path)
         progress(f"deleted {item.path}: {item.bytes:,} bytes")
     for upload in planned.uploads:
-        _check(lease)
+        check()
         store.abort_upload(upload)
         progress(f"aborted an upload of {upload.path}")
-    return planned
 
 
-def _check(lease: leases.Lease | None) -> None:
-    """Stop if another writer has taken over the lease, before anything of its run is deleted."""
-    if lease:
-        lease.check()
-
-
-def _delete(store: Store, files: Iterable[File]) -> None:
-    for file in files:
-        store.delete(file.path)
-
-
-def kept(store: Store, entries: Iterable[catalog.CatalogEntry], rules: Rules) -> set[str]:
+def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
     """Return the versions that aliases keep: those they point at, their ancestors, and their evaluations."""
-    versions, pointed, entries = set[str](), set[str](), list(entries)
+    versions, pointed = set[str](), set[str]()
     moves = aliases.listed(store)
     for name in {entry.version for entry in entries if entry.kind == "alias"}.union(moves):
         if newest := aliases.current(store, name, moves.get(name, 0)):
@@ -220,48 +202,39 @@ def deletable(
         owner = layout.run_of(entry.version)
         if entry.kind in rules.kinds and owner and owner == (run or owner):
             series[owner, entry.kind].add(entry.version)
-    candidates = [version for versions in series.values() for version in _without_rule(store, versions, rules)]
-    candidates = [version for version in candidates if not _is_untrained(store, version)]
-    uncollected = in_parallel(lambda version: _uncollected(store, version), sorted(set(candidates) - keep))
-    return [manifest for manifest in uncollected if manifest]
+    candidates = {version for versions in series.values() for version in _without_rule(store, versions, rules)}
+    found = in_parallel(lambda version: manifests.find(store, version), sorted(candidates - keep))
+    committed = [manifest for manifest in found if manifest]
+    gone = in_parallel(lambda manifest: is_gone(store, manifest), committed)
+    return [manifest for manifest, is_collected in zip(committed, gone, strict=True) if not is_collected]
+
+
+def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
+    """Return those of one kind of a run that no rule keeps: not the last, every m-th, the first, or the untrained."""
+    last: set[int] = set()
+    for version in sorted(versions, reverse=True):
+        if len(last) < rules.keep_last and manifests.find(store, version):  # a killed attempt is not counted
+            last.add(_number(version))
+    return [
+        version
+        for version in versions
+        if 0 < (number := _number(version)) < min(last, default=0)  # reference policies and critics begin at 0
+        and not (rules.keep_every and number % rules.keep_every == 0)
+        and not _is_untrained(store, version)
+    ]
 
 
 def _is_untrained(store: Store, version: str) -> bool:
     """Return whether `version` is a data set of an iteration that was not trained on yet."""
-    run = layout.run_of(version)
-    assert run
     known = version_of(version)
     if type(known) is not TrajectoriesVersion and not (isinstance(known, ScoresVersion) and not known.evaluation):
         return False
-    return not manifests.committed(store, layout.checkpoint(run, _number(version) + 1))
-
-
-def _uncollected(store: Store, version: str) -> Manifest | None:
-    manifest = manifests.find(store, version)
-    return None if manifest is None or is_gone(store, manifest) else manifest
+    return not manifests.committed(store, layout.checkpoint(known.run, known.number + 1))
 
 
 def is_gone(store: Store, manifest: Manifest) -> bool:
     """Return whether gc has deleted all data of a version: it deletes the last object last."""
     return not (manifest.files and store.exists(manifest.files[-1].path))
-
-
-def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
-    """Return those versions of one kind of a run that are not its last ones, every m-th one or its first."""
-    last: set[int] = set()
-    for version in sorted(versions, reverse=True):
-        if len(last) >= rules.keep_last:
-            break
-        if manifests.find(store, version):  # a killed attempt is not counted
-            last.add(_number(version))
-    return [
-        version
-        for version in versions
-        if (number := _number(version)) not in last
-        and number < min(last, default=0)
-        and number != 0  # reference policies and critics begin there
-        and not (rules.keep_every and number % rules.keep_every == 0)
-    ]
 
 
 def _number(version: str) -> int:

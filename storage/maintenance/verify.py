@@ -70,18 +70,15 @@ def verify(
     """
     nodes = climb_down(store, versions, None if ancestors else 1)
     wanted = [node for node in nodes if ancestors or node.depth == 0]
-    report = Report(_broken(nodes) + _overtaken(nodes), versions=len(wanted))
+    broken = [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
+    report = Report(broken + _overtaken(nodes), versions=len(wanted))
     for number, node in enumerate(wanted, 1):
         if progress:
             progress(f"{number}/{len(wanted)} {node.version}")
-        if node.kind:
+        if node.kind:  # its manifest could be read
             with TemporaryDirectory(prefix="verify-") as folder:
-                _VersionCheck(store, node.version, Path(folder), deep, report).run()
+                _VersionCheck(store, manifests.read(store, node.version), Path(folder), deep, report).run()
     return report
-
-
-def _broken(nodes: list[Node]) -> list[Finding]:
-    return [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
 
 
 def _overtaken(nodes: list[Node]) -> list[Finding]:
@@ -105,56 +102,39 @@ def _overtaken(nodes: list[Node]) -> list[Finding]:
 class _VersionCheck:
     """The check of one version."""
 
-    def __init__(self, store: Store, version: str, folder: Path, deep: bool, report: Report) -> None:
-        self._store, self._version, self._folder = store, version, folder
+    def __init__(self, store: Store, manifest: Manifest, folder: Path, deep: bool, report: Report) -> None:
+        self._store, self._manifest, self._folder = store, manifest, folder
         self._deep, self._report = deep, report
 
     def run(self) -> None:
-        try:
-            manifest = manifests.read(self._store, self._version)
-        except (DamagedError, OSError) as error:  # damaged since `climb_down` read it
-            self._add(layout.manifest(self._version), str(error))
-        else:
-            self._check_manifest(manifest)
-
-    def _check_manifest(self, manifest: Manifest) -> None:
-        for problem in _manifest_problems(manifest):
-            self._add(layout.manifest(self._version), problem)
-        if self._store.exists(layout.tombstone(self._version)):
+        manifest, findings = self._manifest, self._report.findings
+        self._add(layout.manifest(manifest.version), *_manifest_problems(manifest))
+        if self._store.exists(layout.tombstone(manifest.version)):
             self._report.collected += 1
-        else:
-            self._check_objects(manifest)
-
-    def _check_objects(self, manifest: Manifest) -> None:
-        before = len(self._report.findings)
+            return
+        before = len(findings)
         rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and self._deep else None
         for file in manifest.files:
             self._report.objects += 1
             self._report.bytes += file.bytes
-            for problem in self._object_problems(manifest, file, rows):
-                self._add(file.path, problem)
-        self._check_strays(manifest)
-        if self._deep and manifest.kind == "checkpoint" and len(self._report.findings) == before:
-            self._check_weights(manifest)
-            self._check_deltas(manifest)
-
-    def _check_strays(self, manifest: Manifest) -> None:
+            self._add(file.path, *self._object_problems(file, rows))
         try:
-            keys = strays(self._store, manifest)
-        except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
-            self._add(layout.manifest(self._version), str(error))
-        else:
-            for key in keys:
+            for key in strays(self._store, manifest):
                 self._add(key, "is in the data folder of this version, but its manifest does not name it")
+        except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
+            self._add(layout.manifest(manifest.version), str(error))
+        if self._deep and manifest.kind == "checkpoint" and len(findings) == before:
+            self._check_weights()
+            self._check_deltas()
 
-    def _object_problems(self, manifest: Manifest, file: File, rows: contents.Rows | None) -> list[str]:
+    def _object_problems(self, file: File, rows: contents.Rows | None) -> list[str]:
         try:
             path = fetch_file(self._store, file, self._folder)
         except (DamagedError, OSError) as error:
             if isinstance(error, OSError) and error.errno in _DISK_FULL:
                 raise
             return [str(error)]
-        problems = self._content_problems(manifest.kind, file, path, rows)
+        problems = self._content_problems(self._manifest.kind, file, path, rows)
         if not self._store.is_local and not (self._deep and file.name.startswith("model/")):
             path.unlink()
         return problems
@@ -170,13 +150,14 @@ class _VersionCheck:
             return model_files.problems(path)
         return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
 
-    def _check_weights(self, manifest: Manifest) -> None:
+    def _check_weights(self) -> None:
         from storage.versions.weights import canary_difference
 
-        where = f"{self._version}/{manifest.nonce}/model"
+        version = self._manifest.version
+        where = f"{version}/{self._manifest.nonce}/model"
         try:
-            tolerance = manifest.number("inference.canary_tolerance")
-            difference = canary_difference(checkpoints.open_checkpoint(self._store, self._version, self._folder))
+            tolerance = self._manifest.number("inference.canary_tolerance")
+            difference = canary_difference(checkpoints.open_checkpoint(self._store, version, self._folder))
         except (UnavailableError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a checkpoint that cannot be loaded is a finding, whatever the error
@@ -185,9 +166,9 @@ class _VersionCheck:
             if not difference <= tolerance:  # also NaN
                 self._add(where, f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}")
 
-    def _check_deltas(self, manifest: Manifest) -> None:
+    def _check_deltas(self) -> None:
         """Make the copy for servers from deltas, if gc has left what that needs."""
-        copy = ServingCopy(self._store, manifest, self._folder)
+        copy = ServingCopy(self._store, self._manifest, self._folder)
         for name in sorted(copy.weights):
             if delta := copy.delta(name):
                 try:
@@ -195,8 +176,8 @@ class _VersionCheck:
                 except DamagedError as error:
                     self._add(delta.path, str(error))
 
-    def _add(self, key: str, problem: str) -> None:
-        self._report.findings.append(Finding(self._version, key, problem))
+    def _add(self, key: str, *problems: str) -> None:
+        self._report.findings += [Finding(self._manifest.version, key, problem) for problem in problems]
 
 
 def _not_finite(path: Path) -> list[str]:
@@ -210,30 +191,21 @@ def _not_finite(path: Path) -> list[str]:
         return [f"its tensors cannot be read: {error}"]
 
 
-def _manifest_problems(manifest: Manifest) -> list[str]:
-    """Return the problems of an undamaged manifest, each as a sentence without its subject, the manifest."""
-    problems = []
+def _manifest_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield the problems of an undamaged manifest, each as a sentence without its subject, the manifest."""
     if not KINDS[manifest.kind].is_place(manifest.version):
-        problems.append(f"says that {manifest.version} is a {manifest.kind} version, but these are elsewhere")
+        yield f"says that {manifest.version} is a {manifest.kind} version, but these are elsewhere"
     names = Counter(file.name for file in manifest.files)
-    problems += [f"names {name} {count} times" for name, count in names.items() if count > 1]
-    problems += [
-        f"has {file.path} as the object of {file.name}" for file in manifest.files if not _has_right_key(manifest, file)
-    ]
-    return problems + (list(_checkpoint_problems(set(names))) if manifest.kind == "checkpoint" else [])
-
-
-def _has_right_key(manifest: Manifest, file: File) -> bool:
-    """Return whether the key of the object is <version>/<attempt>/<name>."""
-    attempt = file.path.removeprefix(f"{manifest.version}/").removesuffix(f"/{file.name}")
-    return "/" not in attempt
-
-
-def _checkpoint_problems(names: set[str]) -> Iterator[str]:
-    for name in sorted({"model/config.json", "canary.json"} - names):
-        yield f"names no {name}"
-    if not any(re.fullmatch(r"model/[^/]+\.safetensors", name) for name in names):
-        yield "names no model/*.safetensors"
-    for name in sorted(names):
-        if model_files.PICKLE.fullmatch(name):
+    for name, count in names.items():
+        if count > 1:
+            yield f"names {name} {count} times"
+    for file in manifest.files:  # the key of an object is <version>/<attempt>/<name>
+        if "/" in file.path.removeprefix(f"{manifest.version}/").removesuffix(f"/{file.name}"):
+            yield f"has {file.path} as the object of {file.name}"
+    if manifest.kind == "checkpoint":
+        for name in sorted({"model/config.json", "canary.json"} - names.keys()):
+            yield f"names no {name}"
+        if not any(re.fullmatch(r"model/[^/]+\.safetensors", name) for name in names):
+            yield "names no model/*.safetensors"
+        for name in sorted(filter(model_files.PICKLE.fullmatch, names)):
             yield f"names {name}, a pickle: loading it would run code"

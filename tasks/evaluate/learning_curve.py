@@ -16,10 +16,9 @@ from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVers
 from storage.versions import manifests
 from storage.versions.lineage import scores_of, trained_on
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summarise
+from tasks.evaluate.plotting import draw_estimates, plotted
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import proportion
-
-_MEASURES = ("first_turn", "any_turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,15 @@ def read_learning_curve(
     for number in range(config.run.iterations):
         if not manifests.committed(store, layout.checkpoint(name, number + 1)):
             break  # the run will continue here
-        done.append(_iteration(store, name, number))
+        trajectories, scores = trained_on(store, name, number)
+        versions = (trajectories, scores, layout.checkpoint(name, number + 1))
+        done.append(Iteration(number, *(manifests.read(store, version).metrics for version in versions)))
     protocol, evaluations = greedy(config, HELD_OUT, held_out), list[Evaluation]()
     scores_by_evaluation = functools.cache(lambda: scores_of(catalog.read_all(store)))
     for version in range(len(done) + 1):
-        trajectories = protocol.evaluation(layout.checkpoint(name, version))
-        if scores := _find_scores(store, trajectories, scorer, scores_by_evaluation):
-            evaluations.append(Evaluation(version, scores, read_outcomes(store, trajectories, scores, cache)))
+        played = protocol.evaluation(layout.checkpoint(name, version))
+        if found := _find_scores(store, played, scorer, scores_by_evaluation):
+            evaluations.append(Evaluation(version, found, read_outcomes(store, played, found, cache)))
     return LearningCurve(name, done, evaluations)
 
 
@@ -84,53 +85,31 @@ def _find_scores(
     return next((ScoresVersion(version) for version in reversed(others) if manifests.committed(store, version)), None)
 
 
-def _iteration(store: Store, name: str, number: int) -> Iteration:
-    trajectories, scores = trained_on(store, name, number)
-    return Iteration(
-        number,
-        rollout=manifests.read(store, trajectories).metrics,
-        score=manifests.read(store, scores).metrics,
-        train=manifests.read(store, layout.checkpoint(name, number + 1)).metrics,
-    )
-
-
 def summary(curve: LearningCurve) -> dict[str, Any]:
     """Compute all numbers of the report, JSON-ready."""
-    evaluations = [
-        {"policy_version": evaluation.policy_version} | summarise(evaluation.outcomes)
-        for evaluation in curve.evaluations
-    ]
     result: dict[str, Any] = {
         "run": curve.name,
         "iterations": len(curve.iterations),
-        "evaluations": evaluations,
-        "stages": _stages(curve.iterations),
-        "training": [
-            {"iteration": iteration.number} | iteration.rollout | iteration.train for iteration in curve.iterations
+        "evaluations": [
+            {"policy_version": each.policy_version} | summarise(each.outcomes) for each in curve.evaluations
         ],
+        "stages": _stages(curve.iterations),
+        "training": [{"iteration": each.number} | each.rollout | each.train for each in curve.iterations],
     }
-    if len(curve.evaluations) > 1:
-        result["improvement"] = _improvement(curve.evaluations[0], curve.evaluations[-1])
+    if len(curve.evaluations) > 1:  # the paired differences between the last and the first, on the same problems
+        comparison = compare(curve.evaluations[0].outcomes, curve.evaluations[-1].outcomes)
+        result["improvement"] = {key: comparison[key]["difference"] for key in ("first_turn", "any_turn")}
     return result
-
-
-def _improvement(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """Compute the paired differences between the last and the first evaluation on the same problems."""
-    comparison = compare(before.outcomes, after.outcomes)
-    return {key: comparison[key]["difference"] for key in _MEASURES}
 
 
 def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
     """Compute the mean seconds of each stage's own work, tokens per second, and the mean staleness in training."""
     if not iterations:
         return {}
-    rollout = [iteration.rollout for iteration in iterations]
-    seconds = fmean(metrics["seconds"] for metrics in rollout)
+    seconds = fmean(iteration.rollout["seconds"] for iteration in iterations)
+    tokens = fmean(iteration.rollout["generated_tokens"] for iteration in iterations)
     stages = {
-        "rollout": {
-            "seconds": seconds,
-            "tokens_per_second": fmean(metrics["generated_tokens"] for metrics in rollout) / seconds,
-        },
+        "rollout": {"seconds": seconds, "tokens_per_second": tokens / seconds},
         "score": {"seconds": fmean(iteration.score["seconds"] for iteration in iterations)},
     }
     train = [iteration.train for iteration in iterations if iteration.train["trajectories"]]
@@ -146,31 +125,20 @@ def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
 
 def plot(curve: LearningCurve, path: Path) -> None:
     """Plot held-out accuracy with intervals, and the success of the training episodes, over the iterations."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    sampled = [
-        (i.number, i.rollout["success"][0], i.rollout["solved"]) for i in curve.iterations if i.rollout["success"]
-    ]
-    if sampled:
-        numbers, first, solved = zip(*sampled, strict=True)
-        axes.plot(
-            numbers, first, color="tab:blue", alpha=0.35, linewidth=1, label="training episodes, first turn (sampled)"
-        )
-        axes.plot(
-            numbers, solved, color="tab:orange", alpha=0.35, linewidth=1, label="training episodes, any turn (sampled)"
-        )
-    for key, name, color in (("first", "first turn", "tab:blue"), ("any", "any turn", "tab:orange")):
-        points = [proportion([getattr(outcome, key) for outcome in e.outcomes]) for e in curve.evaluations]
-        if points:
-            versions = [e.policy_version for e in curve.evaluations]
-            values = [point.value for point in points]
-            spread = [[p.value - p.low for p in points], [p.high - p.value for p in points]]
-            axes.errorbar(versions, values, yerr=spread, marker="o", capsize=3, color=color, label=f"held-out, {name}")
-    axes.set(xlabel="policy version (PPO updates)", ylabel="accuracy", ylim=(0, 1), title=f"Run {curve.name}")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=150)
+    played = [iteration for iteration in curve.iterations if iteration.rollout["success"]]
+    numbers = [iteration.number for iteration in played]
+    first, solved = ([i.rollout["success"][0] for i in played], [i.rollout["solved"] for i in played])
+    with plotted(path, 8, "accuracy", f"Run {curve.name}") as axes:
+        for name, measure, color, shares in (
+            ("first turn", "first", "tab:blue", first),
+            ("any turn", "any", "tab:orange", solved),
+        ):
+            if shares:
+                label = f"training episodes, {name} (sampled)"
+                axes.plot(numbers, shares, color=color, alpha=0.35, linewidth=1, label=label)
+            estimates = {
+                each.policy_version: proportion([getattr(outcome, measure) for outcome in each.outcomes]).as_dict()
+                for each in curve.evaluations
+            }
+            draw_estimates(axes, estimates, "-o", color, f"held-out, {name}")
+        axes.set_xlabel("policy version (PPO updates)")

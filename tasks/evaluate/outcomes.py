@@ -1,7 +1,7 @@
 """Outcomes of stored episodes: join trajectories with their scores, summarise them, and compare two policies."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,9 +26,6 @@ _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns wit
 COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status"]
 """The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls."""
 _SCORE = ["trajectory_id", "turn", "verdict", "success"]
-_FAILED = ("timeout", "error")
-_FAILED_CALLS = ("failed", "unparsable")
-
 _NAMED = 3  # problems that an error message names
 
 TurnScores = dict[int, dict[str, Any]]
@@ -71,10 +68,7 @@ def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: Score
         StorageError: a version is missing, damaged, or written by a newer schema.
         ValueError: a turn has two scores.
     """
-    return join(
-        datasets.rows(store, trajectories, cache, COLUMNS),
-        datasets.rows(store, scores, cache, _SCORE),
-    )
+    return join(datasets.rows(store, trajectories, cache, COLUMNS), datasets.rows(store, scores, cache, _SCORE))
 
 
 def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]]) -> list[Outcome]:
@@ -105,9 +99,9 @@ def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
         status=row["status"],
         success=[score["success"] for score in graded],
         tokens=[turn["end"] - turn["start"] for turn in row["turns"]],
-        failed_verdicts=sum(score["verdict"] in _FAILED for score in graded),
+        failed_verdicts=sum(score["verdict"] in ("timeout", "error") for score in graded),
         calls=len(calls),
-        failed_calls=sum(status in _FAILED_CALLS for status in calls),
+        failed_calls=sum(status in ("failed", "unparsable") for status in calls),
     )
 
 
@@ -136,42 +130,34 @@ def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dic
     Raises:
         ValueError: there is no greedy episode.
     """
-    turns, failed = sum(len(outcome.success) for outcome in greedy), sum(o.failed_verdicts for o in greedy)
-    calls, failed_calls = sum(outcome.calls for outcome in greedy), sum(o.failed_calls for o in greedy)
-    return {
-        "episodes": len(greedy),
-        "first_turn": proportion([outcome.first for outcome in greedy]).as_dict(),
-        "any_turn": proportion([outcome.any for outcome in greedy]).as_dict(),
-        "by_turn": _by_turn(greedy),
-        **_transitions(greedy),
-        "truncated": _share([outcome.status == "truncated" for outcome in greedy]),
-        "answer_tokens": _answer_tokens(greedy),
-        "failed_verdicts": _share([1] * failed + [0] * (turns - failed)),
-        "called": _share([outcome.called for outcome in greedy]),
-        "calls_failed": _share([1] * failed_calls + [0] * (calls - failed_calls)),
-        **(summarise_sampled(sampled) if sampled else {}),
-    }
-
-
-def _by_turn(outcomes: Sequence[Outcome]) -> list[dict[str, float]]:
+    verdicts, calls = sum(len(each.success) for each in greedy), sum(each.calls for each in greedy)
+    pairs = [(now > 0.5, after > 0.5) for each in greedy for now, after in pairwise(each.success)]
     reached: dict[int, list[float]] = defaultdict(list)
-    for outcome in outcomes:
+    for outcome in greedy:
         for turn, success in enumerate(outcome.success):
             reached[turn].append(success)
-    return [proportion(reached[turn]).as_dict() | {"episodes": len(reached[turn])} for turn in sorted(reached)]
-
-
-def _transitions(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float] | None]:
-    """Compute fix rate and break rate, defined as in `tasks.train.metrics`."""
-    pairs = [(now > 0.5, after > 0.5) for outcome in outcomes for now, after in pairwise(outcome.success)]
     return {
+        "episodes": len(greedy),
+        "first_turn": proportion([each.first for each in greedy]).as_dict(),
+        "any_turn": proportion([each.any for each in greedy]).as_dict(),
+        "by_turn": [proportion(reached[turn]).as_dict() | {"episodes": len(reached[turn])} for turn in sorted(reached)],
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
+        "truncated": _share([each.status == "truncated" for each in greedy]),
+        "answer_tokens": _answer_tokens(greedy),
+        "failed_verdicts": _share_of(sum(each.failed_verdicts for each in greedy), verdicts),
+        "called": _share([each.calls > 0 for each in greedy]),
+        "calls_failed": _share_of(sum(each.failed_calls for each in greedy), calls),
+        **(summarise_sampled(sampled) if sampled else {}),
     }
 
 
 def _share(observed: Sequence[float]) -> dict[str, float] | None:
     return proportion(observed).as_dict() if observed else None
+
+
+def _share_of(count: int, all_: int) -> dict[str, float] | None:
+    return _share([1] * count + [0] * (all_ - count))
 
 
 def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
@@ -196,10 +182,6 @@ def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-Groups = Mapping[str, Sequence[Outcome]]
-"""Outcomes by problem, in the order of the problems' ids."""
-
-
 def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any]:
     """Compute the differences after - before, paired by problem, JSON-ready.
 
@@ -214,60 +196,38 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
         ValueError: there are no outcomes, or before and after have different problems.
     """
     old, new = by_problem(before), by_problem(after)
-    _check_same_problems(old, new)
-    return {
-        "problems": len(old),
-        "first_turn": _accuracy(old, new, "first"),
-        "any_turn": _accuracy(old, new, "any"),
-        "answer_tokens": _compared_tokens(before, after),
-        "truncated": {"before": _truncated_share(before), "after": _truncated_share(after)},
-    }
-
-
-def _check_same_problems(old: Groups, new: Groups) -> None:
     if not old and not new:
         raise ValueError("there are no outcomes to compare")
     unpaired = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
     if lines := [f"{len(ids)} {side} ({_first_ids(ids)})" for side, ids in unpaired.items() if ids]:
         raise ValueError(f"the outcomes are not of the same problems: {', '.join(lines)}. Compare results on one set")
+    old_tokens, new_tokens = _mean_tokens(before), _mean_tokens(after)
+    ratio = new_tokens / old_tokens if old_tokens and new_tokens is not None else None
+    return {
+        "problems": len(old),
+        "first_turn": _accuracy(old, new, "first"),
+        "any_turn": _accuracy(old, new, "any"),
+        "answer_tokens": {"before": old_tokens, "after": new_tokens, "ratio": ratio},
+        "truncated": {"before": _truncated(before), "after": _truncated(after)},
+    }
 
 
 def _first_ids(ids: Sequence[str]) -> str:
     return ", ".join(ids[:_NAMED]) + (" …" if len(ids) > _NAMED else "")
 
 
-def _accuracy(old: Groups, new: Groups, measure: str) -> dict[str, Any]:
+def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], measure: str) -> dict[str, Any]:
+    """Compare a measure by problem, with the test that fits one outcome of each problem, or several."""
     before, after = (
         [fmean(getattr(outcome, measure) for outcome in group) for group in groups.values()] for groups in (old, new)
     )
-    single = all(len(group) == 1 for groups in (old, new) for group in groups.values())
-    return {
-        "before": fmean(before),
-        "after": fmean(after),
-        "difference": paired_difference(before, after).as_dict(),
-        **(_test_single_outcomes(before, after) if single else _test_means(before, after)),
-    }
-
-
-def _test_single_outcomes(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    test = mcnemar(before, after)
-    interval = paired_proportions(test.only_before, test.only_after, len(before))
-    return {**asdict(test), "score_interval": interval.as_dict(), "adjusted_interval": None}
-
-
-def _test_means(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    return {
-        "only_before": None,
-        "only_after": None,
-        "p": sign_flip(before, after),
-        "score_interval": None,
-        "adjusted_interval": paired_means(before, after).as_dict(),
-    }
-
-
-def _compared_tokens(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, float | None]:
-    old, new = _mean_tokens(before), _mean_tokens(after)
-    return {"before": old, "after": new, "ratio": new / old if old and new is not None else None}
+    numbers = {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after).as_dict()}
+    if all(len(group) == 1 for groups in (old, new) for group in groups.values()):
+        test = mcnemar(before, after)
+        interval = paired_proportions(test.only_before, test.only_after, len(before))
+        return numbers | asdict(test) | {"score_interval": interval.as_dict(), "adjusted_interval": None}
+    tested = {"only_before": None, "only_after": None, "p": sign_flip(before, after), "score_interval": None}
+    return numbers | tested | {"adjusted_interval": paired_means(before, after).as_dict()}
 
 
 def _mean_tokens(outcomes: Sequence[Outcome]) -> float | None:
@@ -275,5 +235,5 @@ def _mean_tokens(outcomes: Sequence[Outcome]) -> float | None:
     return fmean(counts) if counts else None
 
 
-def _truncated_share(outcomes: Sequence[Outcome]) -> float:
+def _truncated(outcomes: Sequence[Outcome]) -> float:
     return fmean(outcome.status == "truncated" for outcome in outcomes)

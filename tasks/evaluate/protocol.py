@@ -12,6 +12,8 @@ from configs import Config
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion
 
+Mode = Literal["greedy", "sampled"]
+
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
@@ -20,7 +22,7 @@ class Protocol:
     Example: Protocol("greedy", "held-out", "problems/1f0c4a7be23d5566", samples=1, temperature=0.0, digest="9a0b…")
     """
 
-    mode: Literal["greedy", "sampled"]
+    mode: Mode
     set_name: str
     problem_set: ProblemsVersion
     samples: int  # episodes of each problem
@@ -34,24 +36,17 @@ class Protocol:
 
 def greedy(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol:
     """Return the protocol with one episode of each problem, at temperature 0."""
-    return _protocol("greedy", config, set_name, problem_set, 1, 0.0)
+    return _protocol(config, set_name, problem_set, "greedy", 1, 0.0)
 
 
 def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol | None:
     """Return the protocol with `evaluation.samples` episodes of each problem, for pass@k; None if it is 0."""
-    settings = config.evaluation
-    if not settings.samples:
-        return None
-    return _protocol("sampled", config, set_name, problem_set, settings.samples, settings.temperature)
+    samples, temperature = config.evaluation.samples, config.evaluation.temperature
+    return _protocol(config, set_name, problem_set, "sampled", samples, temperature) if samples else None
 
 
 def _protocol(
-    mode: Literal["greedy", "sampled"],
-    config: Config,
-    set_name: str,
-    problem_set: ProblemsVersion,
-    samples: int,
-    temperature: float,
+    config: Config, set_name: str, problem_set: ProblemsVersion, mode: Mode, samples: int, temperature: float
 ) -> Protocol:
     """Make a protocol whose digest covers everything that decides what is played: set, agent, environment, sampling."""
     # Without tools an evaluation has the name that it had before there were tools.

@@ -62,15 +62,32 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None, seed: 
     Raises:
         ValueError: there is no value, or the numbers of values and weights differ.
     """
+    from scipy.stats import bootstrap
+
     data = np.asarray(values, dtype=float)
+    weighting = np.ones_like(data) if weights is None else np.asarray(weights, dtype=float)
     if not data.size:
         raise ValueError("a mean needs at least one value")
-    if weights is None:
-        return _bootstrap(np.mean, [data], seed)
-    weighting = np.asarray(weights, dtype=float)
     if weighting.shape != data.shape:
         raise ValueError(f"{data.size} values have {weighting.size} weights: give one weight for each value")
-    return _bootstrap(_weighted_mean, [data, weighting], seed)
+    value = float(_weighted_mean(data, weighting))
+    if np.ptp(data) == 0:  # every resample is the same
+        return Estimate(value, value, value)
+    interval = bootstrap(
+        [data, weighting],
+        _weighted_mean,
+        paired=True,
+        confidence_level=CONFIDENCE,
+        n_resamples=_RESAMPLES,
+        batch=_BATCH,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Estimate(value, float(interval.low), float(interval.high))
+
+
+def _weighted_mean(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], axis: int = -1) -> Any:
+    return (values * weights).sum(axis=axis) / weights.sum(axis=axis)
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Estimate:
@@ -91,9 +108,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         ValueError: not 1 <= k <= n, or not 0 <= c <= n.
     """
     if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(
-            f"pass@{k} of {n} episodes with {c} successes is not defined: give 1 <= k <= n and 0 <= c <= n"
-        )
+        raise ValueError(f"pass@{k} of {n} episodes with {c} successes is not defined")
     return (comb(n, k) - comb(n - c, k)) / comb(n, k)  # integers until the division, so it is rounded once
 
 
@@ -210,27 +225,3 @@ def paired_proportions(only_before: int, only_after: int, pairs: int) -> Estimat
     low = brentq(lambda delta: score(delta) - z, -edge, edge) if score(-edge) > z else -1.0
     high = brentq(lambda delta: score(delta) + z, -edge, edge) if score(edge) < -z else 1.0
     return Estimate((only_after - only_before) / pairs, float(low), float(high))
-
-
-def _weighted_mean(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], axis: int = -1) -> Any:
-    return (values * weights).sum(axis=axis) / weights.sum(axis=axis)
-
-
-def _bootstrap(statistic: Any, samples: list[npt.NDArray[np.float64]], seed: int) -> Estimate:
-    """Compute `statistic` of paired samples, the values first, with its percentile interval."""
-    from scipy.stats import bootstrap
-
-    value = float(statistic(*samples))
-    if np.ptp(samples[0]) == 0:  # every resample is the same
-        return Estimate(value, value, value)
-    interval = bootstrap(
-        samples,
-        statistic,
-        paired=len(samples) > 1,
-        confidence_level=CONFIDENCE,
-        n_resamples=_RESAMPLES,
-        batch=_BATCH,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Estimate(value, float(interval.low), float(interval.high))

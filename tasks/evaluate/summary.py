@@ -2,9 +2,11 @@
 
 import io
 from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from storage.commands import program
 from storage.visible import printable
 
 if TYPE_CHECKING:
@@ -23,32 +25,25 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     if not evaluations:
         return []
     before, after = evaluations[0], evaluations[-1]
-    rows = [
-        _accuracy_row(label, before[key], after[key], numbers.get("improvement", {}).get(key)) for label, key in _LINES
-    ]
-    for turn in range(max(len(before["by_turn"]), len(after["by_turn"]))):
-        cells = [_at(evaluation["by_turn"], turn) for evaluation in (before, after)]
-        rows.append(_accuracy_row(f"turn {turn + 1}, where reached", cells[0], cells[1], None))
+    improvement = numbers.get("improvement", {})
+    lines = [(label, before[key], after[key], improvement.get(key)) for label, key in _LINES]
+    turns = enumerate(zip_longest(before["by_turn"], after["by_turn"]), 1)
+    lines += [(f"turn {turn}, where reached", *cells, None) for turn, cells in turns]
     if before["calls_failed"] or after["calls_failed"]:  # None: there was no call
-        rows += [_accuracy_row(label, before[key], after[key], None) for label, key, _ in _CALLS]
-    return rows
+        lines += [(label, before[key], after[key], None) for label, key, _ in _CALLS]
+    return [
+        {
+            "held-out accuracy": label,
+            "before": _estimate(old),
+            "after": _estimate(new),
+            "difference": _estimate(difference, "+"),
+        }
+        for label, old, new, difference in lines
+    ]
 
 
 _LINES = (("first turn", "first_turn"), ("any turn", "any_turn"))
 _CALLS = (("episodes with a call", "called", ".3f"), ("failed calls", "calls_failed", ".3f"))
-
-
-def _accuracy_row(label: str, before: Any, after: Any, difference: Any) -> Row:
-    return {
-        "held-out accuracy": label,
-        "before": _estimate(before),
-        "after": _estimate(after),
-        "difference": _estimate(difference, "+"),
-    }
-
-
-def _at(values: Sequence[Any], index: int) -> Any:
-    return values[index] if index < len(values) else None
 
 
 def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
@@ -90,18 +85,17 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     cut = f"{truncated['after'] - truncated['before']:+.3f}"
     longer = "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"
-    rows = [_tested_row(label, comparison[key]) for label, key in _LINES]
+    rows = []
+    for label, key in _LINES:
+        accuracy = comparison[key]
+        row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
+        row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older program
+        if accuracy["only_after"] is not None:  # one episode of a problem
+            row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
+        rows.append(row)
     rows.append(_comparison_row("truncated episodes", truncated, ".3f", cut))
     rows.append(_comparison_row("tokens of an answer", tokens, ".1f", longer))
     return rows
-
-
-def _tested_row(label: str, accuracy: dict[str, Any]) -> Row:
-    row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
-    row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older program
-    if accuracy["only_after"] is not None:  # one episode of a problem
-        row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
-    return row
 
 
 def _comparison_row(label: str, values: dict[str, Any], form: str, difference: str) -> Row:
@@ -141,15 +135,9 @@ def fault_rows(numbers: dict[str, Any]) -> list[Row]:
 
 def table(title: str, rows: Sequence[Row]) -> "Table":
     """Make a table for the terminal; markup in its texts is not interpreted, and they cannot move the cursor."""
-    from rich.table import Table
-    from rich.text import Text
+    from rich.box import HEAVY_HEAD
 
-    result = Table(title=Text(printable(title)), title_justify="left")
-    for column in rows[0] if rows else ():
-        result.add_column(Text(printable(column)), overflow="fold")
-    for row in rows:
-        result.add_row(*(Text(printable(cell)) for cell in row.values()))
-    return result
+    return program.table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], title, HEAVY_HEAD)
 
 
 def rendered(*parts: "Table | str") -> str:

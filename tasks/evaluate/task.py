@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.evaluate import HELD_OUT
 from storage import layout
-from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
+from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
@@ -26,21 +26,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    workspace: Workspace,
-    workers: "Workers",
-    policy: PolicyVersion,
-    problem_set: ProblemsVersion,
-    name: str = HELD_OUT,
+    workspace: Workspace, workers: "Workers", policy: PolicyVersion, problem_set: ProblemsVersion, name: str = HELD_OUT
 ) -> ScoresVersion:
     """Evaluate checkpoint `policy` greedily on the set called `name`; return the version of its scores."""
     return play_set(workspace, workers, policy, greedy(workspace.config, name, problem_set))
 
 
 def evaluate_sets(
-    workspace: Workspace,
-    workers: "Workers",
-    policy: PolicyVersion,
-    sets: dict[str, ProblemsVersion],
+    workspace: Workspace, workers: "Workers", policy: PolicyVersion, sets: dict[str, ProblemsVersion]
 ) -> dict[str, list[ScoresVersion]]:
     """Evaluate `policy` on sets: greedily and, if `evaluation.samples` is set, with sampled episodes.
 
@@ -64,14 +57,15 @@ def evaluate_sets(
 def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, protocol: Protocol) -> ScoresVersion:
     """Play and grade one evaluation, unless both are committed; return the version of its scores.
 
-    The name of the scores begins with the name of the evaluation, which holds the trajectories.
+    The name of the scores begins with the name of the evaluation, which holds the trajectories. Neither is fenced by a
+    lease: any flow may evaluate any policy, and the first commit wins.
     """
     version = protocol.evaluation(policy)
     scores = layout.evaluation_scores(version, scorer_fingerprint(workspace.config.score))
     if not manifests.committed(workspace.store, version):
         _play(workspace, workers, policy, protocol)
     if not manifests.committed(workspace.store, scores):
-        _score(workspace, workers, version, scores, protocol)
+        _score(workspace, workers, scores, protocol)
     return scores
 
 
@@ -80,9 +74,8 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
 
     config = _with_strict_limits(workspace.config)
     workers.serve(policy)
-    run, number = policy.run, f"{policy.number:06d}"
     plan = RolloutPlan(
-        name=f"{run}/evaluation/{number}/{protocol.set_name}/{protocol.mode}",
+        name=f"{policy.run}/evaluation/{policy.number:06d}/{protocol.set_name}/{protocol.mode}",
         config=config,
         iteration=policy.number,
         policy=policy,
@@ -90,40 +83,31 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
         gconfig=GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=protocol.samples,
     )
-    with _draft(workspace, protocol.evaluation(policy)) as draft:
+    store, version = workspace.store, protocol.evaluation(policy)
+    # A journal is only for the holder of the run's lease: without it, it would take over the shards of other writers.
+    lease = workspace.lease if version.run == workspace.name else None
+    with JournaledDraft(store, version, "evaluation", lease) if lease else Draft(store, version, "evaluation") as draft:
         problems = read_problems(workspace, protocol.problem_set)
         warn_of_marks(workspace, policy, problems)
         without_room = unplayable(workspace, policy, problems)
         played = [problem for problem in problems if problem.problem_id not in without_room]
         metrics = play(plan, played, workers, draft, get_run_logger().info)
         metrics["without_room"] = len(without_room)
-        draft.commit(_provenance(workspace), [policy, protocol.problem_set], metrics)
+        draft.commit(_unfenced(workspace), [policy, protocol.problem_set], metrics)
 
 
-def _draft(workspace: Workspace, version: EvaluationVersion) -> Draft:
-    """Open a draft, with a journal if the version belongs to the workspace's run and its lease is held.
-
-    Without the lease a journal would take over the shards of other writers.
-    """
-    if version.run == workspace.name and workspace.lease:
-        return JournaledDraft(workspace.store, version, "evaluation", workspace.lease)
-    return Draft(workspace.store, version, "evaluation")
-
-
-def _score(
-    workspace: Workspace, workers: "Workers", version: EvaluationVersion, scores: ScoresVersion, protocol: Protocol
-) -> None:
+def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, protocol: Protocol) -> None:
     """Grade an evaluation's trajectories and commit the scores, with the summary in the manifest."""
-    store, cache = workspace.store, workspace.cache
-    config = _with_strict_limits(workspace.config)
-    with Draft(store, scores, "scores") as draft:
+    config, version = _with_strict_limits(workspace.config), scores.evaluation
+    assert version
+    with Draft(workspace.store, scores, "scores") as draft:
         started = time.monotonic()
         grades = workers.score(version, draft, config.score, config.rollout.rows_per_shard)
         metrics = metrics_of(grades, config.score, time.monotonic() - started)
-        outcomes = join(datasets.rows(store, version, cache, COLUMNS), datasets.drafted(draft))
+        outcomes = join(datasets.rows(workspace.store, version, workspace.cache, COLUMNS), datasets.drafted(draft))
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
-        draft.commit(_provenance(workspace), [version], metrics | played | numbers)
+        draft.commit(_unfenced(workspace), [version], metrics | played | numbers)
     if protocol.mode == "greedy":
         first, any_turn = numbers["first_turn"], numbers["any_turn"]
         get_run_logger().info(
@@ -132,8 +116,7 @@ def _score(
         )  # fmt: skip
 
 
-def _provenance(workspace: Workspace) -> Provenance:
-    """Return the provenance without a lease: any flow may evaluate any policy, and the first commit wins."""
+def _unfenced(workspace: Workspace) -> Provenance:
     return workspace.provenance().model_copy(update={"fence": None})
 
 

@@ -28,17 +28,17 @@ from tasks.provenance.questions import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MOST_BYTES = 2**26
-"""The largest file of ids: room for a million ids."""
 _MOST_CHARACTERS = 200
 _MOST_NAMES = 3
 
 
-def _add_problem(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Add PROBLEM, --prompt and --run."""
-    parser.add_argument("problem", metavar="PROBLEM", nargs="?" if optional else None)
+def _add_problem(parser: argparse.ArgumentParser, shown: str = "") -> None:
+    """Add PROBLEM, --prompt and --run; and --last, the number of rows, if the command has something `shown`."""
+    parser.add_argument("problem", metavar="PROBLEM", nargs=None if shown else "?")
     parser.add_argument("--prompt", action="store_true", help="PROBLEM is a part of its prompt")
     parser.add_argument("--run", help="consider only trajectories of this run")
+    if shown:
+        _add_last(parser, shown)
 
 
 def _add_last(parser: argparse.ArgumentParser, what: str) -> None:
@@ -65,7 +65,7 @@ def _first_rows(
 def _first_trained(first: Sequence[FirstTrained]) -> "list[Table | str]":
     rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
     columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
-    return _first_rows(columns, rows, len(rows), "Trained on it, or descended from one that was")
+    return [table(columns, rows, "Trained on it, or descended from one that was")] if rows else []
 
 
 def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]:
@@ -77,11 +77,6 @@ def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]
     if doubtful:
         lines.append(f"{len(doubtful)} more checkpoints may descend from these, such as {doubtful[0]}")
     return lines
-
-
-def _add_trained_on(parser: argparse.ArgumentParser) -> None:
-    _add_problem(parser)
-    _add_last(parser, "updates")
 
 
 def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
@@ -107,9 +102,8 @@ def _add_training_data(parser: argparse.ArgumentParser) -> None:
 def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
     """Print totals, and a row for each problem."""
     answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
-    problems = answer.problems
-    if arguments.by == "count":
-        problems = sorted(problems, key=lambda problem: -problem.trained)
+    by_count = sorted(answer.problems, key=lambda problem: -problem.trained)
+    problems = by_count if arguments.by == "count" else answer.problems
     totals = (
         f"{answer.checkpoint}: {answer.updates} updates on {answer.trained:,} of {answer.trajectories:,} trajectories, "
         f"{answer.tokens:,} sampled tokens, {len(problems):,} problems"
@@ -129,11 +123,6 @@ def _training_row(problem: TrainedProblem) -> tuple[object, ...]:
     return visible(problem.problem_id), prompt, *counts, *rates
 
 
-def _add_impact(parser: argparse.ArgumentParser) -> None:
-    _add_problem(parser)
-    _add_last(parser, "rows of each table")
-
-
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the affected trajectories, evaluations, checkpoints and aliases, and advice."""
     cache, name = Path(arguments.cache), arguments.problem
@@ -143,7 +132,13 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
         for each in answer.trajectories
     ]
     evaluations = [(each.name, each.version, each.problem_set) for each in answer.evaluations]
-    parts: list[Table | str] = [_problem(answer.problem), _counts(answer)]
+    outcomes = Counter(each.outcome for each in answer.trajectories)
+    by_outcome = [f"{count} {'' if name == 'unscored' else 'scored '}{name}" for name, count in outcomes.items()]
+    counts = (
+        f"{len(answer.trajectories)} trajectories ({', '.join(by_outcome) or 'never played'}), "
+        f"{len(answer.evaluations)} evaluations and {len(answer.checkpoints)} checkpoints are affected"
+    )
+    parts: list[Table | str] = [_problem(answer.problem), counts]
     columns = ["data set", "trajectory", "scored", "trained on by"]
     parts += _first_rows(columns, trajectories, arguments.last, "Trajectories")
     parts += _first_rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
@@ -152,17 +147,6 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     parts += _first_rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
     parts += _uncertain(answer.doubtful, answer.unknown)
     return Output(asdict(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
-
-
-def _counts(answer: Affected) -> str:
-    outcomes = Counter(each.outcome for each in answer.trajectories)
-    by_outcome = ", ".join(
-        f"{count} scored {name}" if name != "unscored" else f"{count} unscored" for name, count in outcomes.items()
-    )
-    return (
-        f"{len(answer.trajectories)} trajectories ({by_outcome or 'never played'}), {len(answer.evaluations)} "
-        f"evaluations and {len(answer.checkpoints)} checkpoints are affected"
-    )
 
 
 def _advice(store: Store, answer: Affected) -> list[str]:
@@ -178,9 +162,8 @@ def _advice(store: Store, answer: Affected) -> list[str]:
         if each.clean:
             lines.append(f"run {each.run}: begin a new run with\n    'policy={{path: {store.uri(each.clean)}}}'")
         else:
-            lines.append(
-                f"run {each.run}: no checkpoint left in the store is known to be free of it: begin from another policy"
-            )
+            none = "no checkpoint left in the store is known to be free of it: begin from another policy"
+            lines.append(f"run {each.run}: {none}")
     clean = {each.run: each.clean for each in answer.first}
     for name, version in answer.aliases.items():
         earlier = clean.get(PolicyVersion(version).run) or "VERSION"
@@ -191,10 +174,9 @@ def _advice(store: Store, answer: Affected) -> list[str]:
 
 
 def _add_exclude(parser: argparse.ArgumentParser) -> None:
-    _add_problem(parser, optional=True)
-    parser.add_argument(
-        "--ids", metavar="FILE", type=Path, help="instead of PROBLEM: a file of trajectory ids, one in each line"
-    )
+    _add_problem(parser)
+    about = "instead of PROBLEM: a file of trajectory ids, one in each line"
+    parser.add_argument("--ids", metavar="FILE", type=Path, help=about)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why they are excluded, for later readers")
     parser.add_argument("--dry-run", action="store_true", help="only print what would be excluded")
 
@@ -213,14 +195,10 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
         "trained": proposal.trained,
         "unknown": [asdict(each) for each in proposal.unknown],
     }
-    parts: list[Table | str] = [_problem(proposal.problem)] if proposal.problem else []
+    parts = [_problem(proposal.problem)] if proposal.problem else []
     parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
-    parts += [
-        f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
-        if commit
-        else f"nothing was committed; it would be {version}"
-    ]
-    return Output(data, parts)
+    made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
+    return Output(data, [*parts, made if commit else f"nothing was committed; it would be {version}"])
 
 
 def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
@@ -230,20 +208,13 @@ def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
     if arguments.ids is None:
         name = arguments.problem
         return propose_problem(store, name, cache, reason, run=arguments.run, by_prompt=arguments.prompt)
-    ids = [line.strip() for line in _read(arguments.ids).splitlines()]
-    return propose_ids(store, [name for name in ids if name], cache, reason, run=arguments.run)
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:  # may also be a pipe
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"{path} has more than {_MOST_BYTES:,} bytes: give one trajectory id in each line")
     try:
-        return data.decode("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
+        text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        where = f"{path} is not UTF-8 text (byte {error.start})"
+        where = f"{arguments.ids} is not UTF-8 text (byte {error.start})"
         raise ValueError(f"{where}: give one trajectory id in each line") from None
+    ids = [line.strip() for line in text.splitlines()]
+    return propose_ids(store, [name for name in ids if name], cache, reason, run=arguments.run)
 
 
 def _summary(proposal: Proposal) -> str:
@@ -257,7 +228,7 @@ def _summary(proposal: Proposal) -> str:
 COMMANDS = {
     "trained-on": Command(
         "list the checkpoints that were trained on a problem, directly or by descent",
-        _add_trained_on,
+        lambda parser: _add_problem(parser, "updates"),
         show_trained_on,
     ),
     "training-data": Command(
@@ -267,7 +238,7 @@ COMMANDS = {
     ),
     "impact": Command(
         "list what a wrong gold answer of a problem affects: trajectories, evaluations, checkpoints, aliases",
-        _add_impact,
+        lambda parser: _add_problem(parser, "rows of each table"),
         impact,
     ),
     "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),

@@ -16,9 +16,10 @@ counts as trained on although all its turns are masked, because its group was co
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,31 +88,13 @@ def read_updates(store: Store, entries: Iterable[CatalogEntry]) -> dict[str, Upd
 
 def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
     """Read the manifest of a checkpoint; None if it was never committed."""
+    parents, known = attempted_parents, dict[str, Any]()
     try:
-        manifest = manifests.find(store, version)
-        return None if manifest is None else _from_manifest(manifest)
+        if (manifest := manifests.find(store, version)) is None:
+            return None
+        known, parents = _told(manifest), manifest.parent_names
     except DamagedError as error:
-        return _update(version, attempted_parents, problem=str(error))
-
-
-def _from_manifest(manifest: Manifest) -> Update:
-    """Build the update from the manifest; raise DamagedError if its configuration cannot be read."""
-    parents, warm_start = manifest.parent_names, manifest.knob("policy.warm_start")
-    begins = not select(PolicyVersion, parents) and not select(TrajectoriesVersion, parents)
-    origin = "warm start" if warm_start else str(manifest.knob("policy.path") or "unknown")
-    return _update(
-        manifest.version,
-        parents,
-        oldest=(layout.number_of(manifest.version) or 0) - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
-        cut_too=manifest.knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
-        unfinished_too=manifest.knob("reward.unfinished") == "least",
-        idle=manifest.metrics.get("trajectories") == 0,
-        origin=origin if begins else "",
-        taught=_taught(manifest) if begins and warm_start else None,
-    )
-
-
-def _update(version: str, parents: Sequence[str], **known: Any) -> Update:
+        known = {"problem": str(error)}
     return Update(
         checkpoint=version,
         run=layout.run_of(version) or "",
@@ -124,14 +107,29 @@ def _update(version: str, parents: Sequence[str], **known: Any) -> Update:
     )
 
 
-def _taught(manifest: Manifest) -> ArithmeticSource:
-    taught = manifest.knob("policy.warm_start.teaches") or manifest.knob("problems.train")
+def _told(manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest tells of its update; raise DamagedError if its configuration cannot be read."""
+    warm_start, knob = manifest.knob("policy.warm_start"), manifest.knob
+    parents = manifest.parent_names
+    begins = not select(PolicyVersion, parents) and not select(TrajectoriesVersion, parents)
+    known = {
+        "oldest": (layout.number_of(manifest.version) or 0)
+        - 1
+        - int(manifest.number("rollout.max_head_offpolicyness")),
+        "cut_too": knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
+        "unfinished_too": knob("reward.unfinished") == "least",
+        "idle": manifest.metrics.get("trajectories") == 0,
+    }
+    if not begins:
+        return known
+    if not warm_start:
+        return known | {"origin": str(knob("policy.path") or "unknown")}
     try:
-        return ArithmeticSource.model_validate(taught)
+        taught = ArithmeticSource.model_validate(knob("policy.warm_start.teaches") or knob("problems.train"))
     except ValidationError as error:
-        raise DamagedError(
-            f"the manifest of {manifest.version} does not say which problems its warm start taught: {error}"
-        ) from None
+        where = f"the manifest of {manifest.version}"
+        raise DamagedError(f"{where} does not say which problems its warm start taught: {error}") from None
+    return known | {"origin": "warm start", "taught": taught}
 
 
 class TrainingIndex:
@@ -147,14 +145,12 @@ class TrainingIndex:
         self.store, self.cache = store, cache
         self.entries = catalog.read_all(store)
         self.updates = read_updates(store, self.entries)
+        self.data_sets = list(dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories"))
+        """The data sets that were played for training."""
         self.unknown: dict[str, str] = {}
         """Why versions cannot be read."""
-
-    @cached_property
-    def _parents(self) -> dict[str, list[str]]:
-        """The parents of data sets and of their scores, from the last attempt to commit each."""
         kinds = ("trajectories", "scores")
-        return {entry.version: entry.parents for entry in self.entries if entry.kind in kinds}
+        self._parents = {entry.version: entry.parents for entry in self.entries if entry.kind in kinds}
 
     @cached_property
     def scores(self) -> dict[str, str]:
@@ -167,11 +163,6 @@ class TrainingIndex:
             if data_set in self._parents and data_set not in used and manifests.committed(self.store, version)
         }
         return newest | used
-
-    @cached_property
-    def data_sets(self) -> list[str]:
-        """The data sets that were played for training."""
-        return list(dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories"))
 
     def problem_sets_of(self, data_set: str) -> list[ProblemsVersion]:
         """Return the problem sets that the problems of `data_set` were drawn from."""
@@ -189,8 +180,7 @@ class TrainingIndex:
         """Return `version` and all checkpoints it descends from, nearest first, including those without a manifest."""
         return _reached([version], {update.checkpoint: update.before for update in self.updates.values()})
 
-    @contextmanager
-    def opened_for(self, run: str | None = None, *, scored: bool = False) -> Iterator[None]:
+    def opened_for(self, run: str | None = None, *, scored: bool = False) -> AbstractContextManager[None]:
         """Open all problem sets and the data sets of `run`, or of all runs.
 
         Problems are searched for only in the data sets and problem sets of `run`, if it is given.
@@ -198,15 +188,14 @@ class TrainingIndex:
         Raises:
             ValueError: there is no such run.
         """
-        runs = sorted({name for version in self.data_sets if (name := layout.run_of(version))})
+        runs = sorted({layout.run_of(version) or "" for version in self.data_sets})
         if run and run not in runs:
             names = ", ".join(runs) or "none"
             raise ValueError(f"no run {run!r} has played anything in {self.store.root}; runs there: {names}")
         data_sets = [version for version in self.data_sets if not run or layout.run_of(version) == run]
         problem_sets = sorted({entry.version for entry in self.entries if entry.kind == "problems"})
-        drawn_from = {version for data_set in data_sets for version in self.problem_sets_of(data_set)}
-        with self.opened(data_sets, problem_sets, scored=scored, searched={*data_sets, *drawn_from} if run else None):
-            yield
+        searched = {*data_sets, *chain.from_iterable(map(self.problem_sets_of, data_sets))} if run else None
+        return self.opened(data_sets, problem_sets, scored=scored, searched=searched)
 
     @contextmanager
     def opened(
@@ -322,25 +311,28 @@ class TrainingIndex:
         return {data_set for data_set, sets in drawn_from.items() if not sets or not versions.isdisjoint(sets)}
 
     def _fetch(self, versions: Iterable[str], kind: str) -> dict[str, list[Path]]:
-        """Return the local Parquet files of each readable version. Add the reason for each other one to `unknown`."""
-        distinct = list(dict.fromkeys(versions))
-        fetched = in_parallel(lambda version: self._fetch_version(version, kind), distinct, _FETCHED_AT_ONCE)
-        self.unknown |= {version: why for version, (_, why) in zip(distinct, fetched, strict=True) if why}
-        return {version: paths for version, (paths, why) in zip(distinct, fetched, strict=True) if not why}
+        """Return the local Parquet files of each readable version. Add the reason for each other one to `unknown`.
 
-    def _fetch_version(self, version: str, kind: str) -> tuple[list[Path], str]:
-        """Return the local files, or why they cannot be read. An attempt that was never committed has no files."""
-        try:
-            if not manifests.committed(self.store, version):
-                return [], ""
-            if self.store.exists(layout.tombstone(version)):
-                return [], "its data were collected by gc"
-            manifest, paths = datasets.shards(self.store, version, self.cache)
-        except DamagedError as error:
-            return [], str(error)
-        files = [file for file in manifest.files if file.name.endswith(".parquet")]
-        problems = [text for f, path in zip(files, paths, strict=True) for text in contents.parquet(path, kind, f.rows)]
-        return paths, "; ".join(problems)
+        An attempt that was never committed has no files.
+        """
+
+        def fetch(version: str) -> list[Path] | str:
+            try:
+                if not manifests.committed(self.store, version):
+                    return []
+                if self.store.exists(layout.tombstone(version)):
+                    return "its data were collected by gc"
+                manifest, paths = datasets.shards(self.store, version, self.cache)
+            except DamagedError as error:
+                return str(error)
+            rows = [file.rows for file in manifest.files if file.name.endswith(".parquet")]
+            found = [contents.parquet(path, kind, count) for path, count in zip(paths, rows, strict=True)]
+            return "; ".join(chain.from_iterable(found)) or paths
+
+        distinct = list(dict.fromkeys(versions))
+        fetched = dict(zip(distinct, in_parallel(fetch, distinct, _FETCHED_AT_ONCE), strict=True))
+        self.unknown |= {version: why for version, why in fetched.items() if isinstance(why, str)}
+        return {version: paths for version, paths in fetched.items() if not isinstance(paths, str)}
 
 
 def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) -> list[str]:

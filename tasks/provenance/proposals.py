@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.safety import check_plain
-from storage import layout
 from storage.objects.store import Store
 from storage.records import Exclusion
 from storage.version_names import TrajectoriesVersion, select
@@ -70,10 +69,16 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, r
     with index.opened_for(run):
         index.load(None, "t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
         trained, rows = _trained(index), _rows(index, reason, whole=False)
-    unreadable = sorted(select(TrajectoriesVersion, index.unknown))
+    unreadable = select(TrajectoriesVersion, index.unknown)
     found = {row.trajectory_id for row in rows}
     if missing := [name for name in distinct_ids if name not in found]:
-        raise ValueError(_missing(store, missing, unreadable))
+        more = f" and {len(missing) - _MOST_IDS} more" if len(missing) > _MOST_IDS else ""
+        lost = f"; {len(unreadable)} data sets are collected or cannot be read, such as {min(unreadable, default='')}"
+        raise ValueError(
+            f"{len(missing)} ids belong to no trajectory that was played for training in {store.root}: "
+            f"{visible(', '.join(missing[:_MOST_IDS]))}{more}{lost if unreadable else ''}. Remove these ids; "
+            "evaluations are never trained on"
+        )
     return Proposal(rows, None, trained, [])
 
 
@@ -85,13 +90,12 @@ def _check(reason: str) -> None:
 
 def _rows(index: TrainingIndex, reason: str, *, whole: bool) -> list[Exclusion]:
     found = index.database.all(
-        "select distinct trajectory_id, version, problem_id, key from played order by version, trajectory_id"
+        """select distinct trajectory_id, version, split_part(version, '/', 2), split_part(version, '/', 4)::integer,
+        problem_id, key from played order by version, trajectory_id"""
     )
     return [
-        Exclusion(
-            name, version, layout.run_of(version) or "", layout.number_of(version) or 0, problem, key, whole, reason
-        )
-        for name, version, problem, key in found
+        Exclusion(name, version, run, iteration, problem, key, whole, reason)
+        for name, version, run, iteration, problem, key in found
     ]
 
 
@@ -99,14 +103,3 @@ def _trained(index: TrainingIndex) -> list[str]:
     """Return the checkpoints that were trained on any loaded trajectory."""
     rows = index.database.all("select distinct checkpoint from update_inputs where entered order by 1")
     return [checkpoint for (checkpoint,) in rows]
-
-
-def _missing(store: Store, missing: Sequence[str], unreadable: Sequence[str]) -> str:
-    more = f" and {len(missing) - _MOST_IDS} more" if len(missing) > _MOST_IDS else ""
-    lost = (
-        f"; {len(unreadable)} data sets are collected or cannot be read, such as {unreadable[0]}" if unreadable else ""
-    )
-    return (
-        f"{len(missing)} ids belong to no trajectory that was played for training in {store.root}: "
-        f"{visible(', '.join(missing[:_MOST_IDS]))}{more}{lost}. Remove these ids; evaluations are never trained on"
-    )

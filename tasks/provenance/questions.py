@@ -5,7 +5,6 @@ and may matter (`unknown`). A problem is named by an id, a key or a part of the 
 different sets give to different problems. So two problems are the same if their content is the same.
 """
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from tasks.problems.arithmetic import generate
 from tasks.problems.problem_set import key
 from tasks.provenance.index import TrainingIndex
 
-_KEY = re.compile(r"[0-9a-f]{32}")
 _MOST_CANDIDATES = 10
 _MOST_CHARACTERS = 60
 ScoredAs = Literal["right", "wrong", "unscored"]
@@ -162,19 +160,14 @@ class AffectedEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Affected:
+class Affected(TrainedOn):
     """Everything that wrong gold answers of a problem affect."""
 
-    problem: FoundProblem
     trajectories: list[AffectedTrajectory]
     problem_sets: list[str]  # all that contain the problem
     evaluations: list[AffectedEvaluation]
-    uses: list[ProblemUse]
-    first: list[FirstTrained]
     checkpoints: list[str]  # all that were trained on it, or descend from one that was
     aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
-    doubtful: list[str]  # see `TrainedOn`
-    unknown: list[Unknown]
 
 
 def trained_on(
@@ -209,19 +202,20 @@ def affected(store: Store, problem: str, cache: Path, *, run: str | None = None,
         answer, versions = _trained_on(index, found, run), index.versions_with(found.key)
         trajectories = _affected_trajectories(index)
     scores = {index.scores[version] for version in versions if version in index.scores}
-    unreadable_scores = sorted(scores & index.unknown.keys())
+    unreadable_scores = [Unknown(version, index.unknown[version]) for version in sorted(scores & index.unknown.keys())]
     checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
+    current = {name: aliases.current(store, name) for name in aliases.names(store)}
     return Affected(
-        problem=found,
+        answer.problem,
+        answer.uses,
+        answer.first,
+        answer.doubtful,
+        unknown=[*answer.unknown, *unreadable_scores],
         trajectories=trajectories,
         problem_sets=sorted(select(ProblemsVersion, versions)),
         evaluations=_affected_evaluations(index, versions),
-        uses=answer.uses,
-        first=answer.first,
         checkpoints=sorted(checkpoints),
-        aliases=_aliases_of(store, checkpoints),
-        doubtful=answer.doubtful,
-        unknown=[*answer.unknown, *(Unknown(version, index.unknown[version]) for version in unreadable_scores)],
+        aliases={name: move.version for name, move in current.items() if move and move.version in checkpoints},
     )
 
 
@@ -245,14 +239,20 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     data_sets = list(dict.fromkeys(data_set for update in updates for data_set in update.data_sets))
     with index.opened(data_sets, []):
         index.load(updates)
-        problems, totals = _trained_problems(index, checkpoints), _totals(index)
+        problems = _trained_problems(index, checkpoints)
+        trajectories, trained, tokens = index.database.one(
+            """select count(*), count(*) filter (entered), coalesce(sum(tokens) filter (entered), 0)::bigint
+            from update_inputs"""
+        )
     lost = {each: "its manifest is missing" for each in checkpoints if each not in index.updates}
     damaged = {update.checkpoint: update.problem for update in updates if update.problem}
     return TrainingData(
         checkpoint=version,
         lineage=checkpoints,
         updates=sum(bool(update.data_sets) for update in updates),
-        **totals,
+        trajectories=trajectories,
+        trained=trained,
+        tokens=tokens,
         problem_sets=sorted({name for data_set in data_sets for name in index.problem_sets_of(data_set)}),
         began=[f"{update.checkpoint}: {update.origin}" for update in updates if update.origin],
         problems=problems,
@@ -263,8 +263,7 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
 def _trained_on(index: TrainingIndex, problem: FoundProblem, run: str | None) -> TrainedOn:
     """Load the trajectories of the problem, and answer `trained_on`."""
     index.load(None, "a.key = ? and t.prompt = ?", problem.key, problem.prompt)
-    uses = [*_uses_in_updates(index), *_uses_in_warm_starts(index, problem, run)]
-    uses.sort(key=lambda use: (use.run, use.iteration))
+    uses = sorted(_uses(index, problem, run), key=lambda use: (use.run, use.iteration))
     unreadable = index.unreadable_data_sets(problem.key)
     suspects = [each.checkpoint for each in index.updates.values() if not unreadable.isdisjoint(each.data_sets)]
     trained = index.descended(use.checkpoint for use in uses if use.has_trained)
@@ -281,16 +280,13 @@ def _trained_on(index: TrainingIndex, problem: FoundProblem, run: str | None) ->
     )
 
 
-def _uses_in_updates(index: TrainingIndex) -> Iterator[ProblemUse]:
+def _uses(index: TrainingIndex, problem: FoundProblem, run: str | None) -> Iterator[ProblemUse]:
+    """Yield the updates over data sets with the problem, and the warm starts whose generator makes the problem."""
     for checkpoint, data_set, episodes, trained in index.database.all(
         "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
     ):
         update = index.updates[checkpoint]
         yield ProblemUse(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
-
-
-def _uses_in_warm_starts(index: TrainingIndex, problem: FoundProblem, run: str | None) -> Iterator[ProblemUse]:
-    """Yield the warm starts whose generator makes the problem."""
     makes_problem: dict[str, bool] = {}
     for update in index.updates.values():
         if update.taught and (not run or update.run == run):
@@ -303,40 +299,29 @@ def _uses_in_warm_starts(index: TrainingIndex, problem: FoundProblem, run: str |
 
 
 def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
-    """Yield the first of the `trained` checkpoints of each run, in the order of the runs' names."""
+    """Yield the first of the `trained` checkpoints of each run, in the order of the runs' names.
+
+    `clean` is the newest checkpoint before it that is readable, not doubtful and not collected.
+    """
     runs: dict[str, list[int]] = {}
     for version in trained:
         runs.setdefault(index.updates[version].run, []).append(index.updates[version].number)
     for run, numbers in sorted(runs.items()):
-        first = min(numbers)
-        clean = _newest_clean(index, run, first, doubtful)
-        yield FirstTrained(run, layout.checkpoint(run, first), len(numbers), clean)
-
-
-def _newest_clean(index: TrainingIndex, run: str, number: int, doubtful: Collection[str]) -> str:
-    """Return the newest checkpoint of the run before `number` that is readable, not doubtful and not collected."""
-    before = [index.updates.get(layout.checkpoint(run, each)) for each in range(number - 1, -1, -1)]
-    sound = [each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful]
-    return next((each for each in sound if not index.store.exists(layout.tombstone(each))), "")
+        before = (index.updates.get(layout.checkpoint(run, each)) for each in range(min(numbers) - 1, -1, -1))
+        sound = (each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful)
+        clean = next((each for each in sound if not index.store.exists(layout.tombstone(each))), "")
+        yield FirstTrained(run, layout.checkpoint(run, min(numbers)), len(numbers), clean)
 
 
 def _affected_trajectories(index: TrainingIndex) -> list[AffectedTrajectory]:
     rows = index.database.all(
-        """select p.trajectory_id, p.version, p.problem_id, p.best,
-        coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
+        """select p.trajectory_id, p.version, split_part(p.version, '/', 2), split_part(p.version, '/', 4)::integer,
+            p.problem_id, case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
+            coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
         from played p left join update_inputs u using (version, trajectory_id)
-        group by all order by p.version, p.trajectory_id"""
+        group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
     )
-    return [
-        AffectedTrajectory(
-            name, version, layout.run_of(version) or "", layout.number_of(version) or 0, problem, _outcome(best), by
-        )
-        for name, version, problem, best, by in rows
-    ]
-
-
-def _outcome(best: float | None) -> ScoredAs:
-    return "unscored" if best is None else "right" if best > 0 else "wrong"
+    return [AffectedTrajectory(*row) for row in rows]
 
 
 def _affected_evaluations(index: TrainingIndex, versions: set[str]) -> list[AffectedEvaluation]:
@@ -348,20 +333,6 @@ def _affected_evaluations(index: TrainingIndex, versions: set[str]) -> list[Affe
         for parent in select(ProblemsVersion, versions.intersection(entry.parents))
     }
     return [evaluations[version] for version in sorted(evaluations) if manifests.committed(index.store, version)]
-
-
-def _aliases_of(store: Store, versions: set[str]) -> dict[str, str]:
-    """Return the aliases that point at one of `versions`, with the version."""
-    current = {name: aliases.current(store, name) for name in aliases.names(store)}
-    return {name: move.version for name, move in current.items() if move and move.version in versions}
-
-
-def _totals(index: TrainingIndex) -> dict[str, int]:
-    row = index.database.one(
-        """select count(*), count(*) filter (entered), coalesce(sum(tokens) filter (entered), 0)::bigint
-        from update_inputs"""
-    )
-    return dict(zip(("trajectories", "trained", "tokens"), row, strict=True))
 
 
 def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[TrainedProblem]:
@@ -388,6 +359,10 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
     return [TrainedProblem(*row) for row in rows]
 
 
+_SEARCHED = """(select key, problem_id, prompt
+    from problem_ids join sets using (version) join problem_contents using (key) where searched)"""
+
+
 def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) -> FoundProblem:
     """Return the one problem that `text` means: an id or a key, or, with `by_prompt`, a part of the prompt in any case.
 
@@ -395,35 +370,20 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
         ValueError: `text` means no problem, or several (the message lists them), or cannot be stored.
     """
     check_plain({"PROBLEM": text})
-    if by_prompt:
-        keys = _keys(index, "prompt = ?", text) or _keys(index, "contains(lower(prompt), lower(?))", text)
-    else:
-        keys = _keys(index, "key = ?", text) if _KEY.fullmatch(text) else []
-        keys = keys or _keys(index, "problem_id = ?", text)
-    if not keys:
-        raise ValueError(_not_found(index, text, by_prompt))
-    if len(keys) > 1:
-        raise ValueError(_ambiguous(index, text, keys))
-    return _described(index, keys)[0]
-
-
-def _described(index: TrainingIndex, keys: list[str]) -> list[FoundProblem]:
-    """Return the problems with these keys, ordered by prompt."""
-    rows = index.database.all(
-        """select key, (select list(distinct problem_id order by problem_id) from problem_ids i where i.key = c.key),
-        min(prompt), min(solutions) from problem_contents c where list_contains(?, key) group by key
-        order by 3, key""",
-        keys,
-    )
-    return [FoundProblem(*row) for row in rows]
-
-
-_SEARCHED = """(select key, problem_id, prompt
-    from problem_ids join sets using (version) join problem_contents using (key) where searched)"""
-
-
-def _keys(index: TrainingIndex, condition: str, text: str) -> list[str]:
-    return [key for (key,) in index.database.all(f"select distinct key from {_SEARCHED} where {condition}", text)]
+    by_text = ("prompt = ?", "contains(lower(prompt), lower(?))")
+    for reading in by_text if by_prompt else ("key = ?", "problem_id = ?"):
+        rows = index.database.all(
+            f"""select key,
+            (select list(distinct problem_id order by problem_id) from problem_ids i where i.key = c.key),
+            min(prompt), min(solutions) from problem_contents c
+            where key in (select key from {_SEARCHED} where {reading}) group by key order by 3, key""",
+            text,
+        )
+        if len(rows) > 1:
+            raise ValueError(_ambiguous(text, [FoundProblem(*row) for row in rows]))
+        if rows:
+            return FoundProblem(*rows[0])
+    raise ValueError(_not_found(index, text, by_prompt))
 
 
 def _not_found(index: TrainingIndex, text: str, by_prompt: bool) -> str:
@@ -437,12 +397,12 @@ def _not_found(index: TrainingIndex, text: str, by_prompt: bool) -> str:
     return f"no problem has the id or key {text!r}; there are {known}{hint}. --prompt searches for a part of the prompt"
 
 
-def _ambiguous(index: TrainingIndex, text: str, keys: list[str]) -> str:
+def _ambiguous(text: str, problems: list[FoundProblem]) -> str:
     lines = [
         f"\n  {problem.key}  {visible(', '.join(problem.problem_ids[:3]))}: "
         f"{visible(' '.join(problem.prompt.split()), _MOST_CHARACTERS)}"
         f" -> {visible('; '.join(problem.solutions), _MOST_CHARACTERS)}"
-        for problem in _described(index, keys)[:_MOST_CANDIDATES]
+        for problem in problems[:_MOST_CANDIDATES]
     ]
-    more = f"\n  and {len(keys) - _MOST_CANDIDATES} more" if len(keys) > _MOST_CANDIDATES else ""
-    return f"{text!r} means {len(keys)} different problems: give the key of one{''.join(lines)}{more}"
+    more = f"\n  and {len(problems) - _MOST_CANDIDATES} more" if len(problems) > _MOST_CANDIDATES else ""
+    return f"{text!r} means {len(problems)} different problems: give the key of one{''.join(lines)}{more}"

@@ -24,7 +24,9 @@ def explain(config: Config) -> str:
     records = Nights(store, config.run.name).read()
     if not records:
         return f"retraining {config.run.name!r} has had no night yet in {config.storage.root}"
-    return "\n".join(_explained(store, config, record) for record in records[-1:] + _last_ended(records))
+    ended = [record for record in records if record.end]
+    shown = records[-1:] if records[-1].end else [records[-1], *ended[-1:]]
+    return "\n".join(_explained(store, config, record) for record in shown)
 
 
 def nights(config: Config) -> str:
@@ -43,18 +45,20 @@ def roll_back(config: Config) -> str:
     if len(promotions) < 2:
         raise StorageError(f"alias {alias!r} has no champion before the present one: there is nothing to restore")
     present, before = promotions[-1], promotions[-2]
-    undone = _undone(store, config, present)
+    undone = _night_undone(store, config, present)
     reason = f"roll back of move {present.number}"
     restored = aliases.move(store, alias, before.version, moves[-1].number, reason)  # fails if it was moved meanwhile
-    return "\n".join(
-        [
-            f"{alias}: {present.version} -> {restored.version} (move {restored.number})",
-            f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}",
-            *undone,
-            f"to undo this rollback: python -m storage --root {config.storage.root} alias rollback {alias}",
-            *_redraw(store, config),
-        ]
-    )
+    lines = [
+        f"{alias}: {present.version} -> {restored.version} (move {restored.number})",
+        f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}",
+        *undone,
+        f"to undo this rollback: python -m storage --root {config.storage.root} alias rollback {alias}",
+    ]
+    try:
+        write_timeline(store, config)
+    except (StorageError, OSError) as error:  # the rollback itself was successful
+        lines.append(f"the plot of the champions was not redrawn: {error}")
+    return "\n".join(lines)
 
 
 def retry(config: Config, night: int) -> str:
@@ -123,11 +127,6 @@ def _explained(store: Store, config: Config, record: Record) -> str:
     return rendered(*parts)
 
 
-def _last_ended(records: Sequence[Record]) -> list[Record]:
-    """Return the last night that ended, if the newest night has not ended; else nothing."""
-    return [] if records[-1].end else [record for record in records if record.end][-1:]
-
-
 def _promotions(moves: Sequence[Move]) -> list[Move]:
     """List the moves that led to the present champion, without those that were rolled back."""
     stack: list[Move] = []
@@ -137,24 +136,15 @@ def _promotions(moves: Sequence[Move]) -> list[Move]:
     return stack
 
 
-def _undone(store: Store, config: Config, present: Move) -> list[str]:
+def _night_undone(store: Store, config: Config, present: Move) -> list[str]:
     """If a night made the undone move, return the gate's reason for it, and the state of the night's problems."""
-    records = Nights(store, config.run.name).read()
-    nights = [r for r in records if r.end and r.end.decision and r.end.challenger == present.version]
-    if not nights or not nights[-1].end or not nights[-1].end.decision:
-        return []
-    number, decision = nights[-1].night.number, manifests.read(store, nights[-1].end.decision).metrics
-    better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
-    return [
-        f"night {number} had promoted it for: {better}",
-        f"the problems of night {number} are set aside: python -m flows.retrain … --retry {number} tries them again",
-    ]
-
-
-def _redraw(store: Store, config: Config) -> list[str]:
-    """Redraw the plot of the champions. Return an error as text, because the rollback itself was successful."""
-    try:
-        write_timeline(store, config)
-    except (StorageError, OSError) as error:
-        return [f"the plot of the champions was not redrawn: {error}"]
+    for record in reversed(Nights(store, config.run.name).read()):
+        if record.end and record.end.decision and record.end.challenger == present.version:
+            number, decision = record.night.number, manifests.read(store, record.end.decision).metrics
+            better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
+            return [
+                f"night {number} had promoted it for: {better}",
+                f"the problems of night {number} are set aside: python -m flows.retrain … --retry {number} tries them "
+                "again",
+            ]
     return []

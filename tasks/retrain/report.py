@@ -12,7 +12,7 @@ from storage import layout
 from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
-from storage.versions.aliases import Move
+from tasks.evaluate.plotting import draw_estimates, plotted
 from tasks.evaluate.summary import comparison_rows
 from tasks.retrain.gate import measured
 
@@ -51,53 +51,22 @@ def read_timeline(store: Store, config: Config) -> list[Event]:
 
     The numbers in both logs decide the order, not the clocks.
     """
-    records = Nights(store, config.run.name).read()
-    moves = aliases.history(store, config.retrain.champion)
-    decisions = _decisions(store, records)
+    ended = [(record.night.number, record.end) for record in Nights(store, config.run.name).read() if record.end]
+    decisions = {night: manifests.read(store, end.decision).metrics for night, end in ended if end.decision}
     accuracies = _accuracies(config, decisions.values())
-    events, promoting = list[Event](), _promoting_nights(records)
-    for move in moves:
-        events.append(_move_event(move, promoting.pop(move.version, None), accuracies, decisions))
-        ended = [r for r in records if r.end and r.end.move == move.number]
-        events += [_night_event(r, move, accuracies, decisions) for r in ended if r.end and r.end.outcome != "promoted"]
+    promoting = {str(end.challenger): night for night, end in ended if end.outcome == "promoted"}
+    events = list[Event]()
+    for move in aliases.history(store, config.retrain.champion):
+        accuracy, promoted = accuracies.get(move.version), promoting.pop(move.version, None)
+        label = f"night {promoted}" if promoted else "first" if move.number == 0 else f"move {move.number}"
+        level = decisions[promoted].get("level") if promoted else None
+        events.append(Event(label, "promoted" if promoted else move.reason, move.version, accuracy, level=level))
+        for night, end in ended:
+            if end.move == move.number and end.outcome != "promoted":
+                challenged, level = accuracies.get(end.challenger or ""), decisions.get(night, {}).get("level")
+                event = Event(f"night {night}", end.outcome, move.version, accuracy, end.challenger, challenged, level)
+                events.append(event)
     return events
-
-
-def _promoting_nights(records: Sequence[Record]) -> dict[str, int]:
-    """Map each promoted challenger to the night that promoted it."""
-    ended = [(record.end, record.night.number) for record in records if record.end]
-    return {end.challenger: number for end, number in ended if end.challenger and end.outcome == "promoted"}
-
-
-def _move_event(
-    move: Move, night: int | None, accuracies: Mapping[str, Estimate], decisions: Mapping[int, Numbers]
-) -> Event:
-    """Make the event of a move, which `night` made, or a user."""
-    label = f"night {night}" if night else "first" if move.number == 0 else f"move {move.number}"
-    level = decisions[night].get("level") if night else None
-    return Event(label, "promoted" if night else move.reason, move.version, accuracies.get(move.version), level=level)
-
-
-def _night_event(
-    record: Record, move: Move, accuracies: Mapping[str, Estimate], decisions: Mapping[int, Numbers]
-) -> Event:
-    assert record.end
-    challenger = record.end.challenger
-    return Event(
-        f"night {record.night.number}",
-        record.end.outcome,
-        move.version,
-        accuracies.get(move.version),
-        challenger,
-        accuracies.get(challenger or ""),
-        decisions.get(record.night.number, {}).get("level"),
-    )
-
-
-def _decisions(store: Store, records: Sequence[Record]) -> dict[int, Numbers]:
-    """Read the numbers of the decisions by night; a night that was given up has none."""
-    ended = [(record.night.number, record.end.decision) for record in records if record.end]
-    return {number: manifests.read(store, decision).metrics for number, decision in ended if decision}
 
 
 def _accuracies(config: Config, decisions: Iterable[Numbers]) -> dict[str, Estimate]:
@@ -147,40 +116,24 @@ def write_timeline(store: Store, config: Config) -> list[Event]:
 
 def plot(events: Sequence[Event], measure: str, path: Path) -> None:
     """Plot the champion's accuracy after each event, and the challengers that were not promoted, with intervals."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(6.0, 0.9 * len(events)), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for name, color, line, values in (
-        ("champion", "tab:blue", "-o", [event.accuracy for event in events]),
-        ("challenger, not promoted", "tab:red", "x", [event.challenged for event in events]),
-    ):
-        points = [(index, estimate) for index, estimate in enumerate(values) if estimate]
-        if points:
-            heights = [estimate["value"] for _, estimate in points]
-            spread = [[e["value"] - e["low"] for _, e in points], [e["high"] - e["value"] for _, e in points]]
-            axes.errorbar(
-                [index for index, _ in points], heights, yerr=spread, fmt=line, color=color, capsize=3, label=name
-            )
-    labels = [f"{event.label}\n{event.what}" for event in events]
-    axes.set_xticks(range(len(events)), labels, rotation=30, ha="right", fontsize=8)
-    axes.set(ylabel=f"accuracy on {measure}", ylim=(0, 1), title="Champion over nights")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=150)
+    with plotted(path, max(6.0, 0.9 * len(events)), f"accuracy on {measure}", "Champion over nights") as axes:
+        champions = {index: event.accuracy for index, event in enumerate(events) if event.accuracy}
+        draw_estimates(axes, champions, "-o", "tab:blue", "champion")
+        challengers = {index: event.challenged for index, event in enumerate(events) if event.challenged}
+        draw_estimates(axes, challengers, "x", "tab:red", "challenger, not promoted")
+        labels = [f"{event.label}\n{event.what}" for event in events]
+        axes.set_xticks(range(len(events)), labels, rotation=30, ha="right", fontsize=8)
 
 
 def night_markdown(store: Store, config: Config, record: Record, decision: Mapping[str, Any]) -> str:
     """Write the report of a night that ended: decision and reasons, numbers, versions, and how to undo it."""
     night, end = record.night, record.end
     assert end
-    names = {"number": night.number, "challenger": decision["challenger"], "champion": decision["champion"]}
+    headline = _HEADLINES[end.outcome].format(number=night.number, **decision)
     counts = ", ".join(f"{count} {name}" for name, count in night.counts.items())
     training = decision["training"]
     parts = [
-        f"# {_HEADLINES[end.outcome].format(**names)}",
+        f"# {headline}",
         f"Began {night.at}, ended {end.at}. Problems: {counts}. Trained {len(training['solved'])} iterations on "
         f"{training['tokens']:,} sampled tokens.",
         "## Why",
@@ -188,8 +141,20 @@ def night_markdown(store: Store, config: Config, record: Record, decision: Mappi
     ]
     for name, comparison in decision["comparisons"].items():
         parts += [f"## {name}: champion and challenger", markdown_table(comparison_rows(comparison))]
-    parts += ["## Where", markdown_table(_places(store, record)), *_next_steps(config, record)]
-    return "\n\n".join(parts)
+    versions = {
+        "decision": end.decision,
+        "challenger": end.challenger,
+        "problems it trained on": night.problems,
+        "new and waiting ones": night.fresh,
+        "accepted problems": end.accepted,
+        "waiting problems": end.waiting,
+    }
+    places = [{"what": what, "version": store.uri(version)} for what, version in versions.items() if version]
+    root, alias = config.storage.root, config.retrain.champion
+    undo = f"`python -m flows.retrain CONFIG --roll-back`. Or: `python -m storage --root {root} alias rollback {alias}`"
+    study = f"To study the challenger: `python -m storage --root {root} lineage {end.challenger}`"
+    next_step = f"To undo it: {undo}" if end.outcome == "promoted" else study
+    return "\n\n".join([*parts, "## Where", markdown_table(places), next_step])
 
 
 def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -215,32 +180,5 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
     """Format rows as a Markdown table; bars in cells are escaped."""
     if not rows:
         return "(none)"
-    lines = [
-        list(rows[0]),
-        ["---"] * len(rows[0]),
-        *([cell.replace("|", "\\|") for cell in row.values()] for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _places(store: Store, record: Record) -> list[dict[str, str]]:
-    night, end = record.night, record.end
-    assert end
-    versions = {
-        "decision": end.decision,
-        "challenger": end.challenger,
-        "problems it trained on": night.problems,
-        "new and waiting ones": night.fresh,
-        "accepted problems": end.accepted,
-        "waiting problems": end.waiting,
-    }
-    return [{"what": what, "version": store.uri(version)} for what, version in versions.items() if version]
-
-
-def _next_steps(config: Config, record: Record) -> list[str]:
-    assert record.end
-    root, challenger = config.storage.root, record.end.challenger
-    if record.end.outcome == "promoted":
-        return [f"To undo it: `python -m flows.retrain CONFIG --roll-back`. Or: `python -m storage --root {root} alias "
-                f"rollback {config.retrain.champion}`"]  # fmt: skip
-    return [f"To study the challenger: `python -m storage --root {root} lineage {challenger}`"]
+    cells = [[cell.replace("|", "\\|") for cell in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(rows[0]), ["---"] * len(rows[0]), *cells])

@@ -37,11 +37,6 @@ EVENTS = "math-mt-ppo.retrain"
 """Prefix of the events: `.promoted`, `.rejected`, `.overtaken`, `.alarm`, `.nothing-new`."""
 
 
-def nights_of(workspace: Workspace) -> Nights:
-    """Open the log of nights, which is written under the workspace's lease."""
-    return Nights(workspace.store, workspace.name, workspace.lease)
-
-
 @task(name="open-night", cache_policy=NO_CACHE)
 def open_night(workspace: Workspace) -> Record | None:
     """Return the unfinished night, or begin a new one; None if too few new problems have come since the last night.
@@ -51,7 +46,7 @@ def open_night(workspace: Workspace) -> Record | None:
         ValueError: an evaluation set has changed, or training problems are in an evaluation set; the message says what
             to do.
     """
-    nights, logger = nights_of(workspace), get_run_logger()
+    nights, logger = Nights(workspace.store, workspace.name, workspace.lease), get_run_logger()
     records = nights.read()
     if records and records[-1].end is None:
         logger.info("night %d has not ended: continuing it", records[-1].night.number)
@@ -66,64 +61,47 @@ def open_night(workspace: Workspace) -> Record | None:
 
 
 def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
-    config, least = workspace.config, workspace.config.retrain.min_new
-    champion, sets = standing_champion(workspace), import_sets(workspace)
+    """Plan the next night; None if too few new problems have come, and none wait by hand."""
+    config, store = workspace.config, workspace.store
+    standing, sets = standing_champion(workspace), import_sets(workspace)
+    champion = PolicyVersion(standing.version) if standing else None
     planning.check_sets(sets, planning.pinned_sets(records, config))
     incoming, seen = _incoming(workspace), read_version(workspace, records[-1].night.seen if records else None)
-    new = new_problems(incoming, seen)
-    memory = planning.remembered(records, PolicyVersion(champion.version) if champion else None)
-    if len(new) < least and not memory.retried:
+    new, memory = new_problems(incoming, seen), planning.remembered(records, champion)
+    least = 0 if memory.retried else config.retrain.min_new
+    if len(new) < least:
         return None
     number = records[-1].night.number + 1 if records else 1
-    _refuse_existing(workspace, planning.night_run(config, number))
-    chosen, dropped = _choose(workspace, number, new, memory, sets)
-    if not chosen.fresh or (len(chosen.new) < least and not memory.retried):
-        return None
-    return _night(workspace, number, champion, memory, chosen, dropped, [*seen, *incoming], sets)
-
-
-def _choose(
-    workspace: Workspace, number: int, new: Sequence[Problem], memory: planning.Memory, sets: dict[str, ProblemsVersion]
-) -> tuple[planning.Chosen, int]:
-    """Choose the night's problems; count the new ones that were left out because evaluation sets hold them."""
+    run = planning.night_run(config, number)
+    if manifests.committed(store, layout.run(run)):
+        raise DamagedError(
+            f"the run {run!r} exists, but the log of retraining {workspace.name!r} knows no such night: it may have "
+            f"lost entries. Check with `python -m storage --root {store.root} verify`. Nothing was changed"
+        )
     waiting = union(*(read_problems(workspace, version) for version in memory.waiting))
-    candidates = [new, waiting, read_version(workspace, memory.accepted)]
-    pools = keep_apart(workspace, sets, *(_without_excluded(workspace, problems) for problems in candidates))
-    seed = planning.night_seed(workspace.config, number)
-    return planning.choose(*pools, share=workspace.config.retrain.replay, seed=seed), len(new) - len(pools[0])
-
-
-def _without_excluded(workspace: Workspace, problems: Sequence[Problem]) -> list[Problem]:
-    """Leave out the problems that `problems.exclusions` excludes."""
-    versions = workspace.config.problems.exclusions
-    excluded = read_exclusions(workspace.store, versions, workspace.cache).problems if versions else ()
-    return [problem for problem in problems if key(problem) not in excluded]
-
-
-def _night(
-    workspace: Workspace,
-    number: int,
-    champion: Move | None,
-    memory: planning.Memory,
-    chosen: planning.Chosen,
-    dropped: int,
-    seen: Sequence[Problem],
-    sets: dict[str, ProblemsVersion],
-) -> Night:
-    config, begins = workspace.config, PolicyVersion(champion.version) if champion else None
-    version = commit_problems(workspace, chosen.problems, {"night": number})
+    excluded = read_exclusions(store, config.problems.exclusions, workspace.cache)
+    candidates = [
+        [problem for problem in problems if not excluded.has_problem(problem)]
+        for problems in (new, waiting, read_version(workspace, memory.accepted))
+    ]
+    pools = keep_apart(workspace, sets, *candidates)
+    seed = planning.night_seed(config, number)
+    chosen = planning.choose(*pools, share=config.retrain.replay, seed=seed)
+    if not chosen.fresh or len(chosen.new) < least:
+        return None
+    problems = commit_problems(workspace, chosen.problems, {"night": number})
     return Night(
         number=number,
-        run=planning.night_run(config, number),
-        champion=begins,
-        move=champion.number if champion else None,
-        problems=version,
+        run=run,
+        champion=champion,
+        move=standing.number if standing else None,
+        problems=problems,
         fresh=commit_problems(workspace, chosen.fresh, {"night": number, "fresh": True}),
         accepted=memory.accepted,
-        seen=commit_problems(workspace, union(seen), {"night": number, "seen": True}),
-        counts={**chosen.counts, "dropped": dropped},
+        seen=commit_problems(workspace, union([*seen, *incoming]), {"night": number, "seen": True}),
+        counts={**chosen.counts, "dropped": len(new) - len(pools[0])},
         sets=sets,
-        config=planning.night_config(config, workspace.store, number, begins, version, sets),
+        config=planning.night_config(config, store, number, champion, problems, sets),
         at=now(),
     )
 
@@ -137,15 +115,6 @@ def _incoming(workspace: Workspace) -> list[Problem]:
         return []
 
 
-def _refuse_existing(workspace: Workspace, run: str) -> None:
-    """Raise StorageError if the run of a new night exists already: the log may have lost its last entries."""
-    if manifests.committed(workspace.store, layout.run(run)):
-        raise DamagedError(
-            f"the run {run!r} exists, but the log of retraining {workspace.name!r} knows no such night: it may have "
-            f"lost entries. Check with `python -m storage --root {workspace.store.root} verify`. Nothing was changed"
-        )
-
-
 def standing_champion(workspace: Workspace) -> Move | None:
     """Return the last move of the champion's alias; None before there is a champion.
 
@@ -153,8 +122,7 @@ def standing_champion(workspace: Workspace) -> Move | None:
         StorageError: the alias points at a version that no longer exists, or that was changed.
     """
     store, name = workspace.store, workspace.config.retrain.champion
-    standing = aliases.current(store, name)
-    if standing is None:
+    if (standing := aliases.current(store, name)) is None:
         return None
     try:
         checkpoints.resolve_policy(store, standing.version)
@@ -282,7 +250,7 @@ def promote(workspace: Workspace, night: Night, decision: DecisionVersion) -> En
 def end_training(workspace: Workspace, record: Record, challenger: PolicyVersion) -> None:
     """Log that the night's training has ended, so a restarted night continues after it."""
     if record.challenger is None:
-        nights = nights_of(workspace)
+        nights = Nights(workspace.store, workspace.name, workspace.lease)
         nights.read()
         nights.trained(record.night.number, challenger)
 
@@ -294,7 +262,8 @@ def end_night(workspace: Workspace, night: Night, decision: DecisionVersion, out
     The problems of a promoted night are replayed in later nights. The problems of a rejected night are tried again with
     the next new ones, unless they made the policy worse: then they are set aside.
     """
-    numbers, nights = manifests.read(workspace.store, decision).metrics, nights_of(workspace)
+    nights = Nights(workspace.store, workspace.name, workspace.lease)
+    numbers = manifests.read(workspace.store, decision).metrics
     accepted, waiting = night.accepted, None if numbers["harmful"] else night.fresh
     if outcome == "promoted":
         fresh = read_problems(workspace, night.fresh)
@@ -364,6 +333,6 @@ def report_nothing_new(workspace: Workspace) -> str:
 
 
 def _emit(workspace: Workspace, event: str, payload: dict[str, Any]) -> None:
-    resource = {"prefect.resource.id": f"math-mt-ppo.retraining.{workspace.name}",
-                "prefect.resource.name": workspace.name}  # fmt: skip
+    name = workspace.name
+    resource = {"prefect.resource.id": f"math-mt-ppo.retraining.{name}", "prefect.resource.name": name}
     emit_event(event=f"{EVENTS}.{event}", resource=resource, payload=payload)

@@ -475,12 +475,6 @@ def test_a_run_is_compared_with_its_beginning() -> None:
     assert "improvement" not in summary(LearningCurve("r", [], kept[:1]))
 
 
-def test_the_largest_gain_is_certain() -> None:
-    """Eight of eight problems won gives p below 0.01; one of one proves nothing."""
-    gains = {n: compare([played(str(i), 0) for i in range(n)], [played(str(i), 1) for i in range(n)]) for n in (1, 8)}
-    assert (gains[1]["first_turn"]["p"], gains[8]["first_turn"]["p"]) == (1, 2 / 2**8)
-
-
 def test_score_interval_where_nothing_differs() -> None:
     """The interval is ± z² / (n + z²), where a bootstrap would give width 0."""
     z2 = 1.959963984540054**2

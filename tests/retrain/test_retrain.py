@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,13 @@ from flows.retrain import retrain
 from storage import layout
 from storage.errors import LeaseHeldError, StorageError
 from storage.logs.leases import Lease
-from storage.logs.nights import Night, Nights, Record
+from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion
 from storage.versions import aliases, datasets, manifests
 from storage.versions.aliases import Move
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.report import read_timeline
-from tasks.retrain.task import crown_first, decide
-from tasks.run.workspace import Workspace
+from tasks.retrain.task import decide
 from tests.conftest import MadeOnce
 from tests.support.paths import ROOT
 
@@ -273,23 +270,6 @@ def test_a_roll_back_is_remembered(promoted: Place) -> None:
     ]  # fmt: skip
 
 
-def test_a_champion_set_by_hand_during_the_first_night_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A champion set by hand during the first night stays, as the challenger was not compared with it."""
-    place.arrive("a", range(8))
-    by_hand = layout.checkpoint("nightly-0001", 0)
-
-    def crowned(workspace: Workspace, night: Night) -> PolicyVersion:
-        champion = crown_first(workspace, night)
-        aliases.move(place.store, "champion", by_hand, 0, "mine", "ada")
-        return champion
-
-    with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.crown_first", crowned)
-        assert place.night(*PROMOTE) == "overtaken"
-    assert place.champion
-    assert place.champion.by == "ada"
-
-
 def test_a_champion_moved_by_hand_during_a_night_stays(promoted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A champion moved by hand during a night stays: the challenger was compared with another one.
 
@@ -431,23 +411,6 @@ def forget_connections() -> None:
     from s3fs import S3FileSystem
 
     S3FileSystem.clear_instance_cache()
-
-
-def test_a_clock_that_jumps(promoted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock set back by a year between two nights changes the stored times but no order and no decision."""
-    promoted.arrive("b", range(8, 12))
-    now = time.time
-    monkeypatch.setattr("storage.logs.nights.now", lambda: "2001-01-01T00:00:00+00:00")
-    monkeypatch.setattr("tasks.retrain.task.now", lambda: "2001-01-01T00:00:00+00:00")
-    monkeypatch.setattr(time, "time", lambda: now() - 365 * 86400)
-    assert promoted.night(*PROMOTE, "run.max_minutes=60") == "promoted"
-    assert [event.label for event in read_timeline(promoted.store, promoted.config())] == [
-        "first",
-        "night 1",
-        "night 2",
-    ]
-    monkeypatch.undo()
-    assert promoted.night(*PROMOTE) == "nothing new"
 
 
 def test_the_command_line(place: Place) -> None:

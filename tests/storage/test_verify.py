@@ -96,13 +96,17 @@ def test_a_healthy_chain_has_no_findings(any_chain: Store, deep: bool, tmp_path:
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_flipped_bit_in_any_object_is_found(any_chain: Store) -> None:
-    """A flipped bit is found in data, manifests and train state, and the finding names the object."""
+def test_any_damage_to_any_object_is_found(any_chain: Store) -> None:
+    """Flipped bits, truncated, empty and missing objects are found, and the finding names the object."""
     draw = random.Random(0)
     for path in chains.objects(any_chain):
         whole = any_chain.read(path)
-        any_chain.write(path, flipped(whole, draw.randrange(8 * len(whole))))
-        assert has(verify(any_chain, [version_of(path)], ancestors=False), path, ""), path
+        flips = (flipped(whole, bit) for bit in (0, draw.randrange(8 * len(whole)), 8 * len(whole) - 1))
+        for damaged in (*flips, whole[: len(whole) // 2], b""):
+            any_chain.write(path, damaged)
+            assert has(verify(any_chain, [version_of(path)], ancestors=False), path, ""), path
+        any_chain.delete(path)
+        assert has(verify(any_chain, [SECOND]), path, ""), path  # from the newest version
         any_chain.write(path, whole)
     assert verify(any_chain, [SECOND]).findings == []
 
@@ -121,21 +125,6 @@ def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: st
     collected = [item.path for plan in garbage.collect(any_chain, Rules(older_than_s=0)) for item in plan.leftovers]
     assert sorted(collected) == sorted([stray, killed.files[0].path])
     assert verify(any_chain, [SECOND]).findings == []
-
-
-def test_any_damage_to_any_object_is_found_from_the_newest_version(chain: Store) -> None:
-    """Flipped bits at both ends and between, and truncated, empty and missing objects are found."""
-    draw = random.Random(1)
-    for path in chains.objects(chain):
-        whole = chain.read(path)
-        bits = (0, 8 * len(whole) - 1, *(draw.randrange(8 * len(whole)) for _ in range(2)))
-        cut = (whole[:-2], whole[: len(whole) // 2], b"")
-        for damaged in (*(flipped(whole, bit) for bit in bits), *cut):
-            chain.write(path, damaged)
-            assert has(verify(chain, [SECOND]), path, ""), path
-        chain.delete(path)
-        assert has(verify(chain, [SECOND]), path, ""), path
-        chain.write(path, whole)
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -238,7 +227,23 @@ def data_key(version: str, name: str = SHARD) -> Callable[[Store], str]:
     return lambda store: key(store, version, name)
 
 
-DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
+Case = tuple[Damage, Callable[[Store], str], str]
+"""A damage, the key of the object that the finding names, and a part of the finding."""
+
+
+def misstated(version: str, problem: str, /, **claims: Any) -> Case:
+    return misstate(version, **claims), manifest_key(version), problem
+
+
+def replaced(version: str, name: str, change: Callable[[bytes], bytes], problem: str) -> Case:
+    return bytes_of(version, name, change), data_key(version, name), problem
+
+
+def rewritten(version: str, change: Callable[[pa.Table], pa.Table], problem: str) -> Case:
+    return table(version, change), data_key(version), problem
+
+
+DAMAGES: dict[str, Case] = {
     "size": (misstate_file(TRAJECTORIES, SHARD, bytes=1), data_key(TRAJECTORIES), "bytes, its manifest says 1"),
     "rows": (misstate_file(TRAJECTORIES, SHARD, rows=7), data_key(TRAJECTORIES), "has 2 rows, its manifest says 7"),
     "hash": (
@@ -249,9 +254,9 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "object of another": (name_foreign_object, manifest_key(SCORES), "names objects of other versions"),
     "exchanged names": (exchange_names, manifest_key(TRAJECTORIES), "as the object of part-0000"),
     "a file twice": (name_file_twice, manifest_key(TRAJECTORIES), f"names {SHARD} 2 times"),
-    "kind": (misstate(TRAJECTORIES, kind="evaluation"), manifest_key(TRAJECTORIES), "but these are elsewhere"),
-    "place": (misstate(SCORES, version="runs/other/scores/000000/5c0e"), manifest_key(SCORES), "moved by hand"),
-    "an attempt that climbs": (misstate(SECOND, nonce="../../.."), manifest_key(SECOND), "climbs out of the root"),
+    "kind": misstated(TRAJECTORIES, "but these are elsewhere", kind="evaluation"),
+    "place": misstated(SCORES, "moved by hand", version="runs/other/scores/000000/5c0e"),
+    "an attempt that climbs": misstated(SECOND, "climbs out of the root", nonce="../../.."),
     "a manifest copied": (copy_manifest, manifest_key(FIRST), "moved by hand"),
     "a parent swapped": (replace_trajectories, manifest_key(TRAJECTORIES), f"is not what {SECOND} was made from"),
     "a parent lost": (
@@ -259,75 +264,42 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
         manifest_key(RUN),
         "was never committed",
     ),
-    "future manifest": (
-        misstate(SCORES, manifest_version=MANIFEST_VERSION + 1),
-        manifest_key(SCORES),
-        f"has format {MANIFEST_VERSION + 1}",
+    "future manifest": misstated(SCORES, f"has format {MANIFEST_VERSION + 1}", manifest_version=MANIFEST_VERSION + 1),
+    "future schema": rewritten(
+        SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"}), "schema_version 99"
     ),
-    "future schema": (
-        table(SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"})),
-        data_key(SCORES),
-        "schema_version 99",
-    ),
-    "fencing token": (
-        misstate(SECOND, fence=0),
-        manifest_key(SECOND),
-        f"its fencing token is 0, but its parent {SCORES} has 1",
-    ),
+    "fencing token": misstated(SECOND, f"its fencing token is 0, but its parent {SCORES} has 1", fence=0),
     "pickle": (add_pickle, manifest_key(SECOND), "names model/pytorch_model.bin, a pickle"),
     "no canary": (leave_out(SECOND, "canary.json"), manifest_key(SECOND), "names no canary.json"),
     "no weights": (leave_out(SECOND, WEIGHTS), manifest_key(SECOND), "names no model/*.safetensors"),
-    "canary": (bytes_of(SECOND, "canary.json", lambda _: b"{}"), data_key(SECOND, "canary.json"), "is not a canary"),
-    "short canary": (
-        bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": []}'),
-        data_key(SECOND, "canary.json"),
-        "0 logprobs for 2 tokens",
+    "canary": replaced(SECOND, "canary.json", lambda _: b"{}", "is not a canary"),
+    "short canary": replaced(
+        SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": []}', "0 logprobs for 2 tokens"
     ),
-    "canary of NaN": (
-        bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": [NaN]}'),
-        data_key(SECOND, "canary.json"),
-        "not finite",
+    "canary of NaN": replaced(
+        SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": [NaN]}', "not finite"
     ),
-    "safetensors too long": (
-        bytes_of(SECOND, WEIGHTS, lambda old: old + b"0"),
-        data_key(SECOND, WEIGHTS),
-        "not fully covered",
-    ),
-    "no safetensors": (
-        bytes_of(SECOND, "state/optimizer.safetensors", lambda _: b"{}"),
-        data_key(SECOND, "state/optimizer.safetensors"),
-        "cannot be read as safetensors",
-    ),
-    "no configuration": (
-        bytes_of(SECOND, "model/config.json", lambda _: b"{"),
-        data_key(SECOND, "model/config.json"),
-        "is not JSON",
-    ),
-    "a kernel of somebody's": (
-        bytes_of(SECOND, "model/config.json", lambda _: b'{"_attn_implementation": "org/kernel"}'),
-        data_key(SECOND, "model/config.json"),
+    "safetensors too long": replaced(SECOND, WEIGHTS, lambda old: old + b"0", "not fully covered"),
+    "no safetensors": replaced(SECOND, "state/optimizer.safetensors", lambda _: b"{}", "cannot be read as safetensors"),
+    "no configuration": replaced(SECOND, "model/config.json", lambda _: b"{", "is not JSON"),
+    "a kernel of somebody's": replaced(
+        SECOND,
+        "model/config.json",
+        lambda _: b'{"_attn_implementation": "org/kernel"}',
         "says _attn_implementation='org/kernel': remove the key, or give one of eager, sdpa",
     ),
-    "no Parquet": (bytes_of(SCORES, SHARD, lambda _: b"PAR1, or not"), data_key(SCORES), "cannot be read as Parquet"),
-    "another type": (
-        table(PROBLEMS, lambda rows: rows.set_column(0, "problem_id", pc.binary_length(rows["problem_id"]))),
-        data_key(PROBLEMS),
+    "no Parquet": replaced(SCORES, SHARD, lambda _: b"PAR1, or not", "cannot be read as Parquet"),
+    "another type": rewritten(
+        PROBLEMS,
+        lambda rows: rows.set_column(0, "problem_id", pc.binary_length(rows["problem_id"])),
         "columns of other types problem_id int32",
     ),
-    "a column more": (
-        table(PROBLEMS, lambda rows: rows.append_column("more", rows["problem_id"])),
-        data_key(PROBLEMS),
-        "unknown columns more",
+    "a column more": rewritten(
+        PROBLEMS, lambda rows: rows.append_column("more", rows["problem_id"]), "unknown columns more"
     ),
-    "columns in disorder": (
-        table(PROBLEMS, lambda rows: rows.select(rows.column_names[::-1])),
-        data_key(PROBLEMS),
-        "in another order",
-    ),
-    "a column less": (
-        table(TRAJECTORIES, lambda rows: rows.drop_columns(["sequence_starts"])),
-        data_key(TRAJECTORIES),
-        "lacks the columns sequence_starts",
+    "columns in disorder": rewritten(PROBLEMS, lambda rows: rows.select(rows.column_names[::-1]), "in another order"),
+    "a column less": rewritten(
+        TRAJECTORIES, lambda rows: rows.drop_columns(["sequence_starts"]), "lacks the columns sequence_starts"
     ),
 }
 
@@ -341,8 +313,8 @@ def test_damage_that_no_hash_shows_is_found(chain: Store, tmp_path: Path, name: 
     assert has(report, where(chain), problem), report.findings
 
 
-DEEP: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
-    "page": (bytes_of(SCORES, SHARD, lambda old: flipped(old, 8 * 30)), data_key(SCORES), "cannot be read"),
+DEEP: dict[str, Case] = {
+    "page": replaced(SCORES, SHARD, lambda old: flipped(old, 8 * 30), "cannot be read"),
     "lengths": (
         column(TRAJECTORIES, "logprobs", lambda rows: [rows[0][:-1], *rows[1:]]),
         data_key(TRAJECTORIES),
