@@ -23,7 +23,7 @@ from tasks.agents.endpoint.protocol import (
 from tasks.agents.endpoint.tree import Node, Place, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import EpisodeEngine
-from tasks.agents.rendering import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
+from tasks.agents.rendering import ChatMessage, ParsedAnswer, TemplateRenderer, ToolSpec
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class OverrunError(PolicyError):
 class Policy:
     """The parts that all episodes of a rollout share."""
 
-    renderer: Renderer
+    renderer: TemplateRenderer
     chat: Chat
     gconfig: GenerationConfig
     max_model_len: int
@@ -208,7 +208,7 @@ class Completions:
                     return parent.token_ids + ids, True
             prompt_ids, held = renderer.prompt(messages, tools), parent.token_ids if parent else []
             return prompt_ids, bool(held) and prompt_ids[: len(held)] == held
-        except RenderingError as error:
+        except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
 
     def _check_length(self, tokens: int) -> None:
