@@ -145,7 +145,8 @@ async def test_a_tool_that_does_not_close_holds_up_nothing() -> None:
     other = Broken(context)
     other.name = "other"
     with pytest.raises(RuntimeError, match=r"a tool was not closed: .*no result within 0.1 s"):
-        await Toolbox([Hanging(context), other], call_timeout_s=0.1).close()
+        async with Toolbox([Hanging(context), other], call_timeout_s=0.1):
+            pass
     assert Broken.closed == 1
 
 

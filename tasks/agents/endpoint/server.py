@@ -6,11 +6,9 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import orjson
@@ -25,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
-_LAST_PORT = 65535
+_UNIX, _LAST_PORT = "unix:", 65535
 _REMEMBERED = 10_000
 """Keys of ended episodes that get an answer of their own."""
 
@@ -39,8 +37,8 @@ def check_address(listen: str) -> str:
     Raises:
         ValueError: it is neither.
     """
-    if listen.startswith("unix:"):
-        if not listen.startswith("unix:/"):
+    if listen.startswith(_UNIX):
+        if not listen.startswith(f"{_UNIX}/"):
             raise ValueError("give the whole path of a socket, such as unix:/home/me/agents.sock")
         return listen
     host, _, port = listen.rpartition(":")
@@ -85,34 +83,30 @@ class EndpointServer:
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            await self._open(self._runner)
+            self.base_url = await self._open(self._runner)
         except OSError as error:
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._runner
         await self._runner.cleanup()
-        if path := self._socket:
-            path.unlink(missing_ok=True)
+        if self._listen.startswith(_UNIX):
+            with suppress(FileNotFoundError):
+                os.unlink(self._listen.removeprefix(_UNIX))
 
-    @property
-    def _socket(self) -> Path | None:
-        return Path(self._listen.removeprefix("unix:")) if self._listen.startswith("unix:") else None
-
-    async def _open(self, runner: web.AppRunner) -> None:
-        if path := self._socket:
+    async def _open(self, runner: web.AppRunner) -> str:
+        """Listen, and return the base URL for clients."""
+        if self._listen.startswith(_UNIX):
+            path = self._listen.removeprefix(_UNIX)
             await web.UnixSite(runner, path).start()
             os.chmod(path, 0o600)
-            self.base_url = "http://localhost/v1"
-            return
+            return "http://localhost/v1"
         host, _, port = self._listen.rpartition(":")
         await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         name, number = runner.addresses[0][:2]
-        self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
+        return f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
 
     @contextmanager
     def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:

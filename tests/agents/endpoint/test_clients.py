@@ -10,7 +10,7 @@ import pytest
 
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.agents.endpoint.protocol import EndpointError, check_request
+from tasks.agents.endpoint.protocol import EndpointError, parse_request
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, asked, question
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
@@ -165,7 +165,7 @@ RESULT = {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call
 
 
 def checked(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return check_request({"model": "policy", "messages": list(messages)}).messages
+    return parse_request({"model": "policy", "messages": list(messages)}).messages
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1, "b": null}', {"a": 1, "b": None}, None, ""])
