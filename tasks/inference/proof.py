@@ -48,15 +48,12 @@ class Proof:
         self._before = before if before and _can_differ(before.policy, policy) else None
         self._old: dict[str, str] | None = None
 
-    def _needs_checksums(self, before: Proven) -> bool:
-        """Return whether the two versions are too similar for the canary."""
-        step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
-        return step < _CLEAR * before.error
-
     async def prepare(self) -> None:
-        """Note the server's checksums, if the canary cannot distinguish the two versions."""
-        if self._before and self._needs_checksums(self._before):
-            self._old = self._before.checksums or await self._client.weight_checksums()
+        """Note the server's checksums, if the two versions are too similar for the canary."""
+        if before := self._before:
+            step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
+            if step < _CLEAR * before.error:
+                self._old = before.checksums or await self._client.weight_checksums()
 
     async def demand(self) -> Proven:
         """Return the proof that the server serves the policy.
