@@ -119,11 +119,18 @@ class Engine:
             self._settled = len(self._history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
-        if not self._replicas:
-            self._replicas = self._given() if self.settings.urls else self._start(policy)
-        else:
+        if self._replicas:
             everywhere = self.settings.swap == "restart"
             self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
+        elif self.settings.urls:
+            key = os.environ.get("VLLM_API_KEY")
+            self._replicas = [_Replica(url, key, None) for url in self.settings.urls]
+        else:
+            logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
+            servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
+            # Set before the first process exists, so that __exit__ ends all of them.
+            self._replicas = [_Replica(server.url, None, server) for server in servers]
+            self._restart(self._replicas, policy)
         asyncio.run(self._establish(self._replicas, policy))
 
     @asynccontextmanager
@@ -155,18 +162,6 @@ class Engine:
                 logger.warning("vLLM at %s has died: restarting it", replica.url)
                 self._restart([replica], self._policy)
                 asyncio.run(self._establish([replica], self._policy))
-
-    def _given(self) -> list[_Replica]:
-        key = os.environ.get("VLLM_API_KEY")
-        return [_Replica(url, key, None) for url in self.settings.urls]
-
-    def _start(self, policy: Checkpoint) -> list[_Replica]:
-        logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
-        servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
-        # Set before the first process exists, so that __exit__ ends all of them.
-        self._replicas = [_Replica(server.url, None, server) for server in servers]
-        self._restart(self._replicas, policy)
-        return self._replicas
 
     def _restart(self, replicas: list[_Replica], policy: Checkpoint) -> None:
         servers = [replica.server for replica in replicas if replica.server]
