@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -190,19 +190,16 @@ class Template:
         ]
         text = _without_whitespace(self._render(toys, list(tools)).replace(JOINT, ""))
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        for name in (tool["function"]["name"] for tool in (*tools, *calls)):
-            if _without_whitespace(name) not in text:
-                self._refuse(f"the tool {name!r}", messages)
+        needed = [(f"the tool {each['function']['name']!r}", each["function"]["name"]) for each in (*tools, *calls)]
         for place, toy in enumerate(toys, 1):
-            lines = () if toy.get("tool_calls") else toy["content"].splitlines()
-            if any(_without_whitespace(line) not in text for line in lines):
-                self._refuse(f"message {place} ({toy['role']})", messages)
-
-    def _refuse(self, missing: str, messages: list[Any]) -> NoReturn:
-        raise ValueError(
-            f"the chat template of {self._name} does not show {missing} of a conversation of {_roles(messages)}: the "
-            f"policy would never see it. Use an instruction-tuned model, or {REMEDY}"
-        )
+            lines = [] if toy.get("tool_calls") else toy["content"].splitlines()
+            needed += [(f"message {place} ({toy['role']})", line) for line in lines]
+        for what, words in needed:
+            if _without_whitespace(words) not in text:
+                raise ValueError(
+                    f"the chat template of {self._name} does not show {what} of a conversation of {_roles(messages)}: "
+                    f"the policy would never see it. Use an instruction-tuned model, or {REMEDY}"
+                )
 
     def _find_lead(self) -> str:
         prompt = self.render([_QUESTION])

@@ -65,41 +65,36 @@ class Proof:
         label, served = await asyncio.gather(client.weight_version(), client.prompt_logprobs(policy.canary.token_ids))
         if label != str(policy.number):
             raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.number}")
-        error = _distance(served, policy.canary.logprobs)
+        expected = policy.canary.logprobs
+        error = _distance(served, expected)
         if not error <= self._tolerance:  # also NaN
-            raise InferenceError(self._too_far(served, error))
+            raise InferenceError(
+                f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} on "
+                f"average (sum {sum(served):.6f} served, {sum(expected[: len(served)]):.6f} expected), more than "
+                f"inference.canary_tolerance={self._tolerance:g}. On a CPU, tied embeddings are not reloaded in place: "
+                "try inference.swap=restart. For half precision, raise the tolerance"
+            )
+        before = self._before
+        if before is None:
+            return Proven(policy, error)
         if self._old is not None:
-            return Proven(policy, error, await self._demand_other_weights())
-        if self._before and error > _NEARER * (other := _distance(served, self._before.policy.canary.logprobs)):
+            new = await client.weight_checksums()
+            if new == self._old:
+                raise InferenceError(
+                    f"{client.url} does not serve {policy.version}: none of its parameters has changed since "
+                    f"{before.policy.version}. Either the new weights were not loaded, or the update was so small that "
+                    "inference.dtype rounds it away: then raise optimizer.lr or use float32"
+                )
+            known = client.url, policy.version, before.policy.version
+            logger.info("%s: its checksums distinguish %s from %s, the canary cannot", *known)
+            return Proven(policy, error, new)
+        if error > _NEARER * (other := _distance(served, before.policy.canary.logprobs)):
             raise InferenceError(
                 f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} from "
-                f"this version's and by {other:.3g} from those of {self._before.policy.version}, which it "
-                "served before: the new weights were not loaded. Try inference.swap=restart"
+                f"this version's and by {other:.3g} from those of {before.policy.version}, which it served before: the "
+                "new weights were not loaded. Try inference.swap=restart"
             )
         return Proven(policy, error)
-
-    async def _demand_other_weights(self) -> dict[str, str]:
-        """Return the server's checksums, after a check that some have changed."""
-        assert self._before
-        client, before, now = self._client, self._before.policy.version, self._policy.version
-        new = await client.weight_checksums()
-        if new == self._old:
-            raise InferenceError(
-                f"{client.url} does not serve {now}: none of its parameters has changed since {before}. Either the new "
-                "weights were not loaded, or the update was so small that inference.dtype rounds it away: then raise "
-                "optimizer.lr or use float32"
-            )
-        logger.info("%s: its checksums distinguish %s from %s, the canary cannot", client.url, now, before)
-        return new
-
-    def _too_far(self, served: Sequence[float], error: float) -> str:
-        expected = self._policy.canary.logprobs[: len(served)]
-        return (
-            f"{self._client.url} does not serve {self._policy.version}: its logprobs of the canary differ by "
-            f"{error:.3g} on average (sum {sum(served):.6f} served, {sum(expected):.6f} expected), more than "
-            f"inference.canary_tolerance={self._tolerance:g}. On a CPU, tied embeddings are not reloaded in place: try "
-            "inference.swap=restart. For half precision, raise the tolerance"
-        )
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -192,14 +192,14 @@ def _message(place: int, message: dict[str, Any]) -> ChatMessage:
 
 
 def _text(place: int, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     parts = content if isinstance(content, list) else [content]
-    known = [part for part in parts if isinstance(part, dict) and part.get("type") in ("text", "refusal")]
-    texts = [part.get(part["type"]) for part in known]
-    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+    texts = [
+        part.get(part["type"]) if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
+        for part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"message {place} has a content that is no text: images and other media are not supported")
     return "".join(map(str, texts))
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from storage.visible import described
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, Answered, EndpointError, StepError, episode_ended, invalid
+from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, EndpointError, StepError, episode_ended, invalid
 from tasks.environments.interface import StepResult
 
 logger = logging.getLogger(__name__)
@@ -127,18 +127,37 @@ class EndpointServer:
             raise episode_ended()
         raise EndpointError(401, "invalid_api_key", "no episode has this key: use OPENAI_API_KEY, or the given client")
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        served = self._served(request)
-        answered = await served.completions.complete(await _read(request, served))
-        decode = served.completions.policy.chat.decode
-        if answered.request.stream:
-            return await _stream(request, answered, decode)
-        return web.json_response(answered.body(decode))
+    async def _read(self, request: web.Request) -> tuple[Served, bytes]:
+        """Return the episode and the body of a request.
 
-    async def _step(self, request: web.Request) -> web.Response:
+        Raises:
+            EndpointError: no episode has its key, or it is too large, which the reason of a failed episode will name.
+        """
         served = self._served(request)
         try:
-            action = orjson.loads(await _read(request, served))["action"]
+            return served, await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
+            served.completions.refuse(too_large)
+            raise too_large from None
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        served, body = await self._read(request)
+        answered = await served.completions.complete(body)
+        decode = served.completions.policy.chat.decode
+        if not answered.request.stream:
+            return web.json_response(answered.body(decode))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for event in answered.events(decode):
+            await response.write(event)
+        await response.write_eof()
+        return response
+
+    async def _step(self, request: web.Request) -> web.Response:
+        served, body = await self._read(request)
+        try:
+            action = orjson.loads(body)["action"]
         except (ValueError, KeyError, TypeError):
             action = None
         if not isinstance(action, str):
@@ -151,35 +170,12 @@ class EndpointServer:
             failed = EndpointError(500, "environment_failed", described(error))
             served.completions.refuse(failed)
             raise failed from error
-        body = said._asdict() | {"info": dict(said.info)}
-        return web.json_response(body, dumps=partial(json.dumps, default=str))  # `info` may hold anything
+        result = said._asdict() | {"info": dict(said.info)}
+        return web.json_response(result, dumps=partial(json.dumps, default=str))  # `info` may hold anything
 
     async def _models(self, request: web.Request) -> web.Response:
         self._served(request)
         return web.json_response(MODELS)
-
-
-async def _read(request: web.Request, served: Served) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        EndpointError: it is too large, which the reason of a failed episode will name.
-    """
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
-        served.completions.refuse(too_large)
-        raise too_large from None
-
-
-async def _stream(request: web.Request, answered: Answered, decode: Callable[[list[int]], str]) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in answered.events(decode):
-        await response.write(event)
-    await response.write_eof()
-    return response
 
 
 @web.middleware
