@@ -188,30 +188,6 @@ def test_the_policy_gets_the_whole_rendered_conversation(
         assert "".join(str(tokenizer.decode(ids)).split()) == "".join(render(tokenizer, written).split())
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("cut", [WRONG, "<think>\nHmm"])
-def test_a_truncated_completion_gets_the_rest_of_its_turn(name: str, cut: str) -> None:
-    """A completion without an end-of-turn token gets the template's, even in the middle of a thought."""
-    tokenizer = make_tokenizer(TEMPLATES[name])
-    chat = Chat(tokenizer)
-    ended, unended = (chat.next_prompt([QUESTION], chat.encode(text), "Try again.") for text in (cut + END, cut))
-    assert not ended.fresh
-    assert not unended.fresh
-    assert unended.token_ids == chat.encode(END) + ended.token_ids
-    assert unended.messages == ended.messages
-
-
-def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
-    """In some models the end of turn is not the end of text. A sampled end of turn is not repeated."""
-    tokenizer = make_tokenizer(FORGETTING)
-    tokenizer.eos_token = END_OF_TEXT
-    chat = Chat(tokenizer)
-    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
-    assert not following.fresh
-    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
-    assert following.messages[1]["content"] == WRONG
-
-
 def test_trimmed_whitespace_stays_as_sampled() -> None:
     """A template that trims contents does not begin a sequence because of a blank."""
     chat = Chat(make_tokenizer(TRIMMING))

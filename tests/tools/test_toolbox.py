@@ -74,15 +74,6 @@ class Broken:
         Broken.closed += self.times
 
 
-def test_schemas_are_those_of_chat_completions() -> None:
-    """They can be given to a chat template, or to any server that knows OpenAI's tools."""
-    (schema,) = box(add).schemas
-    assert schema["type"] == "function"
-    assert schema["function"]["name"] == "add"
-    assert schema["function"]["description"] == "Add."
-    assert schema["function"]["parameters"]["required"] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "output"),
     [

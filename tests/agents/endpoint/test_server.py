@@ -86,18 +86,6 @@ def test_the_model_is_listed(chat: Chat, verifier: Verifier) -> None:
     played(chat, verifier, ask)
 
 
-def test_harmless_parameters_are_accepted(chat: Chat, verifier: Verifier) -> None:
-    """What frameworks send without thinking is no reason to refuse; temperature and top_p stay those of the run."""
-    more = {"temperature": 0.0, "top_p": 0.1, "user": "x", "store": False, "parallel_tool_calls": True, "stop": None}
-    parts = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, *BODY["messages"]]
-
-    async def ask(task: AgentTask) -> None:
-        status, answer = await request(task, body={**BODY, **more, "messages": parts, "tool_choice": "none"})
-        assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
-
-    played(chat, verifier, ask)
-
-
 def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> None:
     """Each episode has another key, and what is asked with it is in this episode's record alone."""
     keys = set[str]()
