@@ -13,14 +13,8 @@ from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.endpoint.protocol import EndpointError, parse_request
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, asked, question
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def qwen3() -> Chat:
-    return Chat(build_qwen3_tokenizer())
 
 
 def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Verifier) -> None:
