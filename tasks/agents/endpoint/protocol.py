@@ -245,7 +245,7 @@ class Answered:
         """Yield the events of a streamed answer; the completions are whole when the first one is sent."""
         head = self._head("chat.completion.chunk")
         for index, node in enumerate(self.nodes):
-            chunk = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
+            chunk: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
             said = {key: value for key, value in node.message.items() if key != "tool_calls"}
             calls = [{"index": place, **call} for place, call in enumerate(node.message.get("tool_calls", ()))]
             chunks = [
