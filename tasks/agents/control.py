@@ -338,7 +338,7 @@ class TurnEnds:
 
     def _note_end(self, gap: str) -> int | None:
         """Note and return the end in the text between a completion and the next message; None if there is none."""
-        ids = self._tokenizer.encode(gap, add_special_tokens=False)
+        ids: list[int] = list(self._tokenizer.encode(gap, add_special_tokens=False))
         added = self._tokenizer.added_tokens_decoder
         for place, number in enumerate(ids):
             if number in added and added[number].content in self._marks:
