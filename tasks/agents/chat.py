@@ -25,7 +25,7 @@ from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
-from tasks.agents.control import TurnEnds, toys
+from tasks.agents.control import TurnEnds, exact_text, toys
 from tasks.agents.template import REMEDY, Message, Template
 from tasks.template_trial import TrialResult
 
@@ -74,9 +74,17 @@ class Chat:
         written = self._ends.template if self._template.keeps_plain() else ()
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*engine, *written}))
 
-    def prompt(self, messages: list[Message]) -> list[int]:
-        """Return the ids of the conversation, up to the point where the assistant's answer begins."""
-        return list(self._encode_cached(self._template.render(messages)))
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Return the ids of the conversation, up to the point where the assistant's answer begins.
+
+        Args:
+            messages: as in OpenAI's chat completions; contents are texts.
+            tools: what may be called in it, as in OpenAI's chat completions.
+
+        Raises:
+            ValueError: the template refuses the conversation, or does not show all of its messages and tools.
+        """
+        return list(self._encode_cached(self._template.render(messages, tools)))
 
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
         """Return the prompt for the next turn, in which the user answers a completion of `messages` with `message`.
@@ -85,8 +93,9 @@ class Chat:
         the policy sampled it), the user's turn and the assistant's header. Whitespace that the template would trim
         stays as it was sampled.
         """
-        following = self._template.extend(messages, self.completion_text(completion_ids), message)
-        rest = self._template.rest(following)
+        said = self.completion_text(completion_ids)
+        following = self._template.extend(messages, said, message)
+        rest = self._template.rest_of_question(messages, said, message)
         ids = None if rest is None else self._ends.following(self._encode_cached(rest), completion_ids)
         if ids is None:
             return NextPrompt(self.prompt(following), True, following)
@@ -96,18 +105,6 @@ class Chat:
     def opens_thoughts(self) -> bool:
         """True if the template itself writes the `<think>` with which an answer begins."""
         return "<think>" in self._template.lead
-
-    def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the ids of a conversation in which tools may be called, up to where the assistant's answer begins.
-
-        Args:
-            messages: as in OpenAI's chat completions; contents are texts.
-            tools: as in OpenAI's chat completions.
-
-        Raises:
-            ValueError: the template refuses the conversation, or does not show all of its messages and tools.
-        """
-        return list(self._encode_cached(self._template.render(messages, tools)))
 
     def continuation(
         self,
@@ -120,7 +117,10 @@ class Chat:
 
         None if the template rewrites what came before, or refuses a completion with calls as the text that it is.
         """
-        rest = self._template.rest_with_tools(messages, self.completion_text(completion_ids), new, tools)
+        try:
+            rest = self._template.rest(messages, self.completion_text(completion_ids), new, tools)
+        except ValueError:
+            return None
         ids = None if rest is None else self._ends.following(self._encode_cached(rest), completion_ids)
         return None if ids is None else list(ids)
 
@@ -141,17 +141,12 @@ class Chat:
         """Return the completion's text without the end of turn, which the template itself writes."""
         said = self.without_end(completion_ids)
         tail = "" if len(said) == len(completion_ids) else self._ends.template.get(completion_ids[-1], "")
-        return self._text(said).removesuffix(tail)
+        return exact_text(self.tokenizer, said).removesuffix(tail)
 
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
     def _encode_cached(self, text: str) -> list[int]:
         """Return the ids of a rendered text from a cache: many episodes get the same prompt or feedback."""
         return self.control.encode(text)
-
-    def _text(self, token_ids: list[int]) -> str:
-        """Return the exact text of `token_ids`, special tokens included."""
-        decoded = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(decoded)
 
 
 _PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -220,7 +215,23 @@ def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = Non
 @lru_cache(maxsize=8)
 def _try_out(name: str, template: str, special_tokens: tuple[tuple[str, str], ...]) -> None:
     label = f"the chat template of {name}"
-    finding = _render_in_process(label, template, dict(special_tokens))
+    request = {
+        "template": template,
+        "special_tokens": dict(special_tokens),
+        "conversations": _conversations(),
+        "seconds": _SECONDS,
+        "memory_mb": _MEMORY_MB,
+    }
+    command, given = [sys.executable, "-m", "tasks.template_trial"], json.dumps(request)
+    try:
+        process = subprocess.run(command, input=given, capture_output=True, text=True, cwd=_ROOT, timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{label} was not rendered within {_PATIENCE_S:g} s: {REMEDY}") from None
+    if process.returncode == OUT_OF_TIME:
+        raise ValueError(f"{label} needs more than {_SECONDS:g} s of processor time for a short conversation: {REMEDY}")
+    if process.returncode:
+        raise ValueError(f"{label} ended the process that rendered it ({process.returncode}): {process.stderr[-500:]}")
+    finding = TrialResult(**json.loads(process.stdout))
     if not finding.enough_memory:
         raise ValueError(f"{label} needs more than {_MEMORY_MB} MB for a short conversation: {REMEDY}")
     if finding.longest > _LONGEST:
@@ -232,28 +243,6 @@ def _try_out(name: str, template: str, special_tokens: tuple[tuple[str, str], ..
             f"{label} writes text that depends on {finding.depends_on}: the policy would get another text than the "
             f"one in its trajectory; {REMEDY}"
         )
-
-
-def _render_in_process(label: str, template: str, special_tokens: dict[str, str]) -> TrialResult:
-    request = {
-        "template": template,
-        "special_tokens": special_tokens,
-        "conversations": _conversations(),
-        "seconds": _SECONDS,
-        "memory_mb": _MEMORY_MB,
-    }
-    command = [sys.executable, "-m", "tasks.template_trial"]
-    try:
-        process = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, cwd=_ROOT, timeout=_PATIENCE_S
-        )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{label} was not rendered within {_PATIENCE_S:g} s: {REMEDY}") from None
-    if process.returncode == OUT_OF_TIME:
-        raise ValueError(f"{label} needs more than {_SECONDS:g} s of processor time for a short conversation: {REMEDY}")
-    if process.returncode:
-        raise ValueError(f"{label} ended the process that rendered it ({process.returncode}): {process.stderr[-500:]}")
-    return TrialResult(**json.loads(process.stdout))
 
 
 def _conversations() -> list[list[dict[str, Any]]]:

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryFile
+from typing import IO, Annotated
 
 from pydantic import Field
 
@@ -18,8 +19,8 @@ from tasks.agents.interface import AgentContext
 
 LONGEST_OUTPUT = 1_000_000
 """Most bytes that a command may print."""
-_PATIENCE_S = 1.0
-"""Longest wait for the rest of what a command printed."""
+_LOOK_S = 0.5
+"""Time between two looks at how much a command has printed."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 
 
@@ -65,44 +66,55 @@ class CommandAgent(EndpointAgent):
         """See `EndpointAgent.solve`."""
         folder = TemporaryFolder()
         try:
-            return await self._run_in(folder.path, task)
+            with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
+                given.write(_line(task))
+                given.seek(0)
+                status = await self._run(task, folder.path, given, output, errors)
+                if status:
+                    said = _text(errors).strip()[-500:] or "it said nothing"
+                    raise CommandError(f"the command ended with status {status}: {said}")
+                return None if task.steps else _text(output).strip() or None
         finally:
             folder.remove()
 
-    async def _run_in(self, folder: Path, task: AgentTask) -> str | None:
+    async def _run(
+        self, task: AgentTask, folder: Path, given: IO[bytes], output: IO[bytes], errors: IO[bytes]
+    ) -> int | None:
+        """Run the command to its end, and return its status; end whatever it has started.
+
+        Its output goes to files: a process that it leaves behind would hold a pipe open.
+        """
+        variables = {name: _value(name) for name in self._names if name in os.environ}
+        variables |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
         try:
-            process = await self._start(task, folder)
+            process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=given,
+                stdout=output,
+                stderr=errors,
+                env=variables | mark(),
+                cwd=folder,
+                start_new_session=True,
+            )
         except OSError as error:
             raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
-        output, errors = _Output(process.stdout), _Output(process.stderr)
+        ended = asyncio.create_task(process.wait())
         try:
-            await _run(process, _line(task), [output, errors])
+            while not ended.done():
+                await asyncio.wait([ended], timeout=_LOOK_S)
+                if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
+                    raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
         finally:
-            _kill(process)
+            with contextlib.suppress(ProcessLookupError):  # all of its process group has ended
+                os.killpg(process.pid, signal.SIGKILL)
             # Also what the command has started in groups of its own: it has the key in its environment.
             await asyncio.shield(asyncio.to_thread(kill_until_gone, f"OPENAI_API_KEY={task.api_key}"))
-            await _let_go(process, [output, errors])
-        if process.returncode:
-            said = errors.text.strip()[-500:] or "it said nothing"
-            raise CommandError(f"the command ended with status {process.returncode}: {said}")
-        return None if task.steps else output.text.strip() or None
+            await asyncio.shield(ended)
+        return process.returncode
 
     def ended_by_context(self, error: Exception, completions: Completions) -> bool:
         """See `EndpointAgent.ended_by_context`."""
         return bool(completions.out_of_context)
-
-    async def _start(self, task: AgentTask, folder: Path) -> asyncio.subprocess.Process:
-        given = {name: _value(name) for name in self._names if name in os.environ}
-        own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
-        return await asyncio.create_subprocess_exec(
-            *self._argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=given | own | mark(),
-            cwd=folder,
-            start_new_session=True,
-        )
 
 
 def _value(name: str) -> str:
@@ -111,67 +123,9 @@ def _value(name: str) -> str:
     return os.pathsep.join(map(os.path.abspath, value.split(os.pathsep))) if name == "PYTHONPATH" else value
 
 
-class _Output:
-    """The output of a command, which a task reads until its end."""
-
-    def __init__(self, stream: asyncio.StreamReader | None) -> None:
-        assert stream
-        self._stream, self._read = stream, bytearray()
-        self.reading = asyncio.create_task(self._keep_reading())
-
-    @property
-    def text(self) -> str:
-        return self._read.decode(errors="replace")
-
-    async def _keep_reading(self) -> None:
-        while part := await self._stream.read(65536):
-            self._read += part
-            if len(self._read) > LONGEST_OUTPUT:
-                raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
-
-
-async def _run(process: asyncio.subprocess.Process, line: bytes, outputs: list[_Output]) -> None:
-    """Give a command its problem, and wait for its end.
-
-    Raises:
-        CommandError: it prints too much.
-    """
-    assert process.stdin
-    process.stdin.write(line)
-    process.stdin.close()
-    ended = asyncio.create_task(_end_of(process.pid))
-    waiting: set[asyncio.Task[None]] = {ended, *(output.reading for output in outputs)}
-    try:
-        while not ended.done():
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-    finally:
-        ended.cancel()
-
-
-async def _end_of(pid: int) -> None:
-    """Wait for the end of a process. asyncio's own `wait` also waits for all that hold its pipes open."""
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-
-
-async def _let_go(process: asyncio.subprocess.Process, outputs: list[_Output]) -> None:
-    """Read what a killed command has printed, unless a process that could not be found holds the pipes open."""
-    ended = asyncio.create_task(process.wait())
-    _, late = await asyncio.wait([ended, *(output.reading for output in outputs)], timeout=_PATIENCE_S)
-    for task in late:
-        task.cancel()
-    process._transport.close()  # type: ignore[attr-defined]  # there is no other way to close the pipes
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _line(task: AgentTask) -> bytes:
@@ -185,9 +139,3 @@ def _line(task: AgentTask) -> bytes:
         "seed": task.seed,
     }
     return json.dumps(stated).encode() + b"\n"
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the command's process group."""
-    with contextlib.suppress(ProcessLookupError):  # all of it has ended
-        os.killpg(process.pid, signal.SIGKILL)

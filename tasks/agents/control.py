@@ -307,7 +307,7 @@ class TurnEnds:
         self.engine = frozenset(engine)
         self.template: dict[int, str] = {}
         ends = [end for gap in written.after.values() if (end := self._note_end(gap)) is not None]
-        begins = self._encode(written.around[0]) if written.around else []
+        begins = tokenizer.encode(written.around[0], add_special_tokens=False) if written.around else []
         self.headers = frozenset(
             end for end, roles in Counter(ends).items() if roles == 1 and (len(ends) > 1 or end in begins)
         )
@@ -330,7 +330,7 @@ class TurnEnds:
         place = next((place for place, number in enumerate(rest) if number in self.template), len(rest))
         if place == len(rest) and last not in self.template:
             return rest
-        if self._text(rest[:place]).strip():
+        if exact_text(self._tokenizer, rest[:place]).strip():
             return None
         if self.headers.intersection(rest[place : place + 1]) - {last}:
             return None if last in self.headers else rest
@@ -338,17 +338,16 @@ class TurnEnds:
 
     def _note_end(self, gap: str) -> int | None:
         """Note and return the end in the text between a completion and the next message; None if there is none."""
-        ids = self._encode(gap)
+        ids: list[int] = list(self._tokenizer.encode(gap, add_special_tokens=False))
         added = self._tokenizer.added_tokens_decoder
         for place, number in enumerate(ids):
             if number in added and added[number].content in self._marks:
-                self.template.setdefault(number, self._text(ids[:place]))
+                self.template.setdefault(number, exact_text(self._tokenizer, ids[:place]))
                 return number
         return None
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        decoded = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(decoded)
+def exact_text(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:
+    """Return the text of tokens, special ones included."""
+    decoded = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return str(decoded)

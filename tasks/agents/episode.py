@@ -35,19 +35,24 @@ class Episode:
 
     def __init__(self, prompt: EpisodeSpec, token_ids: list[int]) -> None:
         self._record = prompt.record
-        self.token_ids = list(token_ids)  # of all sequences
+        self.token_ids: list[int] = []  # of all sequences
+        self._mask, self._logprobs, self._versions = list[bool](), list[float](), list[int]()
         self._starts = [0]
-        self._mask = [False] * len(token_ids)
-        self._logprobs = [0.0] * len(token_ids)
-        self._versions = [-1] * len(token_ids)
         self.turns: list[Turn] = []
         self._parts: list[dict[str, float]] = []
         self._limits: list[int | None] = []
+        self._add_prompt(token_ids)
 
     @property
     def prompt_ids(self) -> list[int]:
         """The ids of the current sequence, which the policy continues."""
         return self.token_ids[self._starts[-1] :]
+
+    def _add_prompt(self, token_ids: list[int]) -> None:
+        self.token_ids += token_ids
+        self._mask += [False] * len(token_ids)
+        self._logprobs += [0.0] * len(token_ids)
+        self._versions += [-1] * len(token_ids)
 
     def add_completion(self, outputs: BundledGenerationOutputs, text: str, index: int = 0) -> None:
         """Append completion `index` as a new turn without a verdict.
@@ -59,23 +64,22 @@ class Episode:
             raise ValueError(f"{outputs.qid}: the completion's prompt does not extend this episode's tokens")
         completion = outputs.completions[index]
         start, count = len(self.token_ids), len(completion.token_ids)
+        turn = Turn(
+            start=start,
+            end=start + count,
+            text=text,
+            verdict="",
+            reward=0.0,
+            finish_reason=completion.finish_reason,
+            feedback="",
+            latency_s=outputs.latency_s,
+            seed=outputs.seeds[index],
+        )
         self.token_ids += completion.token_ids
         self._mask += [True] * count
         self._logprobs += completion.logprobs
         self._versions += completion.versions
-        self.turns.append(
-            Turn(
-                start=start,
-                end=start + count,
-                text=text,
-                verdict="",
-                reward=0.0,
-                finish_reason=completion.finish_reason,
-                feedback="",
-                latency_s=outputs.latency_s,
-                seed=outputs.seeds[index],
-            )
-        )
+        self.turns.append(turn)
         self._parts.append({})
         self._limits.append(completion.limit)
 
@@ -87,10 +91,7 @@ class Episode:
     def add_feedback(self, text: str, token_ids: list[int]) -> None:
         """Append the feedback on the last turn: its text to the turn, its rendered ids to the sequence."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], feedback=text)
-        self.token_ids += token_ids
-        self._mask += [False] * len(token_ids)
-        self._logprobs += [0.0] * len(token_ids)
-        self._versions += [-1] * len(token_ids)
+        self._add_prompt(token_ids)
 
     def start_sequence(self, text: str, prompt_ids: list[int]) -> None:
         """Append feedback as `add_feedback` does, but begin a new sequence with the whole prompt `prompt_ids`."""
@@ -114,7 +115,10 @@ class Episode:
             unplayed_turns: number of turns for which the context had no room; each counts as a wrong answer. Without
                 this number one turn counts or, with `reward.unfinished=leave-out`, the episode needs a critic.
         """
-        ended, limits = status is None, self._effective_limits()
+        ended, usual = status is None, json.loads(self._record.sampling).get("max_new_tokens", 0)
+        limits = [limit or usual for limit in self._limits]  # the most tokens of each turn
+        if all(limit == usual for limit in limits):  # `sampling.max_new_tokens` was in force everywhere
+            limits = []
         if ended and self.turns and self.turns[-1].finish_reason == "length":
             status, reason = "truncated", _OTHER_LIMIT if limits else LAST_TURN_CUT
         if unplayed_turns is None:
@@ -134,9 +138,3 @@ class Episode:
             reward_parts=self._parts if any(self._parts) else [],
             limits=limits,
         )
-
-    def _effective_limits(self) -> list[int]:
-        """Return the most tokens of each turn; nothing if `sampling.max_new_tokens` was in force everywhere."""
-        usual = json.loads(self._record.sampling).get("max_new_tokens", 0)
-        limits = [limit or usual for limit in self._limits]
-        return limits if any(limit != usual for limit in limits) else []

@@ -6,7 +6,6 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.records import Problem, Trajectory
-from tasks.agents.chat import NextPrompt
 from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.template import Message
@@ -71,21 +70,14 @@ class MathMultiTurnAgent:
                 break
             feedback = self.correct_feedback if terminated else self.wrong_feedback
             following = chat.next_prompt(messages, outputs.output_ids[0], feedback)
-            if not self._add_feedback(episode, feedback, following):
+            length = 0 if following.fresh else len(episode.prompt_ids)
+            if length + len(following.token_ids) >= self.context.max_model_len:
                 reason = f"no room for turn {turn + 2} in inference.max_model_len={self.context.max_model_len}"
-                unplayed = self.num_turns - turn - 1
-                return [episode.trajectory(self.turn_discount, "truncated", reason, unplayed)]
+                return [episode.trajectory(self.turn_discount, "truncated", reason, self.num_turns - turn - 1)]
+            add = episode.start_sequence if following.fresh else episode.add_feedback
+            add(feedback, following.token_ids)
             messages = following.messages
         return [episode.trajectory(self.turn_discount)]
-
-    def _add_feedback(self, episode: Episode, feedback: str, following: NextPrompt) -> bool:
-        """Add the feedback, in a new sequence if the template needs one; return False if the context has no room."""
-        length = 0 if following.fresh else len(episode.prompt_ids)
-        if length + len(following.token_ids) >= self.context.max_model_len:
-            return False
-        add = episode.start_sequence if following.fresh else episode.add_feedback
-        add(feedback, following.token_ids)
-        return True
 
     def opening(self, problem: Problem, question: str) -> list[Message]:
         """See `Opens.opening`."""

@@ -27,22 +27,16 @@ def lacking_room(config: Config) -> str | None:
 
     It is known for agents with an argument `num_turns`. Prompt and feedback need further room, which is not counted.
     """
-    turns = _turns(config)
+    parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
+    turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
     context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
-    if turns is None or turns * longest < context:
+    if not isinstance(turns, int) or turns * longest < context:
         return None
     return (
         f"{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns for which the "
         "context has no room count as wrong answers. Raise inference.max_model_len, or lower agent.args.num_turns or "
         "sampling.max_new_tokens"
     )
-
-
-def _turns(config: Config) -> int | None:
-    """Return the most turns of an episode: the agent's argument, or its default."""
-    parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
-    turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
-    return turns if isinstance(turns, int) else None
 
 
 def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
@@ -57,7 +51,11 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
     reaction, context = config.problems.without_room, config.inference.max_model_len
     if reaction == "play":
         return []
-    opening, most = _opening(chat, config), context - max(1, config.sampling.max_new_tokens // _LEAST_SHARE)
+    opening: Callable[[Problem, str], list[Message]] = first_messages
+    if issubclass(AGENTS.find(config.agent.type), Opens):
+        agent = AgentContext(chat, GenerationConfig(max_new_tokens=config.sampling.max_new_tokens), context)
+        opening = cast(Opens, AGENTS.make(config.agent.type, agent, config.agent.args)).opening
+    most = context - max(1, config.sampling.max_new_tokens // _LEAST_SHARE)
     lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
     if lacking and (reaction == "refuse" or len(lacking) == len(problems)):
         remedy = "raise inference.max_model_len, shorten them, or set problems.without_room=leave-out"
@@ -78,16 +76,6 @@ def _named(problems: Sequence[Problem]) -> str:
     return ", ".join([*(problem.problem_id for problem in problems[:_NAMED]), *more])
 
 
-def _opening(chat: Chat, config: Config) -> Callable[[Problem, str], list[Message]]:
-    """Return the agent's own `opening`, or else that of the problem alone."""
-    settings = config.agent
-    if not issubclass(AGENTS.find(settings.type), Opens):
-        return first_messages
-    gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
-    context = AgentContext(chat, gconfig, config.inference.max_model_len)
-    return cast(Opens, AGENTS.make(settings.type, context, settings.args)).opening
-
-
 def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
     """Return whether the prompt of `messages` has at most so many tokens; encode it only if that is in doubt."""
     around = len(chat.prompt([message | {"content": "?"} for message in messages]))
@@ -99,15 +87,14 @@ def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
 
 def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
     """Return a warning that names the problems in which control tokens are spelled out; None if there are none."""
-    marked = [problem for problem in problems if _is_marked(problem, control)]
+    marked = list[Problem]()
+    for problem in problems:
+        texts = [problem.prompt, *(message["content"] for message in first_messages(problem, problem.prompt))]
+        if any(map(control.found_in, texts)):
+            marked.append(problem)
     if not marked:
         return None
     return (
         f"{len(marked)} of {len(problems)} problems spell out tokens of the chat format, such as <|im_end|> "
         f"({_named(marked)}): the policy reads them as text; look whether they belong there"
     )
-
-
-def _is_marked(problem: Problem, control: ControlTokens) -> bool:
-    messages = first_messages(problem, problem.prompt)
-    return any(control.found_in(text) for text in (problem.prompt, *(message["content"] for message in messages)))

@@ -1,23 +1,21 @@
 """Conversations with tools as token ids, and completions as messages, for agents that speak OpenAI's chat format.
 
-`Renderer` says what a renderer does. `LibraryRenderer` uses the package `renderers` for the model families that it
-knows, `TemplateRenderer` the model's own chat template for all others; `open_renderer` chooses.
+`LibraryRenderer` uses the package `renderers` for the model families that it knows, `TemplateRenderer` the model's own
+chat template for all others; `open_renderer` chooses.
 """
 
 import json
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tasks.agents.chat import Chat
 
 if TYPE_CHECKING:
-    from renderers import Message
-    from renderers import Renderer as FamilyRenderer
-    from renderers import ToolSpec as LibrarySpec
     from transformers import PreTrainedTokenizerBase
 
 
@@ -26,10 +24,6 @@ ChatMessage = dict[str, Any]
 
 ToolSpec = dict[str, Any]
 """A tool as in OpenAI's chat completions: {"type": "function", "function": {"name": …, "parameters": …}}"""
-
-
-class RenderingError(ValueError):
-    """A conversation that the model's chat template cannot show; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +76,28 @@ def _is_text(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-class Renderer(Protocol):
-    """The only place where messages become tokens and tokens become messages."""
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_OPEN, _CLOSE = "<think>", "</think>"
 
-    stop_token_ids: tuple[int, ...]
-    """Tokens that end a completion."""
+
+class TemplateRenderer:
+    """The only place where messages become tokens and tokens become messages: by a chat template.
+
+    Attributes:
+        stop_token_ids: tokens that end a completion.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self.stop_token_ids = chat.stop_token_ids
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> list[int]:
         """Return the ids of a conversation, up to the point where the assistant's answer begins.
 
         Raises:
-            RenderingError: the template refuses the messages, or does not show all of them or of the tools.
+            ValueError: the template refuses the messages, or does not show all of them or of the tools.
         """
-        ...
+        return self._chat.prompt(messages, tools)
 
     def continuation(
         self,
@@ -116,46 +119,11 @@ class Renderer(Protocol):
             new: the messages after the completion, 1 or more.
             tools: the tools that the conversation began with.
         """
-        ...
+        return self._chat.continuation(messages, completion_ids, new, tools)
 
     def answer(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
-        ...
-
-
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_OPEN, _CLOSE = "<think>", "</think>"
-
-
-class TemplateRenderer:
-    """A chat template that is asked for each conversation."""
-
-    def __init__(self, chat: Chat) -> None:
-        self._chat = chat
-        self.stop_token_ids = chat.stop_token_ids
-
-    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> list[int]:
-        """See `Renderer.prompt`."""
-        try:
-            return self._chat.conversation(list(messages), list(tools))
-        except ValueError as error:
-            raise RenderingError(str(error)) from error
-
-    def continuation(
-        self,
-        prompt_ids: list[int],
-        completion_ids: list[int],
-        messages: Sequence[ChatMessage],
-        new: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec],
-    ) -> list[int] | None:
-        """See `Renderer.continuation`."""
-        return self._chat.continuation(list(messages), completion_ids, list(new), list(tools))
-
-    def answer(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
-        """See `Renderer.answer`."""
-        text = self._chat.completion_text(completion_ids)
-        thoughts, said = self._thoughts(text)
+        thoughts, said = self._thoughts(self._chat.completion_text(completion_ids))
         calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
         content = _CALL.sub("", said) if tools else said
         return ParsedAnswer(content.strip(), thoughts, calls)
@@ -180,7 +148,7 @@ def _call(body: str, *, closed: bool) -> ParsedCall:
     return ParsedCall("", body.strip(), False)
 
 
-class LibraryRenderer:
+class LibraryRenderer(TemplateRenderer):
     """A family's renderer of the package `renderers`, by its name there, such as `qwen3`.
 
     It makes control tokens of contents that read like them. So these are rendered with a joint in each, see
@@ -191,18 +159,18 @@ class LibraryRenderer:
     """
 
     def __init__(self, chat: Chat, family: str) -> None:
+        super().__init__(chat)
         self.name = family
-        self._chat = chat
         self._renderer = self._make(chat.tokenizer)
         self.stop_token_ids = tuple(sorted(self._renderer.get_stop_token_ids()))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> list[int]:
-        """See `Renderer.prompt`."""
+        """See `TemplateRenderer.prompt`."""
         renderer, told, specs = self._apart(messages, tools)
         try:
             ids = renderer.render_ids(told, tools=specs, add_generation_prompt=True)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RenderingError(f"the format of {self.name} refuses the conversation: {error}") from error
+            raise ValueError(f"the format of {self.name} refuses the conversation: {error}") from error
         return self._without_joints(renderer, ids)
 
     def continuation(
@@ -213,7 +181,7 @@ class LibraryRenderer:
         new: Sequence[ChatMessage],
         tools: Sequence[ToolSpec],
     ) -> list[int] | None:
-        """See `Renderer.continuation`."""
+        """See `TemplateRenderer.continuation`."""
         before = prompt_ids + completion_ids
         if self._ends_of_others(completion_ids):
             return None
@@ -224,11 +192,11 @@ class LibraryRenderer:
         return self._without_joints(renderer, bridge.token_ids[len(before) :])
 
     def answer(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
-        """See `Renderer.answer`."""
+        """See `TemplateRenderer.answer`."""
         if self._ends_of_others(completion_ids):
             completion_ids = completion_ids[:-1]
         try:
-            parsed = self._renderer.parse_response(completion_ids, tools=_specs(tools), prompt_ids=prompt_ids)
+            parsed = self._renderer.parse_response(completion_ids, tools=list(tools) or None, prompt_ids=prompt_ids)
         except RecursionError:  # thousands of brackets
             return ParsedAnswer("", "", [read_call(None, None, str(self._chat.tokenizer.decode(completion_ids)))])
         # A name that no tool has is the agent's business.
@@ -237,39 +205,29 @@ class LibraryRenderer:
 
     def _ends_of_others(self, completion_ids: Sequence[int]) -> bool:
         """Return whether the token that ended a completion is one that the family does not know as an end."""
-        last = completion_ids[-1:]
-        return len(self._chat.without_end(completion_ids)) < len(completion_ids) and last[0] not in self.stop_token_ids
+        ended = len(self._chat.without_end(completion_ids)) < len(completion_ids)
+        return ended and completion_ids[-1] not in self.stop_token_ids
 
     def _apart(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
-    ) -> "tuple[FamilyRenderer, list[Message], list[LibrarySpec] | None]":
-        """Return messages and tools with joints, and the renderer for them: without a joint it is the usual one."""
+    ) -> tuple[Any, list[ChatMessage], list[ToolSpec] | None]:
+        """Return the renderer for messages and tools, and these with joints: without a joint it is the usual one."""
         told, described = self._chat.control.apart(messages), self._chat.control.tools_apart(tools)
         usual = told == list(messages) and described == list(tools)
-        return self._renderer if usual else self._joining, _messages(told), _specs(described)
+        return self._renderer if usual else self._joining, told, described or None
 
-    def _without_joints(self, renderer: "FamilyRenderer", token_ids: Sequence[int]) -> list[int]:
+    def _without_joints(self, renderer: Any, token_ids: Sequence[int]) -> list[int]:
         return list(token_ids) if renderer is self._renderer else self._chat.control.without_joints(token_ids)
 
     @cached_property
-    def _joining(self) -> "FamilyRenderer":
+    def _joining(self) -> Any:
         """The renderer of contents with joints."""
         return self._make(self._chat.control.joining)
 
-    def _make(self, tokenizer: "PreTrainedTokenizerBase") -> "FamilyRenderer":
+    def _make(self, tokenizer: "PreTrainedTokenizerBase") -> Any:
         from renderers import config_from_name, create_renderer
 
         return create_renderer(tokenizer, config_from_name(self.name))
-
-
-def _messages(messages: Sequence[ChatMessage]) -> "list[Message]":
-    converted: Any = list(messages)
-    return converted  # type: ignore[no-any-return]  # the library's types are those of OpenAI's messages
-
-
-def _specs(tools: Sequence[ToolSpec]) -> "list[LibrarySpec] | None":
-    specs: Any = list(tools)
-    return specs or None
 
 
 logger = logging.getLogger(__name__)
@@ -296,7 +254,7 @@ _TOOLS: list[ToolSpec] = [
 
 
 @lru_cache(maxsize=4)
-def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
+def open_renderer(chat: Chat, family: str = "auto") -> TemplateRenderer:
     """Return the renderer for a tokenizer.
 
     Args:
@@ -318,28 +276,20 @@ def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
                 f"agent.args.renderer={family!r} cannot render for this tokenizer: {error}; use auto or template"
             ) from error
     harmony, mark = _HARMONY
+    template = TemplateRenderer(chat)
     for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
         try:
             renderer = LibraryRenderer(chat, name)
         except Exception:  # noqa: BLE001 - the tokenizer lacks tokens of this family; the library has no narrower error
             continue
-        if _agree(renderer, TemplateRenderer(chat)):
-            logger.info("conversations are rendered by the package `renderers`, as %s", name)
-            return renderer
-    return TemplateRenderer(chat)
+        with suppress(ValueError):  # one of them refuses a conversation
+            if all(renderer.prompt(*trial) == template.prompt(*trial) for trial in _trials()):
+                logger.info("conversations are rendered by the package `renderers`, as %s", name)
+                return renderer
+    return template
 
 
-def _agree(first: Renderer, second: Renderer) -> bool:
-    """Return whether two renderers give the same ids for all trial conversations."""
-    try:
-        return all(
-            first.prompt(messages, tools) == second.prompt(messages, tools) for messages, tools in _conversations()
-        )
-    except RenderingError:
-        return False
-
-
-def _conversations() -> list[tuple[list[ChatMessage], list[ToolSpec]]]:
+def _trials() -> list[tuple[list[ChatMessage], list[ToolSpec]]]:
     question: ChatMessage = {"role": "user", "content": "What is 1 + 2?"}
     call = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     called: list[ChatMessage] = [

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -22,7 +22,7 @@ Message = dict[str, str]
 """{"role": "user", "content": "…"}"""
 
 _QUESTION: Message = {"role": "user", "content": "?"}
-_PLAIN, _THINKING = "!", "<think>\nx\n</think>\n\n!"
+_PLAIN, _THINKING = _TOYS = "!", "<think>\nx\n</think>\n\n!"
 """Toy completions, to find out whether a template keeps completions unchanged."""
 _LINES = 20
 """Lines of a toy message; the template must show all of them."""
@@ -31,11 +31,9 @@ _LINES = 20
 class Template:
     """The chat template of a tokenizer.
 
-    A template is append-only if the text of a longer conversation begins with the earlier prompt and completion. Toy
-    conversations with the roles of the real one, with and without thoughts, find out whether it is. The first real
-    conversation with these roles must agree. If it does, the text after a completion depends only on the roles and the
-    next message, and is rendered once. Otherwise each real conversation is rendered and compared. A template that
-    trims the whitespace around real contents still counts as append-only.
+    A conversation goes on with the tokens before it if its text begins with that of the earlier prompt and completion,
+    which is compared each time. A template that keeps completions, with and without thoughts, may trim their
+    whitespace: that counts as unchanged.
 
     Attributes:
         lead: words that the template writes at the beginning of the assistant's answer, such as `<think>`. They are
@@ -57,12 +55,14 @@ class Template:
         self.lead = self._find_lead()
         self.written = find_written(self._try, self.lead, marks_of(tokenizer))
         self.control = ControlTokens(tokenizer, self.written, self.lead)
-        self._toys: dict[tuple[str, ...], list[Message] | None] = {}
-        """By roles: a toy conversation that represents all real ones; None if each real one must be rendered."""
         self._warned = False  # whether the warning about rewritten turns was logged
-        twice = self.extend(self.extend([_QUESTION], _PLAIN, "?"), _PLAIN, "?")
-        for conversation in (twice[:3], twice):
-            self._find_toy(conversation)  # logs the warning about rewritten turns at the start
+        longer = self.extend([_QUESTION], _THINKING, "?!")
+        self._keeps = all(
+            self.rest(before, said, [_QUESTION]) is not None for before in ([_QUESTION], longer) for said in _TOYS
+        )
+        """Whether it keeps toy completions unchanged."""
+        if not self._keeps:
+            self._warn(longer)
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         """Return the text of a conversation, up to the point where the assistant's answer begins.
@@ -76,41 +76,7 @@ class Template:
             self._shown.add((shape, bool(tools)))
         return self._rendered(orjson.dumps([messages, tools]))
 
-    def rest_with_tools(
-        self,
-        messages: Sequence[dict[str, Any]],
-        completion: str,
-        new: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-    ) -> str | None:
-        """Return the text that the template writes after a completion, which `new` messages answer.
-
-        The completion is given to the template as the text that was sampled, calls of tools included. None if the
-        template rewrites the text before it, or refuses a conversation of this form.
-        """
-        try:
-            return self._after(messages, {"role": "assistant", "content": self.lead + completion}, new, tools)
-        except ValueError:
-            return None
-
-    def _after(
-        self,
-        messages: Sequence[dict[str, Any]],
-        answer: dict[str, Any],
-        new: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
-    ) -> str | None:
-        """Return the text after an answer that `new` messages follow; None if the template rewrites earlier text."""
-        before, text = self._up_to(messages, answer, tools), self.render([*messages, answer, *new], tools)
-        return text[len(before) :] if text.startswith(before) else None
-
-    def _up_to(
-        self, messages: Sequence[dict[str, Any]], answer: dict[str, Any], tools: Sequence[dict[str, Any]] = ()
-    ) -> str:
-        """Return the text of a prompt and its answer, as rendered texts hold it."""
-        return self.render(messages, tools) + self.control.said_apart(answer["content"]).removeprefix(self.lead)
-
-    @lru_cache(maxsize=256)  # noqa: B019
+    @lru_cache(maxsize=256)  # noqa: B019  # one template lives as long as its stage
     def _rendered(self, conversation: bytes) -> str:
         """Return the text of messages and tools from a cache: a group's episodes begin with the same conversation."""
         messages, tools = orjson.loads(conversation)
@@ -127,9 +93,14 @@ class Template:
         except MemoryError:
             raise
         except Exception as error:  # templates may raise anything
+            remedy = f"If this is an error in the template, {REMEDY}"
+            if any(message["role"] == "system" for message in messages):
+                remedy = (
+                    "If it takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction"
+                )
             raise ValueError(
                 f"the chat template of {self._name} refuses a conversation of {_roles(messages)}: "
-                f"{str(error) or repr(error)}. {_remedy(messages)}"
+                f"{str(error) or repr(error)}. {remedy}"
             ) from error
         assert isinstance(text, str)
         return text
@@ -146,16 +117,32 @@ class Template:
         answer = {"role": "assistant", "content": self.lead + completion}
         return [*messages, answer, {"role": "user", "content": message}]
 
-    def rest(self, messages: list[Message]) -> str | None:
-        """Return the text that the template writes after the last completion, the last but one of `messages`.
+    def rest(
+        self,
+        messages: Sequence[dict[str, Any]],
+        completion: str,
+        new: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str | None:
+        """Return the text that the template writes after a completion, which `new` messages answer.
 
-        Return None if the template rewrites the text before it.
+        The completion is given to the template as the text that was sampled, calls of tools included. None if the
+        template rewrites the text before it.
         """
-        roles = tuple(message["role"] for message in messages)
-        if roles not in self._toys:
-            toy = self._find_toy(messages)
-            self._toys[roles] = toy if toy and self._agrees(toy, messages) else None
-        return self._toy_rest(roles, messages[-1]["content"]) if self._toys[roles] else self._rest(messages)
+        before, text = self._before_and_whole(messages, completion, new, tools)
+        return text[len(before) :] if text.startswith(before) else None
+
+    def rest_of_question(self, messages: list[Message], completion: str, question: str) -> str | None:
+        """Return what `rest` does for a user's next message, also if the template trims the completion's whitespace."""
+        new = [{"role": "user", "content": question}]
+        rest = self.rest(messages, completion, new)
+        if rest is None and self._keeps and (rest := self.rest(messages, _PLAIN, new)) is not None:
+            before, text = self._before_and_whole(messages, completion, new)
+            if _without_whitespace(before + rest) != _without_whitespace(text):
+                rest = None
+        if rest is None:
+            self._warn(self.extend(messages, completion, question))
+        return rest
 
     def keeps_plain(self) -> bool:
         """Return whether the template keeps the plainest completion unchanged.
@@ -163,57 +150,30 @@ class Template:
         If it does not, it may write text into the assistant's turns that the policy has to sample itself. An example
         are turns of several parts, each with its own end.
         """
-        return self._rest(self.extend([_QUESTION], _PLAIN, "?")) is not None
+        return self.rest([_QUESTION], _PLAIN, [_QUESTION]) is not None
 
-    @lru_cache(maxsize=256)  # noqa: B019  # one template lives as long as its stage
-    def _toy_rest(self, roles: tuple[str, ...], message: str) -> str | None:
-        toy = self._toys[roles]
-        assert toy
-        return self._rest(_with_last(toy, message))
+    def _before_and_whole(
+        self,
+        messages: Sequence[dict[str, Any]],
+        completion: str,
+        new: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> tuple[str, str]:
+        """Return the text of a prompt with its completion, and that of the longer conversation."""
+        answer = {"role": "assistant", "content": self.lead + completion}
+        before = self.render(messages, tools) + self.control.said_apart(answer["content"]).removeprefix(self.lead)
+        return before, self.render([*messages, answer, *new], tools)
 
-    def _rest(self, messages: list[Message]) -> str | None:
-        return self._after(messages[:-2], messages[-2], messages[-1:])
-
-    def _find_toy(self, messages: list[Message]) -> list[Message] | None:
-        """Return a toy conversation with the roles of `messages`; None if the template rewrites it."""
-        thinking, plain = (self._make_toy(messages, completion) for completion in (_THINKING, _PLAIN))
-        if self._rest(thinking) is not None and self._rest(plain) is not None:
-            return plain
+    def _warn(self, messages: list[Message]) -> None:
+        """Log once that the template rewrites earlier turns."""
         if not self._warned:
-            self._warned = True
             logger.warning(
                 "the chat template of %s rewrites earlier turns (for example of %s): each turn that it changes begins "
                 "a new sequence",
                 self._name,
                 _roles(messages),
             )
-        return None
-
-    def _make_toy(self, messages: list[Message], completion: str) -> list[Message]:
-        """Return a toy conversation with the roles of `messages`.
-
-        No two questions are equal. The last completion is `completion`; all others contain thoughts.
-        """
-        contents = [
-            self.lead + _THINKING if message["role"] == "assistant" else f"{message['role']} {place}"
-            for place, message in enumerate(messages)
-        ]
-        contents[-2] = self.lead + completion
-        return [message | {"content": content} for message, content in zip(messages, contents, strict=True)]
-
-    def _agrees(self, toy: list[Message], messages: list[Message]) -> bool:
-        """Return whether the toy predicts the text of `messages`, apart from whitespace, which templates trim."""
-        rest = self._rest(_with_last(toy, messages[-1]["content"]))
-        predicted = None if rest is None else self._up_to(messages[:-2], messages[-2]) + rest
-        if predicted is not None and _without_whitespace(predicted) == _without_whitespace(self.render(messages)):
-            return True
-        logger.warning(
-            "the chat template of %s renders the first real conversation of %s differently from a toy one: each "
-            "of these is now rendered in full, which is slower, and each turn that it changes begins a new sequence",
-            self._name,
-            _roles(messages),
-        )
-        return False
+        self._warned = True
 
     def _check_shown(self, messages: list[Any], tools: Sequence[dict[str, Any]] = ()) -> None:
         """Check that the template shows every line of messages of this form, every call and every tool.
@@ -230,19 +190,16 @@ class Template:
         ]
         text = _without_whitespace(self._render(toys, list(tools)).replace(JOINT, ""))
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        for name in (tool["function"]["name"] for tool in (*tools, *calls)):
-            if _without_whitespace(name) not in text:
-                self._refuse(f"the tool {name!r}", messages)
+        needed = [(f"the tool {each['function']['name']!r}", each["function"]["name"]) for each in (*tools, *calls)]
         for place, toy in enumerate(toys, 1):
-            lines = () if toy.get("tool_calls") else toy["content"].splitlines()
-            if any(_without_whitespace(line) not in text for line in lines):
-                self._refuse(f"message {place} ({toy['role']})", messages)
-
-    def _refuse(self, missing: str, messages: list[Any]) -> NoReturn:
-        raise ValueError(
-            f"the chat template of {self._name} does not show {missing} of a conversation of {_roles(messages)}: the "
-            f"policy would never see it. Use an instruction-tuned model, or {REMEDY}"
-        )
+            lines = [] if toy.get("tool_calls") else toy["content"].splitlines()
+            needed += [(f"message {place} ({toy['role']})", line) for line in lines]
+        for what, words in needed:
+            if _without_whitespace(words) not in text:
+                raise ValueError(
+                    f"the chat template of {self._name} does not show {what} of a conversation of {_roles(messages)}: "
+                    f"the policy would never see it. Use an instruction-tuned model, or {REMEDY}"
+                )
 
     def _find_lead(self) -> str:
         prompt = self.render([_QUESTION])
@@ -266,18 +223,8 @@ def _toy_content(role: str, place: int) -> str:
     return "\n".join(f"{role} {place}.{line:02}" for line in range(_LINES))
 
 
-def _with_last(toy: list[Message], message: str) -> list[Message]:
-    return [*toy[:-1], toy[-1] | {"content": message}]
-
-
 def _roles(messages: list[Message]) -> str:
     return ", ".join(message["role"] for message in messages)
-
-
-def _remedy(messages: list[Message]) -> str:
-    if any(message["role"] == "system" for message in messages):
-        return "If it takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction"
-    return f"If this is an error in the template, {REMEDY}"
 
 
 def _without_whitespace(text: str) -> str:

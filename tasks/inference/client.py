@@ -5,7 +5,6 @@ import contextlib
 import logging
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -68,22 +67,18 @@ class Client:
         self._longest_s = longest_s or timeout_s
         self._max_model_len, self._connections = max_model_len, connections
         self._base = ""
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Client":
         connector, self._base = connect(self.url, self._connections)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._session is not None
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def healthy(self) -> bool:
         """Return whether the server answers."""
-        assert self._session is not None
         try:
             async with self._session.get(f"{self._base}/health") as response:
                 return response.status == 200
@@ -130,29 +125,22 @@ class Client:
 
     async def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the server's answer to a request for completions, and whether they were cut because of the time."""
-        identity, cutting = uuid.uuid4().hex, list[asyncio.Task[None]]()
-
-        def cut() -> None:
-            cutting.append(asyncio.create_task(self._cut(identity)))
-
-        timer = asyncio.get_running_loop().call_later(self._longest_s, cut)
+        identity = uuid.uuid4().hex
         limit = aiohttp.ClientTimeout(total=self._longest_s + CUT_S)
+        asked = asyncio.create_task(self._post("/inference/v1/generate", body | {"request_id": identity}, limit))
         try:
-            answer = await self._post("/inference/v1/generate", body | {"request_id": identity}, limit)
+            done, _ = await asyncio.wait({asked}, timeout=self._longest_s)
+            if not done:
+                logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
+                ids, patience = {"request_ids": [f"generate-tokens-{identity}"]}, aiohttp.ClientTimeout(total=CUT_S)
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # then the request ends at its own limit
+                    async with self._session.post(
+                        f"{self._base}/inference/v1/abort_requests", json=ids, timeout=patience
+                    ):
+                        pass
+            return await asked, not done
         finally:
-            timer.cancel()
-            for task in cutting:
-                task.cancel()
-        return answer, bool(cutting)
-
-    async def _cut(self, identity: str) -> None:
-        """Make the server end a request, and answer it with what it has sampled."""
-        assert self._session is not None
-        logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
-        body = {"request_ids": [f"generate-tokens-{identity}"]}
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # then the request ends at its own limit
-            async with self._session.post(f"{self._base}/inference/v1/abort_requests", json=body):
-                pass
+            asked.cancel()
 
     async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
         """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context."""
@@ -170,7 +158,6 @@ class Client:
 
     async def weight_version(self) -> str:
         """Return the weight version that the server reports."""
-        assert self._session is not None
         async with self._session.get(f"{self._base}/weight_info") as response:
             return str((await _checked(response))["weight_version"])
 
@@ -210,7 +197,6 @@ class Client:
     async def _post(
         self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
     ) -> dict[str, Any]:
-        assert self._session is not None, "use the client as a context manager"
         async with self._session.post(f"{self._base}{path}", json=body, timeout=limit or self._timeout) as response:
             return await _checked(response)
 

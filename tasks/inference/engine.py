@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import aiohttp
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
@@ -43,6 +42,10 @@ class _Replica:
     server: Server | None  # None if the configuration gives the URL
     proven: Proven | None = None  # what it serves; None if unknown
 
+    @property
+    def alive(self) -> bool:
+        return self.server is None or self.server.alive
+
 
 class Engine:
     """The vLLM replicas; a context manager that ends the servers it started, however the block ends.
@@ -69,14 +72,12 @@ class Engine:
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
-        self._sockets = _lacking_sockets(rollout.concurrency)
+        self._connections = _most_connections(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.closed = True  # a rollout that still plays gets EngineClosedError
         for server in self.servers:
             server.close()
@@ -102,33 +103,35 @@ class Engine:
             InferenceError: a server does not start, or its logprobs of the canary differ from the checkpoint's.
         """
         with self._serving:
-            if self._policy is None or self._policy.version != policy.version:
-                self._serve(policy)
-
-    def _serve(self, policy: Checkpoint) -> None:
-        self._policy = policy
-        self._history.append(policy.number)
-        try:
-            self._bring_in(policy)
-        except BaseException as error:
-            self._policy = None  # it is not proven, so it does not count as served
-            self.closed = self.closed or not isinstance(error, Exception)  # interrupted: the flow ends
-            for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
-                server.stop()
-            asyncio.run(self._give_up())
-            raise
-        self._settled = len(self._history) - 1
+            if self._policy and self._policy.version == policy.version:
+                return
+            self._policy = policy
+            self._history.append(policy.number)
+            try:
+                self._bring_in(policy)
+            except BaseException as error:
+                self._policy = None  # it is not proven, so it does not count as served
+                self.closed = self.closed or not isinstance(error, Exception)  # interrupted: the flow ends
+                for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
+                    server.stop()
+                asyncio.run(self._give_up())
+                raise
+            self._settled = len(self._history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
-        if not self._replicas:
-            self._replicas = self._given() if self.settings.urls else self._start(policy)
-        elif self.settings.swap == "restart":
-            self._restart(self._replicas, policy)
+        if self._replicas:
+            everywhere = self.settings.swap == "restart"
+            self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
+        elif self.settings.urls:
+            key = os.environ.get("VLLM_API_KEY")
+            self._replicas = [_Replica(url, key, None) for url in self.settings.urls]
         else:
-            self._restart(
-                [replica for replica in self._replicas if replica.server and not replica.server.alive], policy
-            )
-        asyncio.run(self._establish_all(policy))
+            logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
+            servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
+            # Set before the first process exists, so that __exit__ ends all of them.
+            self._replicas = [_Replica(server.url, None, server) for server in servers]
+            self._restart(self._replicas, policy)
+        asyncio.run(self._establish(self._replicas, policy))
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:
@@ -142,38 +145,23 @@ class Engine:
         """Return the weight versions served since index `since` of the history; a swap may happen during a rollout."""
         return set(self._history[since:])
 
-    async def repair(self, index: int) -> None:
+    def repair(self, index: int) -> None:
         """Restart a server of this engine with the current policy, if it has died.
 
         Raises:
             EngineClosedError: the engine was closed meanwhile.
             InferenceError: the engine serves no policy.
         """
-        await asyncio.to_thread(self._repair, self._replicas[index])
-
-    def _repair(self, replica: _Replica) -> None:
+        replica = self._replicas[index]
         with self._serving:
             if self.closed:
                 raise EngineClosedError("the engine was closed while a rollout was playing")
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
-            if replica.server is None or replica.server.alive:
-                return
-            logger.warning("vLLM at %s has died: restarting it", replica.url)
-            self._restart([replica], self._policy)
-            asyncio.run(self._establish(replica, self._policy))
-
-    def _given(self) -> list[_Replica]:
-        key = os.environ.get("VLLM_API_KEY")
-        return [_Replica(url, key, None) for url in self.settings.urls]
-
-    def _start(self, policy: Checkpoint) -> list[_Replica]:
-        logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
-        servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
-        # Set before the first process exists, so that __exit__ ends all of them.
-        self._replicas = [_Replica(server.url, None, server) for server in servers]
-        self._restart(self._replicas, policy)
-        return self._replicas
+            if not replica.alive:
+                logger.warning("vLLM at %s has died: restarting it", replica.url)
+                self._restart([replica], self._policy)
+                asyncio.run(self._establish([replica], self._policy))
 
     def _restart(self, replicas: list[_Replica], policy: Checkpoint) -> None:
         servers = [replica.server for replica in replicas if replica.server]
@@ -189,12 +177,9 @@ class Engine:
             server.wait_until_healthy()
 
     def _client(self, replica: _Replica) -> Client:
-        share = self._sockets and max(1, self._sockets // len(self._replicas))
+        share = self._connections and max(1, self._connections // len(self._replicas))
         context, longest_s = self.settings.max_model_len, self.rollout.longest_completion_s
         return Client(replica.url, replica.api_key, REQUEST_TIMEOUT_S, context, share, longest_s)
-
-    async def _establish_all(self, policy: Checkpoint) -> None:
-        await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
 
     async def _give_up(self) -> None:
         """Give up the servers of given URLs, which the engine cannot stop: their weights are no policy's."""
@@ -204,8 +189,11 @@ class Engine:
                 async with self._client(replica) as client:
                     await client.give_up()
 
-    async def _establish(self, replica: _Replica, policy: Checkpoint) -> None:
-        """Swap the weights in and prove them."""
+    async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
+        """Swap the weights in and prove them, on all replicas at the same time."""
+        await asyncio.gather(*(self._swap(replica, policy) for replica in replicas))
+
+    async def _swap(self, replica: _Replica, policy: Checkpoint) -> None:
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
@@ -221,31 +209,26 @@ class Engine:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
 
 
-def _lacking_sockets(wanted: int) -> int:
-    """Return the number of possible sockets if it is below `wanted`; otherwise 0."""
-    possible = _sockets(wanted)
-    if possible == wanted:
-        return 0
-    logger.warning(
-        "rollout.concurrency=%d, but the hard limit of open files (`ulimit -Hn`) allows %d connections: further "
-        "requests wait",
-        wanted,
-        possible,
-    )
-    return possible
-
-
-def _sockets(wanted: int) -> int:
-    """Return how many of `wanted` sockets, one of each episode, this process may open.
+def _most_connections(episodes: int) -> int:
+    """Return how many connections this process may open if that is below the number of `episodes`; otherwise 0.
 
     Raises its soft limit of open files for them, and for what agents open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    useful = wanted * (1 + _AGENTS_FILES) + _OTHER_FILES
+    useful = episodes * (1 + _AGENTS_FILES) + _OTHER_FILES
     most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return min(wanted, max(most // 2, most - _OTHER_FILES))
+    possible = max(most // 2, most - _OTHER_FILES)
+    if possible >= episodes:
+        return 0
+    logger.warning(
+        "rollout.concurrency=%d, but the hard limit of open files (`ulimit -Hn`) allows %d connections: further "
+        "requests wait",
+        episodes,
+        possible,
+    )
+    return possible
 
 
 def devices_of_servers(settings: Inference) -> list[list[str]]:
@@ -290,14 +273,11 @@ class Connection:
             with attempt:
                 if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                     async with self._repairs[replica]:
-                        await self._engine.repair(replica)
+                        await asyncio.to_thread(self._engine.repair, replica)
                 completions = await self._clients[replica].generate(token_ids, gconfig, seed)
-        self._check_versions(completions, replica)
-        return completions
-
-    def _check_versions(self, completions: list[Completion], replica: int) -> None:
         answered = {version for completion in completions for version in completion.versions}
         served = self._engine.served(self._since)
         if others := answered - served:
             url, expected = self._clients[replica].url, ", ".join(map(str, sorted(served)))
             raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")
+        return completions

@@ -48,15 +48,12 @@ class Proof:
         self._before = before if before and _can_differ(before.policy, policy) else None
         self._old: dict[str, str] | None = None
 
-    def _needs_checksums(self, before: Proven) -> bool:
-        """Return whether the two versions are too similar for the canary."""
-        step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
-        return step < _CLEAR * before.error
-
     async def prepare(self) -> None:
-        """Note the server's checksums, if the canary cannot distinguish the two versions."""
-        if self._before and self._needs_checksums(self._before):
-            self._old = self._before.checksums or await self._client.weight_checksums()
+        """Note the server's checksums, if the two versions are too similar for the canary."""
+        if before := self._before:
+            step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
+            if step < _CLEAR * before.error:
+                self._old = before.checksums or await self._client.weight_checksums()
 
     async def demand(self) -> Proven:
         """Return the proof that the server serves the policy.
@@ -68,41 +65,36 @@ class Proof:
         label, served = await asyncio.gather(client.weight_version(), client.prompt_logprobs(policy.canary.token_ids))
         if label != str(policy.number):
             raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.number}")
-        error = _distance(served, policy.canary.logprobs)
+        expected = policy.canary.logprobs
+        error = _distance(served, expected)
         if not error <= self._tolerance:  # also NaN
-            raise InferenceError(self._too_far(served, error))
+            raise InferenceError(
+                f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} on "
+                f"average (sum {sum(served):.6f} served, {sum(expected[: len(served)]):.6f} expected), more than "
+                f"inference.canary_tolerance={self._tolerance:g}. On a CPU, tied embeddings are not reloaded in place: "
+                "try inference.swap=restart. For half precision, raise the tolerance"
+            )
+        before = self._before
+        if before is None:
+            return Proven(policy, error)
         if self._old is not None:
-            return Proven(policy, error, await self._demand_other_weights())
-        if self._before and error > _NEARER * (other := _distance(served, self._before.policy.canary.logprobs)):
+            new = await client.weight_checksums()
+            if new == self._old:
+                raise InferenceError(
+                    f"{client.url} does not serve {policy.version}: none of its parameters has changed since "
+                    f"{before.policy.version}. Either the new weights were not loaded, or the update was so small that "
+                    "inference.dtype rounds it away: then raise optimizer.lr or use float32"
+                )
+            known = client.url, policy.version, before.policy.version
+            logger.info("%s: its checksums distinguish %s from %s, the canary cannot", *known)
+            return Proven(policy, error, new)
+        if error > _NEARER * (other := _distance(served, before.policy.canary.logprobs)):
             raise InferenceError(
                 f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} from "
-                f"this version's and by {other:.3g} from those of {self._before.policy.version}, which it "
-                "served before: the new weights were not loaded. Try inference.swap=restart"
+                f"this version's and by {other:.3g} from those of {before.policy.version}, which it served before: the "
+                "new weights were not loaded. Try inference.swap=restart"
             )
         return Proven(policy, error)
-
-    async def _demand_other_weights(self) -> dict[str, str]:
-        """Return the server's checksums, after a check that some have changed."""
-        assert self._before
-        client, before, now = self._client, self._before.policy.version, self._policy.version
-        new = await client.weight_checksums()
-        if new == self._old:
-            raise InferenceError(
-                f"{client.url} does not serve {now}: none of its parameters has changed since {before}. Either the new "
-                "weights were not loaded, or the update was so small that inference.dtype rounds it away: then raise "
-                "optimizer.lr or use float32"
-            )
-        logger.info("%s: its checksums distinguish %s from %s, the canary cannot", client.url, now, before)
-        return new
-
-    def _too_far(self, served: Sequence[float], error: float) -> str:
-        expected = self._policy.canary.logprobs[: len(served)]
-        return (
-            f"{self._client.url} does not serve {self._policy.version}: its logprobs of the canary differ by "
-            f"{error:.3g} on average (sum {sum(served):.6f} served, {sum(expected):.6f} expected), more than "
-            f"inference.canary_tolerance={self._tolerance:g}. On a CPU, tied embeddings are not reloaded in place: try "
-            "inference.swap=restart. For half precision, raise the tolerance"
-        )
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

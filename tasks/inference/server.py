@@ -55,15 +55,18 @@ class Server:
         asyncio.run(self._await_health())
 
     async def _await_health(self) -> None:
-        started = time.monotonic()
+        started, limit_s = time.monotonic(), self.settings.startup_timeout_s
         async with Client(self.url, None, 5, self.settings.max_model_len) as client:
             while not await client.healthy():
-                if not self.alive:
-                    raise InferenceError(f"vLLM ended while starting; {self._end_of_log()}")
-                if time.monotonic() - started > self.settings.startup_timeout_s:
+                late = time.monotonic() - started > limit_s
+                if late or not self.alive:
                     self.stop()
-                    limit = f"inference.startup_timeout_s={self.settings.startup_timeout_s:g}"
-                    raise InferenceError(f"vLLM was not healthy after {limit}; {self._end_of_log()}")
+                    problem = (
+                        f"was not healthy after inference.startup_timeout_s={limit_s:g}"
+                        if late
+                        else "ended while starting"
+                    )
+                    raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self._child.log_tail()}")
                 await asyncio.sleep(0.2)
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
 
@@ -75,49 +78,44 @@ class Server:
         """End the process group for good and remove its folder."""
         self._child.close()
 
-    def _end_of_log(self) -> str:
-        return f"the end of {self.log}:\n{self._child.log_tail()}"
-
     def _command(self, model: Path) -> list[str]:
         settings = self.settings
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())]
-        command += ["--uds", str(self._socket), "--served-model-name", SERVED_NAME]
-        command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-        command += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
-        command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization), "--disable-log-stats"]
-        command += ["--disable-uvicorn-access-log"]
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())),
+            *("--uds", str(self._socket), "--served-model-name", SERVED_NAME),
+            *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
+            *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
+            *("--disable-log-stats", "--disable-uvicorn-access-log"),
+        ]
         if settings.enforce_eager:
             command.append("--enforce-eager")
         if cpu_build():
             # A seeded request whose prompt is processed in parts ends vLLM's CPU worker (Generator.get_offset).
             command.append("--no-enable-chunked-prefill")
-            command += ["--kv-cache-memory-bytes", str(2**30)]  # inference.extra_args may give more
-            # On a CPU the default is 128; a step of a small model costs nearly the same with twice as many sequences.
-            command += ["--max-num-seqs", "256"]
-        return command + settings.extra_args
+            # A step of a small model costs nearly the same with 256 sequences as with 128, the default on a CPU.
+            command += ["--kv-cache-memory-bytes", str(2**30), "--max-num-seqs", "256"]
+        return command + settings.extra_args  # which may give more
 
     def _environment(self) -> dict[str, str]:
         # The key belongs to servers given by URL; no other user can reach ours. The second variable would override
         # --kv-cache-memory-bytes.
         left_out = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")
-        inherited = {name: value for name, value in os.environ.items() if name not in left_out}
-        # In eager mode vLLM still compiles parts of its sampler, which takes seconds and needs a C++ compiler.
-        eager = {"TORCHDYNAMO_DISABLE": "1"} if self.settings.enforce_eager else {}
-        # On a CPU vLLM uses one more process for its worker, only to bind its threads to cores. For a small model that
-        # costs a third of the start and half of the tokens/s.
-        together = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if cpu_build() else {}
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.devices else {}
-        return (
-            together
-            | inherited
-            | eager
-            | devices
-            | {
-                "VLLM_SERVER_DEV_MODE": "1",
-                "VLLM_RPC_BASE_PATH": str(self._child.folder),  # sockets among vLLM's processes
-                "VLLM_HOST_IP": "127.0.0.1",
-                "OMP_NUM_THREADS": str(self.settings.threads),
-                "VLLM_NO_USAGE_STATS": "1",
-                "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point
-            }
-        )
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        if cpu_build():
+            # vLLM uses one more process for its worker, only to bind its threads to cores. For a small model that costs
+            # a third of the start and half of the tokens/s.
+            environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if self.settings.enforce_eager:
+            # Otherwise vLLM still compiles parts of its sampler, which takes seconds and needs a C++ compiler.
+            environment["TORCHDYNAMO_DISABLE"] = "1"
+        if self.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+        return environment | {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_RPC_BASE_PATH": str(self._child.folder),  # sockets among vLLM's processes
+            "VLLM_HOST_IP": "127.0.0.1",
+            "OMP_NUM_THREADS": str(self.settings.threads),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point
+        }

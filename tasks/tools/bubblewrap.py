@@ -18,11 +18,12 @@ import shutil
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any
 
 from storage.processes.child import mark
 
@@ -51,52 +52,41 @@ class Limits:
     output_bytes: int = 2**20  # of standard output, and of standard error
 
 
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """The start of a sandbox: `command` with `options` for subprocess or asyncio; a context manager.
+    """The start of a sandbox: `command` with `options` for subprocess or asyncio."""
+
+    command: list[str]
+    options: dict[str, Any]
+    report: IO[bytes]  # in which bubblewrap says how the program ended
+
+    def exit_status(self) -> int | None:
+        """Return the program's exit status after its end; 128 + n for signal n. None: it was not started, or killed."""
+        written = os.pread(self.report.fileno(), 2**16, 0)
+        reports = [json.loads(line) for line in written.splitlines()]
+        return next((each["exit-code"] for each in reports if "exit-code" in each), None)
+
+
+@contextmanager
+def launch(argv: Sequence[str], limits: Limits, packages: bool = False) -> Iterator[Launch]:
+    """Yield the start of a sandbox, which is usable until the block ends.
 
     Args:
         argv: the program, as the sandbox sees it.
         limits: those of time and output are left to whoever reads its output.
         packages: show the packages for mathematics.
     """
-
-    def __init__(self, argv: Sequence[str], limits: Limits, packages: bool = False) -> None:
-        self._report, status = os.pipe()
-        self._passed = [status]
-        try:
-            refused = _filter()
-        except OSError:
-            self.__exit__()
-            raise
-        self._passed.append(refused)
-        self.command = _command(argv, limits, package_folders() if packages else (), status, refused)
+    with _memory_file("report") as report, _memory_file("filter") as refused:
+        refused.write(_filter_program())
+        refused.seek(0)
+        passed = report.fileno(), refused.fileno()
+        command = _command(argv, limits, package_folders() if packages else (), *passed)
         environment = {"PATH": os.environ.get("PATH", os.defpath), **mark()}
-        self.options: dict[str, Any] = {"pass_fds": (status, refused), "env": environment, "start_new_session": True}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.started()
-        os.close(self._report)
-
-    def started(self) -> None:
-        """Close the descriptors that only the started process needs."""
-        while self._passed:
-            os.close(self._passed.pop())
-
-    def exit_status(self) -> int | None:
-        """Return the program's exit status after its end; 128 + n for signal n. None: it was not started, or killed."""
-        reports = [json.loads(line) for line in os.read(self._report, 2**16).splitlines()]
-        return next((report["exit-code"] for report in reports if "exit-code" in report), None)
+        yield Launch(command, {"pass_fds": passed, "env": environment, "start_new_session": True}, report)
 
 
-def _filter() -> int:
-    """Return a descriptor from which bubblewrap reads the filter of system calls."""
-    refused, writing = os.pipe()
-    os.write(writing, _filter_program())
-    os.close(writing)
-    return refused
+def _memory_file(name: str) -> IO[bytes]:
+    return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
 
 
 def python(program: str, packages: bool = False) -> list[str]:

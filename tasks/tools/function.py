@@ -30,14 +30,20 @@ class FunctionTool:
     """
 
     def __init__(self, function: ToolFunction) -> None:
-        _check(function)
-        self.name = function.__name__
+        self.name = name = getattr(function, "__name__", repr(function))
         self.description = inspect.getdoc(function) or ""
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"{name} is no `async def`: a tool is awaited, so that others can work meanwhile")
+        for each in inspect.signature(function).parameters.values():
+            if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+                raise ValueError(f"{name}: the parameter {each} has no name for JSON: list every argument by its name")
+            if each.annotation is each.empty:
+                raise ValueError(f"{name}: annotate the parameter {each.name!r}, so that the policy knows its type")
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
             self.parameters: dict[str, Any] = self._adapter.json_schema()
         except (PydanticUserError, NameError) as error:
-            raise ValueError(f"{self.name}: no JSON schema for its annotations: {described(error)}") from error
+            raise ValueError(f"{name}: no JSON schema for its annotations: {described(error)}") from error
 
     async def call(self, arguments: dict[str, Any]) -> str:
         """Call the function; return its result as text.
@@ -49,7 +55,8 @@ class FunctionTool:
         try:
             running = self._adapter.validate_python(ArgsKwargs((), arguments))
         except ValidationError as error:
-            raise ToolError(_explain(error)) from None
+            wrong = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
+            raise ToolError("; ".join(wrong)) from None
         try:
             result = await running
             return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
@@ -60,19 +67,3 @@ class FunctionTool:
 
     async def close(self) -> None:
         pass
-
-
-def _check(function: ToolFunction) -> None:
-    name = getattr(function, "__name__", repr(function))
-    if not inspect.iscoroutinefunction(function):
-        raise ValueError(f"{name} is no `async def`: a tool is awaited, so that others can work meanwhile")
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(f"{name}: the parameter {parameter} has no name for JSON: list every argument by its name")
-        if parameter.annotation is parameter.empty:
-            raise ValueError(f"{name}: annotate the parameter {parameter.name!r}, so that the policy knows its type")
-
-
-def _explain(error: ValidationError) -> str:
-    """Return what is wrong with the arguments, on one line."""
-    return "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())

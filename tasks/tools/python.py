@@ -2,11 +2,11 @@
 
 import asyncio
 import secrets
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,24 +26,21 @@ _FORGETS = "Every call starts anew: it does not see the variables of earlier cal
 _CALLS = 20
 """Calls of an interpreter that stays may use so many times the processor time of one."""
 
-Outcome = Literal["returned", "raised", "exited", "time", "output"]
-"""How a call ended. After the last three the interpreter is gone."""
-
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    r"""What a call printed, the traceback included.
+    r"""How a call ended.
 
-    Example: Execution(output="4\n", outcome="returned", status=None)
+    Example: Execution(output="4\n", raised=False, stopped="")
     """
 
-    output: str  # in bytes about `Limits.output_bytes` at most
-    outcome: Outcome
-    status: int | None = None  # exit status of an interpreter that exited; 128 + n for signal n
+    output: str  # what it printed, the traceback included; in bytes about `Limits.output_bytes` at most
+    raised: bool = False
+    stopped: str = ""  # what ended the interpreter; empty: it waits for the next call
 
 
 class Interpreter:
-    """An interpreter; its owner calls `execute` one call at a time, and `close` at the end."""
+    """An interpreter; its owner calls `execute` one call at a time, and `aclose` at the end."""
 
     def __init__(self, sandboxes: Sandboxes, limits: Limits, packages: bool) -> None:
         self._sandboxes, self._limits, self._packages = sandboxes, limits, packages
@@ -59,22 +56,22 @@ class Interpreter:
         """
         text, finished = code.encode(), False
         try:
-            sandbox = self._sandbox or await self._start()
-            execution = await self._converse(sandbox, text)
-            finished = execution.outcome in ("returned", "raised")
+            self._sandbox = self._sandbox or await self._start()
+            execution = await self._converse(self._sandbox, text)
+            finished = not execution.stopped
             return execution
         finally:
             if not finished:  # an interrupted call also leaves an interpreter in an unknown state
-                await self.close()
+                await self.aclose()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         self._sandbox = None
         await self._open.aclose()
 
     async def _start(self) -> Sandbox:
         argv = python(_DRIVER.read_text(), self._packages)
         opened = self._sandboxes.open(argv, self._limits, packages=self._packages, merged=True)
-        self._sandbox = sandbox = await self._open.enter_async_context(opened)
+        sandbox = await self._open.enter_async_context(opened)
         try:
             await sandbox.stdout.readexactly(len(READY))
         except asyncio.IncompleteReadError as error:
@@ -83,32 +80,30 @@ class Interpreter:
         return sandbox
 
     async def _converse(self, sandbox: Sandbox, text: bytes) -> Execution:
-        token = secrets.token_hex(8).encode()
+        """Give the interpreter a call, and read what this writes up to the token that ends it."""
+        token, limits = secrets.token_hex(8).encode(), self._limits
         sandbox.stdin.write(b"%s %d\n" % (token, len(text)) + text)
         try:
-            async with asyncio.timeout(self._limits.seconds):
-                return await _answer(sandbox, token)
+            async with asyncio.timeout(limits.seconds):
+                try:
+                    printed = await sandbox.stdout.readuntil(token)
+                    raised = await sandbox.stdout.readexactly(2) == b" 1"
+                except asyncio.IncompleteReadError as error:
+                    status = await sandbox.wait(error.partial)
+                    return Execution(_text(error.partial), stopped=f"the interpreter ended with exit status {status}")
         except TimeoutError:
-            return Execution(_text(await sandbox.end()), "time")
-
-
-async def _answer(sandbox: Sandbox, token: bytes) -> Execution:
-    """Read what a call writes, up to the token that ends it."""
-    try:
-        printed = await sandbox.stdout.readuntil(token)
-        raised = await sandbox.stdout.readexactly(2) == b" 1"
-        return Execution(_text(printed.removesuffix(token)), "raised" if raised else "returned")
-    except asyncio.LimitOverrunError:
-        return Execution(_text(await sandbox.end()), "output")
-    except asyncio.IncompleteReadError as error:
-        return Execution(_text(error.partial), "exited", await sandbox.wait(error.partial))
+            return Execution(_text(await sandbox.end()), stopped=f"stopped after {limits.seconds:g} s")
+        except asyncio.LimitOverrunError:
+            told = f"stopped after {limits.output_bytes:,} bytes of output"
+            return Execution(_text(await sandbox.end()), stopped=told)
+        return Execution(_text(printed.removesuffix(token)), raised)
 
 
 def _text(output: bytes) -> str:
     return output.decode(errors="replace")
 
 
-class PythonTool:
+class PythonTool(FunctionTool):
     """Python in a sandbox; `tasks/tools/README.md` says what it is safe against.
 
     Args:
@@ -120,8 +115,6 @@ class PythonTool:
         output_chars: a longer output loses its middle.
         packages: let the code import numpy, scipy, sympy and mpmath, as far as they are installed.
     """
-
-    name = "python"
 
     def __init__(
         self,
@@ -140,15 +133,12 @@ class PythonTool:
         self._open = partial(Interpreter, context.sandboxes, self._limits, packages)
         self._kept = self._open()
         self._turn = asyncio.Lock()  # an interpreter makes one call at a time
-        self._function = FunctionTool(self.run)
-        self.parameters = self._function.parameters
+        super().__init__(self.run)
+        self.name = "python"
         self.description = _DESCRIPTION + (_KEEPS if stateful else _FORGETS)
 
-    async def call(self, arguments: dict[str, Any]) -> str:
-        return await self._function.call(arguments)
-
     async def close(self) -> None:
-        await self._kept.close()
+        await self._kept.aclose()
 
     async def run(self, code: str) -> str:
         """Return the output of `code`.
@@ -156,31 +146,15 @@ class PythonTool:
         Raises:
             ToolError: it raised an exception or met a limit; the message begins with the output.
         """
-        execution = await (self._continue(code) if self._stateful else self._once(code))
-        output = shorten(execution.output, self._output_chars)
-        if execution.outcome == "returned":
-            return output
-        raise ToolError("\n".join(filter(None, [output.rstrip("\n"), self._trouble(execution)])))
-
-    async def _continue(self, code: str) -> Execution:
-        async with self._turn, self._sandboxes.place():  # between calls it needs no place
-            return await self._kept.execute(code)
-
-    async def _once(self, code: str) -> Execution:
-        async with self._sandboxes.place():
-            interpreter = self._open()
-            try:
-                return await interpreter.execute(code)
-            finally:
-                await interpreter.close()
-
-    def _trouble(self, execution: Execution) -> str:
-        """Say how a call ended that did not return; empty if a traceback says it."""
-        says = {
-            "raised": "",
-            "exited": f"the interpreter ended with exit status {execution.status}",
-            "time": f"stopped after {self._limits.seconds:g} s",
-            "output": f"stopped after {self._limits.output_bytes:,} bytes of output",
-        }[execution.outcome]
-        lost = "; the variables are lost: the next call begins a new interpreter" if says and self._stateful else ""
-        return says + lost
+        if self._stateful:
+            async with self._turn, self._sandboxes.place():  # between calls it needs no place
+                execution = await self._kept.execute(code)
+        else:
+            async with self._sandboxes.place(), aclosing(self._open()) as interpreter:
+                execution = await interpreter.execute(code)
+        output, stopped = shorten(execution.output, self._output_chars), execution.stopped
+        if stopped and self._stateful:
+            stopped += "; the variables are lost: the next call begins a new interpreter"
+        if stopped or execution.raised:
+            raise ToolError("\n".join(filter(None, [output.rstrip("\n"), stopped])))
+        return output

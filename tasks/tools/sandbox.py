@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from tasks.tools.bubblewrap import MACHINE, Launch, Limits, python
+from tasks.tools.bubblewrap import MACHINE, Launch, Limits, launch, python
 
 Ended = Literal["exited", "time", "output"]
 """Why a program ended: by itself or by a limit of the kernel ("exited"), or killed at the limit of time or output."""
@@ -173,13 +173,12 @@ class Sandboxes:
         stderr = STDOUT if merged else PIPE
         async with AsyncExitStack() as stack:
             try:
-                start = stack.enter_context(Launch(argv, limits, packages))
+                start = stack.enter_context(launch(argv, limits, packages))
                 process = await asyncio.create_subprocess_exec(
                     *start.command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=limits.output_bytes, **start.options
                 )
             except OSError as error:
                 raise SandboxError(f"no sandbox can be started: {error}") from error
-            start.started()
             sandbox = Sandbox(process, start)
             try:
                 yield sandbox
@@ -221,20 +220,14 @@ def check_host() -> None:
     for program, package in _PROGRAMS.items():
         if not shutil.which(program):
             raise ValueError(f"sandboxes need the program {program}: apt-get install {package}")
-    with Launch(python(_TRIAL), Limits()) as start:
+    with launch(python(_TRIAL), Limits()) as start:
         done = subprocess.run(start.command, capture_output=True, text=True, timeout=_PATIENCE_S, **start.options)
     if done.returncode:
-        raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {_remedy()}")
+        settings = [(Path("/proc/sys", *name.split(".")), forbids, remedy) for name, forbids, remedy in _SETTINGS]
+        known = [told for path, forbids, told in settings if path.exists() and path.read_text().strip() == forbids]
+        remedy = known[0] if known else _OTHERWISE
+        raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {remedy}")
     if done.stdout != "limited\n":
         raise ValueError(
             f"sandboxes cannot limit the number of processes on Linux {platform.release()}: it must be 5.14 or newer"
         )
-
-
-def _remedy() -> str:
-    """Return what probably lets bubblewrap make user namespaces."""
-    for setting, forbids, remedy in _SETTINGS:
-        path = Path("/proc/sys", *setting.split("."))
-        if path.exists() and path.read_text().strip() == forbids:
-            return remedy
-    return _OTHERWISE

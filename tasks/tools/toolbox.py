@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from storage.visible import described
@@ -60,12 +59,7 @@ class Toolbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all tools, even if one fails or hangs; then raise its error."""
         closing = [self._in_time(tool.close()) for tool in self._tools.values()]
         errors = await asyncio.gather(*closing, return_exceptions=True)
@@ -80,7 +74,7 @@ class Toolbox:
         """
         self.calls += 1
         try:
-            output = await self._in_time(_contained(self._find(name).call(_parse(arguments))))
+            output = await self._in_time(self._find(name).call(_parse(arguments)))
             return ToolResult(self._readable(output), False)
         except ToolError as error:
             self.errors += 1
@@ -109,29 +103,27 @@ class Toolbox:
             raise ToolError(f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}{known}")
         return self._tools[name]
 
-    async def _in_time(self, call: "Awaitable[T]") -> T:
+    async def _in_time(self, call: Awaitable[T]) -> T:
         """Return the result of a call; cancel it at the limit, and do not wait long for it to obey."""
-        task = asyncio.ensure_future(call)
+        task = asyncio.ensure_future(_contained(call))
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._call_timeout_s)
+            await asyncio.wait({task}, timeout=self._call_timeout_s)
+            in_time = task.done()
         finally:
             if not task.done():
-                await self._cancel(task)
-        if not done:
+                task.cancel()
+                await asyncio.wait({task}, timeout=_GRACE_S)
+            if not task.done():
+                self._stubborn.add(task)  # otherwise it could be collected as garbage while it runs
+                task.add_done_callback(self._stubborn.discard)
+        if not in_time:
             raise ToolError(f"no result within {self._call_timeout_s:g} s")
         if task.cancelled():
             raise ToolError("the tool cancelled its own call")
         return task.result()
 
-    async def _cancel(self, task: "asyncio.Future[Any]") -> None:
-        task.cancel()
-        await asyncio.wait({task}, timeout=_GRACE_S)
-        if not task.done():
-            self._stubborn.add(task)  # otherwise it could be collected as garbage while it runs
-            task.add_done_callback(self._stubborn.discard)
 
-
-async def _contained(call: Awaitable[str]) -> str:
+async def _contained(call: Awaitable[T]) -> T:
     """Await a call; in a task of its own SystemExit would end the event loop."""
     try:
         return await call

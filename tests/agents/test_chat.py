@@ -84,7 +84,7 @@ def test_a_template_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage starts one process for the trial, not one in each iteration."""
     chat._try_out.cache_clear()
     open_chat(make_tokenizer(CHAT_TEMPLATE))
-    monkeypatch.setattr(chat, "_render_in_process", None)
+    monkeypatch.setattr(subprocess, "run", None)
     open_chat(make_tokenizer(CHAT_TEMPLATE))
 
 

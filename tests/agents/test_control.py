@@ -202,9 +202,9 @@ def test_what_a_policy_samples_itself_keeps_its_tokens() -> None:
     words = "<think>\nHm\n</think>\n\n4\n<tool_call>\n{}\n</tool_call>"
     own = {chat.tokenizer.get_vocab()[text] for text in OWN}
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
-    written = chat.conversation([*history, {"role": "tool", "content": "3"}], [])
+    written = chat.prompt([*history, {"role": "tool", "content": "3"}])
     assert own <= set(written)
-    assert not own & set(chat.conversation([history[0], {"role": "tool", "content": words}], []))
+    assert not own & set(chat.prompt([history[0], {"role": "tool", "content": words}]))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "single"])

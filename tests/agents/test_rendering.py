@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.agents.chat import Chat
-from tasks.agents.rendering import (
-    ChatMessage,
-    LibraryRenderer,
-    Renderer,
-    RenderingError,
-    TemplateRenderer,
-    open_renderer,
-)
+from tasks.agents.rendering import ChatMessage, LibraryRenderer, TemplateRenderer, open_renderer
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 ADD: dict[str, Any] = {
@@ -45,7 +38,7 @@ def chat() -> Chat:
 
 
 @pytest.fixture(params=["qwen3", "template"])
-def renderer(request: pytest.FixtureRequest) -> Renderer:
+def renderer(request: pytest.FixtureRequest) -> TemplateRenderer:
     return open_renderer(chat(), request.param)
 
 
@@ -60,7 +53,7 @@ def test_an_unknown_template_is_probed() -> None:
     """A template that differs from every family's is asked itself."""
     tokenizer = build_qwen3_tokenizer()
     tokenizer.chat_template = str(tokenizer.chat_template).replace("Be", "Do").replace("# Tools", "# Functions")
-    assert isinstance(open_renderer(Chat(tokenizer)), TemplateRenderer)
+    assert type(open_renderer(Chat(tokenizer))) is TemplateRenderer
 
 
 def test_an_unknown_family_is_refused() -> None:
@@ -93,7 +86,11 @@ def test_both_continue_with_the_same_tokens(
 
 
 def follows(
-    renderer: Renderer, messages: list[ChatMessage], said: str, new: list[ChatMessage], tools: list[dict[str, Any]]
+    renderer: TemplateRenderer,
+    messages: list[ChatMessage],
+    said: str,
+    new: list[ChatMessage],
+    tools: list[dict[str, Any]],
 ) -> tuple[list[int], str]:
     """Return the prompt of the completion `said`, and the text of what follows it."""
     prompt, completion = renderer.prompt(messages, tools), chat().encode(said)
@@ -106,7 +103,7 @@ def follows(
     return prompt, str(chat().tokenizer.decode(rest))
 
 
-def test_thoughts_before_a_new_question_begin_a_sequence(renderer: Renderer) -> None:
+def test_thoughts_before_a_new_question_begin_a_sequence(renderer: TemplateRenderer) -> None:
     """The format drops thoughts of earlier turns, so the prompt cannot go on with them."""
     completion = chat().encode("<think>\nHm\n</think>\n\n4<|im_end|>")
     prompt = renderer.prompt([QUESTION], [])
@@ -123,7 +120,7 @@ def test_thoughts_before_a_new_question_begin_a_sequence(renderer: Renderer) -> 
     ],
 )
 def test_answers_are_read(
-    renderer: Renderer, said: str, content: str, reasoning: str, calls: list[tuple[str, Any]]
+    renderer: TemplateRenderer, said: str, content: str, reasoning: str, calls: list[tuple[str, Any]]
 ) -> None:
     """Contents, thoughts and calls are told apart."""
     answer = renderer.answer(renderer.prompt([QUESTION], [ADD]), chat().encode(said), [ADD])
@@ -137,7 +134,7 @@ def test_answers_are_read(
     "broken",
     ["<tool_call>\nadd(1, 2)\n</tool_call>", '<tool_call>\n{"name": "add"', "<tool_call>[1]</tool_call>"],
 )
-def test_broken_calls_are_kept(renderer: Renderer, broken: str) -> None:
+def test_broken_calls_are_kept(renderer: TemplateRenderer, broken: str) -> None:
     """A call that cannot be read is one of the calls, with its text, and raises nothing."""
     answer = renderer.answer(renderer.prompt([QUESTION], [ADD]), chat().encode(broken + "<|im_end|>"), [ADD])
     (found,) = answer.calls
@@ -162,5 +159,5 @@ def test_a_template_without_tools_is_refused() -> None:
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    with pytest.raises(RenderingError, match="does not show the tool 'add'"):
+    with pytest.raises(ValueError, match="does not show the tool 'add'"):
         TemplateRenderer(Chat(tokenizer)).prompt([QUESTION], [ADD])

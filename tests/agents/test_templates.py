@@ -188,30 +188,6 @@ def test_the_policy_gets_the_whole_rendered_conversation(
         assert "".join(str(tokenizer.decode(ids)).split()) == "".join(render(tokenizer, written).split())
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("cut", [WRONG, "<think>\nHmm"])
-def test_a_truncated_completion_gets_the_rest_of_its_turn(name: str, cut: str) -> None:
-    """A completion without an end-of-turn token gets the template's, even in the middle of a thought."""
-    tokenizer = make_tokenizer(TEMPLATES[name])
-    chat = Chat(tokenizer)
-    ended, unended = (chat.next_prompt([QUESTION], chat.encode(text), "Try again.") for text in (cut + END, cut))
-    assert not ended.fresh
-    assert not unended.fresh
-    assert unended.token_ids == chat.encode(END) + ended.token_ids
-    assert unended.messages == ended.messages
-
-
-def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
-    """In some models the end of turn is not the end of text. A sampled end of turn is not repeated."""
-    tokenizer = make_tokenizer(FORGETTING)
-    tokenizer.eos_token = END_OF_TEXT
-    chat = Chat(tokenizer)
-    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
-    assert not following.fresh
-    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
-    assert following.messages[1]["content"] == WRONG
-
-
 def test_trimmed_whitespace_stays_as_sampled() -> None:
     """A template that trims contents does not begin a sequence because of a blank."""
     chat = Chat(make_tokenizer(TRIMMING))
@@ -254,7 +230,7 @@ def test_the_first_real_conversation_is_rendered_in_full(caplog: pytest.LogCaptu
             assert following.fresh
             assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
     assert len(caplog.messages) == 1
-    assert "renders the first real conversation of user, assistant, user differently" in caplog.text
+    assert "rewrites earlier turns (for example of user, assistant, user)" in caplog.text
     assert not chat.next_prompt([QUESTION], chat.encode("Hmm" + END), "Try again.").fresh
 
 
@@ -367,16 +343,6 @@ def test_what_a_template_raises_is_reported_as_its_refusal() -> None:
     for broken in ("{{ 1 / 0 }}", "{{ messages[9].content }}", "{{ messages | nofilter }}", "{% for %}"):
         with pytest.raises(ValueError, match="refuses a conversation of user"):
             Chat(make_tokenizer(broken))
-
-
-def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an append-only template hundreds of concurrent episodes share the renderings."""
-    tokenizer = make_tokenizer(CHAT_TEMPLATE)
-    chat = Chat(tokenizer)
-    first = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").token_ids
-    monkeypatch.setattr(tokenizer, "apply_chat_template", None)
-    again = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(RIGHT + END), "Try again.").token_ids
-    assert first == again
 
 
 def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int = 256) -> Trajectory:

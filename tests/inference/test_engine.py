@@ -161,7 +161,7 @@ from tasks.inference.engine import Engine
 engines.RETRIES = 0
 
 async def ask(engine):
-    engine._replicas = engine._given()
+    engine._replicas = [engines._Replica(sys.argv[1], None, None)]
     async with engine._client(engine._replicas[0]) as client:
         asked = [client.generate([5], GenerationConfig(max_new_tokens=6), seed) for seed in range(300)]
         return await asyncio.gather(*asked)

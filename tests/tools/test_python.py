@@ -73,14 +73,6 @@ async def test_calls_are_independent_unless_asked(sandboxes: Sandboxes) -> None:
         assert await tool.call({"code": calls[1]}) == "120\n"
 
 
-async def test_an_exception_keeps_the_variables(sandboxes: Sandboxes) -> None:
-    """Only a limit or the end of the interpreter loses them."""
-    async with open_tool(sandboxes, stateful=True) as tool:
-        with pytest.raises(ToolError):
-            await tool.call({"code": "x = 1\n1 / 0"})
-        assert await tool.call({"code": "x"}) == "1\n"
-
-
 @pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(1)", "while True: print('x' * 1000)"])
 async def test_after_a_limit_a_new_interpreter_begins(end: str, sandboxes: Sandboxes) -> None:
     """A call that is stopped costs the variables, says so, and no more."""

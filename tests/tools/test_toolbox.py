@@ -74,15 +74,6 @@ class Broken:
         Broken.closed += self.times
 
 
-def test_schemas_are_those_of_chat_completions() -> None:
-    """They can be given to a chat template, or to any server that knows OpenAI's tools."""
-    (schema,) = box(add).schemas
-    assert schema["type"] == "function"
-    assert schema["function"]["name"] == "add"
-    assert schema["function"]["description"] == "Add."
-    assert schema["function"]["parameters"]["required"] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "output"),
     [
@@ -145,7 +136,8 @@ async def test_a_tool_that_does_not_close_holds_up_nothing() -> None:
     other = Broken(context)
     other.name = "other"
     with pytest.raises(RuntimeError, match=r"a tool was not closed: .*no result within 0.1 s"):
-        await Toolbox([Hanging(context), other], call_timeout_s=0.1).close()
+        async with Toolbox([Hanging(context), other], call_timeout_s=0.1):
+            pass
     assert Broken.closed == 1
 
 

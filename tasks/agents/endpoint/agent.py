@@ -5,12 +5,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import AfterValidator, Field
 
-from storage.records import Problem, Status, Trajectory
+from storage.records import Problem, Trajectory
 from storage.visible import described
 from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError, Policy
 from tasks.agents.endpoint.protocol import MODEL, StepError
@@ -107,19 +106,25 @@ class AgentTask:
         nodes = self._completions.tree.received
         if not nodes:
             raise RuntimeError("the agent ended without a completion: it must ask the endpoint")
+        newest = nodes[-1]
         if isinstance(returned, int | float) and not isinstance(returned, bool):
             returned = Reward(float(returned))
         if isinstance(returned, Reward):
             if not math.isfinite(returned.value):
                 raise ValueError(f"the agent returned the reward {returned.value}: give a finite number")
-            _pay(nodes[-1], returned, len(nodes))
+            newest.graded, newest.reward, newest.parts = True, returned.value, dict(returned.parts)
+            newest.paid = len(nodes)
+            if returned.success is not None:
+                newest.verdict = "correct" if returned.success else "wrong"
         elif isinstance(returned, str):
-            if not _was_given(returned, nodes):
+            node = _that_said(returned, nodes)
+            given = node.text if node.given is None else node.given
+            if not (node.graded and returned.strip() == given.strip()):
                 await self.step(returned)
         elif returned is not None:
             raise TypeError(f"the agent returned {type(returned).__name__}: return a text, a reward or None")
         elif not self.steps:
-            await self.step(nodes[-1].message["content"])
+            await self.step(newest.message["content"])
 
 
 def _that_said(answer: str, received: Sequence[Node]) -> Node:
@@ -127,19 +132,6 @@ def _that_said(answer: str, received: Sequence[Node]) -> Node:
     answer, names = answer.strip(), {call.name for call in received[-1].calls}
     said = (node for node in reversed(received) if answer and answer in node.said(names))
     return next(said, received[-1])
-
-
-def _was_given(answer: str, received: Sequence[Node]) -> bool:
-    """Return whether the environment has graded the completion that gave an answer, for this answer."""
-    node = _that_said(answer, received)
-    return node.graded and answer.strip() == (node.text if node.given is None else node.given).strip()
-
-
-def _pay(node: Node, reward: Reward, paid: int) -> None:
-    """Record what the agent says about its completion."""
-    node.graded, node.reward, node.parts, node.paid = True, reward.value, dict(reward.parts), paid
-    if reward.success is not None:
-        node.verdict = "correct" if reward.success else "wrong"
 
 
 class EndpointAgent(ABC):
@@ -154,12 +146,7 @@ class EndpointAgent(ABC):
     """
 
     def __init__(
-        self,
-        context: AgentContext,
-        turn_discount: float,
-        renderer: str,
-        listen: str,
-        max_requests: int,
+        self, context: AgentContext, turn_discount: float, renderer: str, listen: str, max_requests: int
     ) -> None:
         self.turn_discount = turn_discount
         self._policy = Policy(
@@ -171,10 +158,8 @@ class EndpointAgent(ABC):
         await self._server.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.__aexit__()
 
     @abstractmethod
     async def solve(self, task: AgentTask, completions: Completions) -> object:
@@ -195,65 +180,46 @@ class EndpointAgent(ABC):
         """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
         completions = Completions(prompt.qid, self._policy, engine)
+        problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
+        messages = first_messages(prompt.problem, question)
+        task = AgentTask(
+            question, problem, prompt.seed, self._server.base_url, new_key(), env, completions, messages=messages
+        )
+        ended: BaseException | None = None
         try:
-            await self._play(prompt, env, question, completions)
+            async with completions.open():
+                with self._server.serve(task.api_key, completions, task.step):
+                    await task.conclude(await self.solve(task, completions))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the record has its reason
-            cause = self._cause(error, completions)
-            if not completions.tree.nodes:
-                raise cause from cause.__cause__
-            return [self._unfinished(prompt, completions, cause)]
-        if completions.overrun:  # the agent has swallowed its cancellation
-            return [self._unfinished(prompt, completions, self._overrun())]
-        return [record(prompt, completions.tree.nodes, self.turn_discount)]
-
-    def _unfinished(self, prompt: EpisodeSpec, completions: Completions, cause: BaseException) -> Trajectory:
-        """Return the record of what was sampled before an episode ended without a verdict.
-
-        If the agent was cancelled at the deadline, the rollout gives the record its reason and whose fault it is.
-        """
-        full = isinstance(cause, ContextLengthError)
-        status: Status = "truncated" if full else "failed"
-        reason = str(cause) if full else reason_of(cause)
-        ended = record(prompt, completions.tree.nodes, self.turn_discount, status, reason)
-        return replace(ended, fault=fault_of(cause, sampled=any(ended.action_mask)))
+            ended = self._cause(error, completions)
+            if ended is not error:
+                ended.__cause__ = error
+        if completions.overrun:  # also if the agent has swallowed its cancellation
+            ended = OverrunError(f"the agent sent more than {self._policy.max_requests} requests")
+        nodes = completions.tree.nodes
+        if ended is None:
+            return [record(prompt, nodes, self.turn_discount)]
+        if not nodes:
+            raise ended
+        # If it was cancelled at the deadline, the rollout gives the record its reason and whose fault it is.
+        full = isinstance(ended, ContextLengthError)
+        reason = str(ended) if full else reason_of(ended)
+        unfinished = record(prompt, nodes, self.turn_discount, "truncated" if full else "failed", reason)
+        return [replace(unfinished, fault=fault_of(ended, sampled=any(unfinished.action_mask)))]
 
     def _cause(self, error: BaseException, completions: Completions) -> BaseException:
         """Return why an episode ended, given the error that ended the agent."""
         nodes = completions.tree.nodes
-        if completions.overrun:
-            cause: BaseException = self._overrun()
-        elif not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             return error
-        elif nodes and self.ended_by_context(error, completions):
-            cause = ContextLengthError(f"no room in the context: {completions.out_of_context or described(error)}")
-        elif nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
-            cause = UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
-        elif completions.refused:
+        if nodes and self.ended_by_context(error, completions):
+            return ContextLengthError(f"no room in the context: {completions.out_of_context or described(error)}")
+        if nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
+            return UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
+        if completions.refused:
             refusals = "; ".join(completions.refused)
-            cause = AgentFailedError(f"{described(error)}; the endpoint had refused: {refusals}")
-        else:
-            return error
-        cause.__cause__ = error
-        return cause
-
-    def _overrun(self) -> OverrunError:
-        return OverrunError(f"the agent sent more than {self._policy.max_requests} requests")
-
-    async def _play(self, prompt: EpisodeSpec, env: Environment, question: str, completions: Completions) -> None:
-        problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
-        task = AgentTask(
-            question,
-            problem,
-            prompt.seed,
-            self._server.base_url,
-            new_key(),
-            env,
-            completions,
-            messages=first_messages(prompt.problem, question),
-        )
-        async with completions.open():
-            with self._server.serve(task.api_key, completions, task.step):
-                await task.conclude(await self.solve(task, completions))
+            return AgentFailedError(f"{described(error)}; the endpoint had refused: {refusals}")
+        return error
 
 
 class UnreadableCallsError(PolicyError):

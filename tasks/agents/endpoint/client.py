@@ -10,27 +10,20 @@ import asyncio
 import copy
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self
 
 import httpx2 as httpx  # the one that openai uses
 import openai
-import orjson
 from openai import AsyncOpenAI
 from openai.resources.chat import AsyncChat, AsyncCompletions
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
-from openai.types.chat.chat_completion import Choice
-from openai.types.chat.chat_completion_message_function_tool_call import Function
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, EndpointError
 
-Model = TypeVar("Model", bound=BaseModel)
-
 _LONG_WAY = ("stream", "logprobs", "extra_headers", "extra_query", "extra_body")
 """Arguments of requests that go through the transport."""
-_JSON = {"Content-Type": "application/json"}
 
 
 class Clients:
@@ -78,15 +71,6 @@ class EpisodeClient(AsyncOpenAI):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def status_error(self, error: EndpointError) -> openai.APIStatusError:
-        """Return the exception that OpenAI's client raises for this error."""
-        response = httpx.Response(error.status, json=error.body(), request=self.request_of_errors())
-        return self._make_status_error(error.message, body=error.body(), response=response)
-
-    def request_of_errors(self) -> httpx.Request:
-        """Return the request that OpenAI's exceptions name."""
-        return httpx.Request("POST", f"{self.base_url}chat/completions")
-
     async def _prepare_request(self, request: httpx.Request) -> None:
         request.extensions["episode"] = self.episode
 
@@ -99,28 +83,27 @@ class _Chat(AsyncChat):
 
 class _Completions(AsyncCompletions):
     async def create(self, **arguments: Any) -> Any:
-        given = {name: value for name, value in arguments.items() if _is_given(value)}
+        given = {
+            name: value for name, value in arguments.items() if not isinstance(value, openai.NotGiven | openai.Omit)
+        }
         if any(given.get(name) for name in _LONG_WAY):
             return await super().create(**arguments)
-        assert isinstance(self._client, EpisodeClient)
-        body, episode = {name: _plain(value) for name, value in given.items()}, self._client.episode
+        client = self._client
+        assert isinstance(client, EpisodeClient)
+        body, episode = {name: _plain(value) for name, value in given.items()}, client.episode
+        limit = body.pop("timeout", None)  # a number, or httpx's limits of each step of a request
+        request = httpx.Request("POST", f"{client.base_url}chat/completions")  # OpenAI's exceptions name it
         try:
-            async with asyncio.timeout(_seconds(body.pop("timeout", None))):
+            async with asyncio.timeout(limit.read if isinstance(limit, httpx.Timeout) else limit):
                 answered = await episode.complete(body)
         except EndpointError as error:
-            raise self._client.status_error(error) from None
+            response = httpx.Response(error.status, json=error.body(), request=request)
+            raise client._make_status_error(error.message, body=error.body(), response=response) from None
         except TimeoutError:
-            raise openai.APITimeoutError(self._client.request_of_errors()) from None
-        return _as_object(answered.body(episode.policy.chat.decode))
-
-
-def _seconds(timeout: Any) -> float | None:
-    """Return a timeout of OpenAI's client in seconds: a number, or httpx's limits of each step of a request."""
-    return timeout.read if isinstance(timeout, httpx.Timeout) else timeout
-
-
-def _is_given(value: Any) -> bool:
-    return not isinstance(value, openai.NotGiven | openai.Omit)
+            raise openai.APITimeoutError(request) from None
+        answer = ChatCompletion.model_validate(answered.body(episode.policy.chat.decode))
+        answer._request_id = None
+        return answer
 
 
 def _plain(value: Any) -> Any:
@@ -132,45 +115,21 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _make(kind: type[Model], values: dict[str, Any]) -> Model:
-    """Return an object of OpenAI's without a check of its values; its own `model_construct` looks at each of them."""
-    return cast(Model, BaseModel.model_construct.__func__(kind, **values))  # type: ignore[attr-defined]
-
-
-def _as_object(body: dict[str, Any]) -> ChatCompletion:
-    """Return the body of an answer as OpenAI's object; nothing needs to be checked."""
-    choices = [_make(Choice, choice | {"message": _message_object(choice["message"])}) for choice in body["choices"]]
-    answer = _make(ChatCompletion, body | {"choices": choices, "usage": _make(CompletionUsage, body["usage"])})
-    answer._request_id = None
-    return answer
-
-
-def _message_object(message: dict[str, Any]) -> ChatCompletionMessage:
-    calls = [
-        _make(ChatCompletionMessageFunctionToolCall, call | {"function": _make(Function, call["function"])})
-        for call in message.get("tool_calls", ())
-    ]
-    return _make(ChatCompletionMessage, message | {"tool_calls": calls or None})
-
-
 class _Direct(httpx.AsyncBaseTransport):
     """A transport that answers requests itself."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        completions = request.extensions["episode"]
+        completions: Completions = request.extensions["episode"]
+        decode = completions.policy.chat.decode
         try:
             if request.url.path.endswith("/models"):
                 return httpx.Response(200, json=MODELS)
             if not request.url.path.endswith("/chat/completions"):
                 raise EndpointError(404, "unknown_url", f"{request.url.path}: {ONLY_CHAT}")
-            return await _answer(completions, await request.aread())
+            answered = await completions.complete(await request.aread())
         except EndpointError as error:
             return httpx.Response(error.status, json=error.body(), request=request)
-
-
-async def _answer(completions: Completions, body: bytes) -> httpx.Response:
-    answered, decode = await completions.complete(body), completions.policy.chat.decode
-    if answered.request.stream:
-        stream = b"".join(answered.events(decode))
-        return httpx.Response(200, content=stream, headers={"Content-Type": "text/event-stream"})
-    return httpx.Response(200, content=orjson.dumps(answered.body(decode)), headers=_JSON)
+        if answered.request.stream:
+            stream = b"".join(answered.events(decode))
+            return httpx.Response(200, content=stream, headers={"Content-Type": "text/event-stream"})
+        return httpx.Response(200, json=answered.body(decode))

@@ -11,19 +11,11 @@ from typing import Any, TypeVar
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint.protocol import (
-    Answered,
-    ChatRequest,
-    EndpointError,
-    check_request,
-    episode_ended,
-    invalid,
-    parse_request,
-)
+from tasks.agents.endpoint.protocol import Answered, ChatRequest, EndpointError, episode_ended, invalid, parse_request
 from tasks.agents.endpoint.tree import Node, Place, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import EpisodeEngine
-from tasks.agents.rendering import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
+from tasks.agents.rendering import ChatMessage, ParsedAnswer, TemplateRenderer
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
 
 T = TypeVar("T")
@@ -47,7 +39,7 @@ class OverrunError(PolicyError):
 class Policy:
     """The parts that all episodes of a rollout share."""
 
-    renderer: Renderer
+    renderer: TemplateRenderer
     chat: Chat
     gconfig: GenerationConfig
     max_model_len: int
@@ -118,7 +110,7 @@ class Completions:
     async def _shielded(self, body: bytes | dict[str, Any]) -> Answered:
         answering = asyncio.create_task(self._answer(body, len(self.tree.received)))
         self._answering.add(answering)
-        answering.add_done_callback(self._forget)
+        answering.add_done_callback(self._answering.discard)
         try:
             answered = await asyncio.shield(answering)
         except asyncio.CancelledError:
@@ -129,19 +121,11 @@ class Completions:
             self.tree.hand_out(node)
         return answered
 
-    def _forget(self, answering: "asyncio.Task[Answered]") -> None:
-        self._answering.discard(answering)
-        if not answering.cancelled():
-            answering.exception()  # the one who asked may be gone
-
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
         before = self.out_of_context
         try:
-            request = parse_request(body) if isinstance(body, bytes) else check_request(body)
-            answered = await self._complete(request)
-            for node in answered.nodes:
-                node.asked = asked
+            answered = await self._complete(parse_request(body), asked)
         except EndpointError as error:
             self.refuse(error)
             raise
@@ -160,56 +144,57 @@ class Completions:
         if len(self.refused) < _NOTED:
             self.refused.append(told)
 
-    async def _complete(self, request: ChatRequest) -> Answered:
-        number = next(self._numbers)
-        await self._check_number(number)
-        tools = request.specs
-        place = self._place(request.messages, tools)
-        prompt_ids, continues = self._prompt(request.messages, place, tools)
-        gconfig = self._gconfig(request, prompt_ids)
-        outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
-        if place.parent:
-            _note_answers(place.parent, place.new)
-        choices = range(len(outputs.completions))
-        nodes = [self._node(request, tools, place.parent, continues, outputs, choice) for choice in choices]
-        for node in nodes:
-            self.tree.add(node, place)
-        return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
-
-    async def _check_number(self, number: int) -> None:
-        if number >= self.policy.max_requests:
+    async def _complete(self, request: ChatRequest, asked: int) -> Answered:
+        number, policy = next(self._numbers), self.policy
+        if number >= policy.max_requests:
             if self._agent and not self.overrun:
                 self._agent.cancel()
             self.overrun = True
             await asyncio.sleep(_OVERRUN_S)
-            raise EndpointError(
-                429,
-                "too_many_requests",
-                f"an episode may send {self.policy.max_requests} requests (agent.args.max_requests)",
-            )
-
-    def _place(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Place:
+            told = f"an episode may send {policy.max_requests} requests (agent.args.max_requests)"
+            raise EndpointError(429, "too_many_requests", told)
         try:
-            return self.tree.find(messages, tools)
+            place = self.tree.find(request.messages, request.specs)
         except TypeError as error:
             raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
+        prompt_ids, continues = self._prompt(request, place)
+        gconfig = replace(
+            policy.gconfig,
+            n=request.n or 1,
+            max_new_tokens=min(policy.gconfig.max_new_tokens, request.most_tokens or policy.gconfig.max_new_tokens),
+            stop=request.stop_texts,
+            seed=request.seed,
+            stop_token_ids=(*policy.gconfig.stop_token_ids, *policy.renderer.stop_token_ids),
+        )
+        outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
+        if place.parent:
+            _note_answers(place.parent, place.new)
+        nodes = [
+            self._node(request, place.parent, continues, asked, outputs, choice)
+            for choice in range(len(outputs.completions))
+        ]
+        for node in nodes:
+            self.tree.add(node, place)
+        return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
-    def _prompt(
-        self, messages: Sequence[ChatMessage], place: Place, tools: Sequence[ToolSpec]
-    ) -> tuple[list[int], bool]:
-        """Return the ids of a prompt, and whether it goes on with the tokens of the completion before."""
+    def _prompt(self, request: ChatRequest, place: Place) -> tuple[list[int], bool]:
+        """Return the ids of a prompt, and whether it goes on with the tokens of the completion before.
+
+        Raises:
+            EndpointError: the context has no room for it, or the template refuses the conversation.
+        """
+        renderer, parent, messages, tools = self.policy.renderer, place.parent, request.messages, request.specs
+        ids: list[int] | None = None
         self._check_length(sum(len(message["content"]) for message in messages) // _LONGEST_TOKEN)
-        renderer, parent = self.policy.renderer, place.parent
         try:
             if parent:
                 before = parent.prompt_ids, parent.completion.token_ids, parent.messages
                 ids = renderer.continuation(*before, place.new, tools)
-                if ids is not None:
-                    return parent.token_ids + ids, True
-            prompt_ids, held = renderer.prompt(messages, tools), parent.token_ids if parent else []
-            return prompt_ids, bool(held) and prompt_ids[: len(held)] == held
-        except RenderingError as error:
+            prompt_ids = renderer.prompt(messages, tools) if ids is None or not parent else parent.token_ids + ids
+        except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
+        self._check_length(len(prompt_ids))
+        return prompt_ids, parent is not None and prompt_ids[: len(parent.token_ids)] == parent.token_ids
 
     def _check_length(self, tokens: int) -> None:
         limit = self.policy.max_model_len
@@ -221,33 +206,18 @@ class Completions:
                 code=OUT_OF_CONTEXT,
             )
 
-    def _gconfig(self, request: ChatRequest, prompt_ids: list[int]) -> GenerationConfig:
-        self._check_length(len(prompt_ids))
-        base = self.policy.gconfig
-        most = min(base.max_new_tokens, request.most_tokens or base.max_new_tokens)
-        return replace(
-            base,
-            n=request.n or 1,
-            max_new_tokens=most,
-            stop=request.stop_texts,
-            seed=request.seed,
-            stop_token_ids=(*base.stop_token_ids, *self.policy.renderer.stop_token_ids),
-        )
-
     def _node(
         self,
         request: ChatRequest,
-        tools: Sequence[ToolSpec],
         parent: Node | None,
         continues: bool,
+        asked: int,
         outputs: BundledGenerationOutputs,
         choice: int,
     ) -> Node:
-        completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
-        most = self.policy.gconfig.max_new_tokens
-        own = request.most_tokens or most
-        readable = () if request.tool_choice == "none" else tools
-        answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
+        completion, chat, most = outputs.completions[choice], self.policy.chat, self.policy.gconfig.max_new_tokens
+        tools = () if request.tool_choice == "none" else request.specs
+        answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, tools)
         calls = [
             Call(
                 turn=-1,  # known when the trajectory is made
@@ -259,25 +229,31 @@ class Completions:
             )
             for place, call in enumerate(answer.calls)
         ]
+        own = request.most_tokens or most
         return Node(
-            number=number,
+            number=len(self.tree.nodes) + choice,
             parent=parent,
             continues=continues,
             prompt_ids=outputs.prompt_ids,
             completion=completion,
             seed=outputs.seeds[choice],
             latency_s=outputs.latency_s,
-            text=self.policy.chat.decode(completion.token_ids),
+            text=chat.decode(completion.token_ids),
             messages=request.messages,
-            message=_message(answer, calls, request.stop_texts, self.policy.chat.completion_text(completion.token_ids)),
+            message=_message(answer, calls, request.stop_texts, chat.completion_text(completion.token_ids)),
             cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
             calls=calls,
+            asked=asked,
         )
 
 
 def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], whole: str) -> dict[str, Any]:
     """Return the assistant's message. Without a call that can be read, its content is the `whole` text."""
-    readable = [call for call in calls if call.status != "unparsable"]
+    readable = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+        if call.status != "unparsable"
+    ]
     content = whole if calls and not readable else answer.content
     for text in stop:
         content = content.partition(text)[0]
@@ -285,28 +261,23 @@ def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], w
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if readable:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in readable
-        ]
+        message["tool_calls"] = readable
     return message
 
 
 def _note_answers(node: Node, new: Sequence[ChatMessage]) -> None:
-    """Note what answered a completion, unless another branch has answered it before: feedback, outputs of calls."""
+    """Note what answered a completion, unless another branch has answered it before: feedback, outputs of calls.
+
+    A call whose output begins with `error` has failed: our own tools, and those of most frameworks, say so.
+    """
     if node.feedback:
         return
     node.feedback = "\n".join(message["content"] for message in new)
     outputs = {message.get("tool_call_id"): message["content"] for message in new if message["role"] == "tool"}
-    node.calls = [
-        replace(call, output=outputs[call.id], status=_status(outputs[call.id])) if call.id in outputs else call
-        for call in node.calls
-    ]
-
-
-def _status(output: str) -> Any:
-    """Return the status of a call with this output: our own tools, and those of most frameworks, say `error` first."""
-    return "failed" if output.lstrip().lower().startswith("error") else "answered"
+    for place, call in enumerate(node.calls):
+        if call.id in outputs:
+            failed = outputs[call.id].lstrip().lower().startswith("error")
+            node.calls[place] = replace(call, output=outputs[call.id], status="failed" if failed else "answered")
 
 
 def _digest(*parts: object) -> str:

@@ -7,6 +7,7 @@ what a request says about these is ignored. Parameters that would change the dis
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -108,7 +109,7 @@ class ChatRequest(BaseModel):
     def _one_form(cls, messages: list[dict[str, Any]]) -> list[ChatMessage]:
         return [_message(place, message) for place, message in enumerate(messages)]
 
-    @property
+    @cached_property
     def specs(self) -> list[ToolSpec]:
         """The tools, without members that are not given."""
         return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools or ()]
@@ -124,21 +125,16 @@ class ChatRequest(BaseModel):
         return min(filter(None, (self.max_tokens, self.max_completion_tokens)), default=None)
 
 
-def parse_request(body: bytes) -> ChatRequest:
-    """Read a request.
+def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
+    """Read a request: its JSON, or what was read from it.
 
     Raises:
         EndpointError: it is no JSON, or no request that can be answered; says what to do.
     """
     try:
-        stated = orjson.loads(body)
+        stated = orjson.loads(body) if isinstance(body, bytes) else body
     except ValueError as error:
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
-    return check_request(stated)
-
-
-def check_request(stated: Any) -> ChatRequest:
-    """Check a request that was read from JSON; see `parse_request`."""
     try:
         request = ChatRequest.model_validate(stated)
     except ValidationError as error:
@@ -150,21 +146,20 @@ def check_request(stated: Any) -> ChatRequest:
         raise EndpointError(
             404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"
         )
-    extra = request.model_extra or {}
-    for name in _REFUSED:
-        if extra.get(name):
-            raise invalid(
-                f"{name}={extra[name]!r:.80} is not supported: leave it out", name, code="unsupported_parameter"
-            )
+    unsupported = {
+        name: f"={value!r:.80} is not supported: leave it out"
+        for name, value in (request.model_extra or {}).items()
+        if name in _REFUSED and value
+    }
     if request.response_format and request.response_format.get("type") != "text":
-        raise invalid(
-            "response_format: only text is supported, since a constraint would change the distribution that the policy "
-            "is trained on. Ask for JSON in a message, or use tools",
-            "response_format",
-            code="unsupported_parameter",
+        unsupported["response_format"] = (
+            ": only text is supported, since a constraint would change the distribution that the policy is trained on. "
+            "Ask for JSON in a message, or use tools"
         )
     if request.modalities not in (None, ["text"]):
-        raise invalid("modalities: only text is supported", "modalities", code="unsupported_parameter")
+        unsupported["modalities"] = ": only text is supported"
+    for name, reason in unsupported.items():
+        raise invalid(f"{name}{reason}", name, code="unsupported_parameter")
     if request.messages[-1]["role"] == "assistant":
         raise invalid("the last message is the assistant's: the policy can only answer another one", "messages")
     return request
@@ -197,14 +192,14 @@ def _message(place: int, message: dict[str, Any]) -> ChatMessage:
 
 
 def _text(place: int, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     parts = content if isinstance(content, list) else [content]
-    known = [part for part in parts if isinstance(part, dict) and part.get("type") in ("text", "refusal")]
-    texts = [part.get(part["type"]) for part in known]
-    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+    texts = [
+        part.get(part["type"]) if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
+        for part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"message {place} has a content that is no text: images and other media are not supported")
     return "".join(map(str, texts))
 
@@ -239,7 +234,7 @@ class Answered:
             {
                 "index": index,
                 "message": {"refusal": None, **node.message, "content": _content(node)},
-                "finish_reason": finish_reason(node),
+                "finish_reason": _finish_reason(node),
                 "logprobs": self._logprobs(node, decode),
             }
             for index, node in enumerate(self.nodes)
@@ -250,13 +245,17 @@ class Answered:
         """Yield the events of a streamed answer; the completions are whole when the first one is sent."""
         head = self._head("chat.completion.chunk")
         for index, node in enumerate(self.nodes):
-            delta = {key: value for key, value in node.message.items() if key != "tool_calls"}
-            yield _event(head | {"choices": [_chunk(index, delta, logprobs=self._logprobs(node, decode))]})
-            for place, call in enumerate(node.message.get("tool_calls", ())):
-                yield _event(head | {"choices": [_chunk(index, {"tool_calls": [{"index": place, **call}]})]})
-            yield _event(head | {"choices": [_chunk(index, {}, finish_reason(node))]})
+            chunk: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
+            said = {key: value for key, value in node.message.items() if key != "tool_calls"}
+            calls = [{"index": place, **call} for place, call in enumerate(node.message.get("tool_calls", ()))]
+            chunks = [
+                {**chunk, "delta": said, "logprobs": self._logprobs(node, decode)},
+                *({**chunk, "delta": {"tool_calls": [call]}} for call in calls),
+                {**chunk, "finish_reason": _finish_reason(node)},
+            ]
+            yield from (_event({**head, "choices": [each]}) for each in chunks)
         if self.request.stream_options and self.request.stream_options.include_usage:
-            yield _event(head | {"choices": [], "usage": self._usage()})
+            yield _event({**head, "choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -278,7 +277,7 @@ class Answered:
         return {"content": entries, "refusal": None}
 
 
-def finish_reason(node: Node) -> str:
+def _finish_reason(node: Node) -> str:
     """Return OpenAI's reason for the end of a completion."""
     return "tool_calls" if node.message.get("tool_calls") else node.completion.finish_reason
 
@@ -286,12 +285,6 @@ def finish_reason(node: Node) -> str:
 def _content(node: Node) -> str | None:
     """Return the content of a message; without one, only a message with calls has null."""
     return node.message["content"] or (None if node.message.get("tool_calls") else "")
-
-
-def _chunk(
-    index: int, delta: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
 
 
 def _event(body: dict[str, Any]) -> bytes:

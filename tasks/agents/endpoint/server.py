@@ -6,11 +6,9 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import orjson
@@ -18,14 +16,14 @@ from aiohttp import web
 
 from storage.visible import described
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, Answered, EndpointError, StepError, episode_ended, invalid
+from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, EndpointError, StepError, episode_ended, invalid
 from tasks.environments.interface import StepResult
 
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
-_LAST_PORT = 65535
+_UNIX, _LAST_PORT = "unix:", 65535
 _REMEMBERED = 10_000
 """Keys of ended episodes that get an answer of their own."""
 
@@ -39,8 +37,8 @@ def check_address(listen: str) -> str:
     Raises:
         ValueError: it is neither.
     """
-    if listen.startswith("unix:"):
-        if not listen.startswith("unix:/"):
+    if listen.startswith(_UNIX):
+        if not listen.startswith(f"{_UNIX}/"):
             raise ValueError("give the whole path of a socket, such as unix:/home/me/agents.sock")
         return listen
     host, _, port = listen.rpartition(":")
@@ -85,34 +83,30 @@ class EndpointServer:
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            await self._open(self._runner)
+            self.base_url = await self._open(self._runner)
         except OSError as error:
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._runner
         await self._runner.cleanup()
-        if path := self._socket:
-            path.unlink(missing_ok=True)
+        if self._listen.startswith(_UNIX):
+            with suppress(FileNotFoundError):
+                os.unlink(self._listen.removeprefix(_UNIX))
 
-    @property
-    def _socket(self) -> Path | None:
-        return Path(self._listen.removeprefix("unix:")) if self._listen.startswith("unix:") else None
-
-    async def _open(self, runner: web.AppRunner) -> None:
-        if path := self._socket:
+    async def _open(self, runner: web.AppRunner) -> str:
+        """Listen, and return the base URL for clients."""
+        if self._listen.startswith(_UNIX):
+            path = self._listen.removeprefix(_UNIX)
             await web.UnixSite(runner, path).start()
             os.chmod(path, 0o600)
-            self.base_url = "http://localhost/v1"
-            return
+            return "http://localhost/v1"
         host, _, port = self._listen.rpartition(":")
         await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         name, number = runner.addresses[0][:2]
-        self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
+        return f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
 
     @contextmanager
     def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:
@@ -133,18 +127,37 @@ class EndpointServer:
             raise episode_ended()
         raise EndpointError(401, "invalid_api_key", "no episode has this key: use OPENAI_API_KEY, or the given client")
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        served = self._served(request)
-        answered = await served.completions.complete(await _read(request, served))
-        decode = served.completions.policy.chat.decode
-        if answered.request.stream:
-            return await _stream(request, answered, decode)
-        return web.json_response(answered.body(decode))
+    async def _read(self, request: web.Request) -> tuple[Served, bytes]:
+        """Return the episode and the body of a request.
 
-    async def _step(self, request: web.Request) -> web.Response:
+        Raises:
+            EndpointError: no episode has its key, or it is too large, which the reason of a failed episode will name.
+        """
         served = self._served(request)
         try:
-            action = orjson.loads(await _read(request, served))["action"]
+            return served, await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
+            served.completions.refuse(too_large)
+            raise too_large from None
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        served, body = await self._read(request)
+        answered = await served.completions.complete(body)
+        decode = served.completions.policy.chat.decode
+        if not answered.request.stream:
+            return web.json_response(answered.body(decode))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for event in answered.events(decode):
+            await response.write(event)
+        await response.write_eof()
+        return response
+
+    async def _step(self, request: web.Request) -> web.Response:
+        served, body = await self._read(request)
+        try:
+            action = orjson.loads(body)["action"]
         except (ValueError, KeyError, TypeError):
             action = None
         if not isinstance(action, str):
@@ -157,35 +170,12 @@ class EndpointServer:
             failed = EndpointError(500, "environment_failed", described(error))
             served.completions.refuse(failed)
             raise failed from error
-        body = said._asdict() | {"info": dict(said.info)}
-        return web.json_response(body, dumps=partial(json.dumps, default=str))  # `info` may hold anything
+        result = said._asdict() | {"info": dict(said.info)}
+        return web.json_response(result, dumps=partial(json.dumps, default=str))  # `info` may hold anything
 
     async def _models(self, request: web.Request) -> web.Response:
         self._served(request)
         return web.json_response(MODELS)
-
-
-async def _read(request: web.Request, served: Served) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        EndpointError: it is too large, which the reason of a failed episode will name.
-    """
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
-        served.completions.refuse(too_large)
-        raise too_large from None
-
-
-async def _stream(request: web.Request, answered: Answered, decode: Callable[[list[int]], str]) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in answered.events(decode):
-        await response.write(event)
-    await response.write_eof()
-    return response
 
 
 @web.middleware

@@ -23,8 +23,8 @@ RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 class Asking(EndpointAgent):
     """An agent that is a function of a test."""
 
-    def __init__(self, chat: Chat, ask: Ask) -> None:
-        super().__init__(context(chat, 4000), 1.0, "auto", "127.0.0.1:0", 100)
+    def __init__(self, chat: Chat, ask: Ask, listen: str) -> None:
+        super().__init__(context(chat, 4000), 1.0, "auto", listen, 100)
         self._ask = ask
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
@@ -55,11 +55,12 @@ def asked(
     delays: Sequence[float] = (0.0,),
     environment: Any = MathVerifyEnvironment,
     episodes: int = 1,
+    listen: str = "127.0.0.1:0",
 ) -> list[Trajectory]:
     """Play episodes; return their trajectories, which can be stored."""
     engine = InTurn(chat, lambda *_: "", says=says, delays=delays)
     settings = Rollout(episode_deadline_s=60)
-    rows = play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)
+    rows = play(engine, Asking(chat, ask, listen), verifier, None, episodes, settings, environment)
     to_table(rows, TRAJECTORY_SCHEMA)
     return rows
 

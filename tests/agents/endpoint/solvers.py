@@ -240,13 +240,4 @@ async def post(task: Any, body: bytes) -> None:
         raise RuntimeError(f"{response.status} {told['error']['code']}")
 
 
-async def every_other(task: Any, client: Any, tools: Any) -> None:
-    """Fail in the second of every two episodes that come here."""
-    CALLS.append(task)
-    number = len(CALLS)
-    await ask(task, client)
-    if number % 2:
-        raise LookupError("lost the thread")
-
-
 CALLS: list[Any] = []

@@ -10,17 +10,11 @@ import pytest
 
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.agents.endpoint.protocol import EndpointError, check_request
+from tasks.agents.endpoint.protocol import EndpointError, parse_request
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, asked, question
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def qwen3() -> Chat:
-    return Chat(build_qwen3_tokenizer())
 
 
 def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Verifier) -> None:
@@ -165,7 +159,7 @@ RESULT = {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call
 
 
 def checked(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return check_request({"model": "policy", "messages": list(messages)}).messages
+    return parse_request({"model": "policy", "messages": list(messages)}).messages
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1, "b": null}', {"a": 1, "b": None}, None, ""])

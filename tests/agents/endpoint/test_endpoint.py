@@ -114,14 +114,6 @@ def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: V
         assert all(row.logprobs[turn.start] == -0.5 for turn in row.turns)
 
 
-def test_bad_agents_do_not_stop_the_others(chat: Chat, verifier: Verifier) -> None:
-    """Half of the episodes raise; the other half is played."""
-    engine = ScriptedEngine(chat, lambda *_: RIGHT)
-    agent = OpenAIAgent(context(chat), entry=f"{HERE}:every_other")
-    rows = play(engine, agent, verifier, group_size=8)
-    assert sorted(row.status for row in rows) == ["completed"] * 4 + ["failed"] * 4
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

@@ -8,15 +8,9 @@ from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, Reward
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, WRONG, asked, question
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.tool_calling import call
 
 FINAL = {"type": "function", "function": {"name": "final_result", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def qwen3() -> Chat:
-    return Chat(build_qwen3_tokenizer())
 
 
 def final(answer: object, **more: object) -> str:

@@ -156,22 +156,3 @@ def test_nothing_but_what_was_sampled_is_in_the_loss(family: str, script: Script
     (sample,) = build_samples([row], scores, Reward())
     assert np.array_equal(sample.actions, np.flatnonzero(row.action_mask))
     assert sum(row.action_mask) == sum(len(done.token_ids) for done in served)
-
-
-def played(script: Script, family: str = "qwen3") -> Trajectory:
-    """Play with a policy that has no thoughts, which the format would drop."""
-    return asyncio.run(Episode(7, family, [said for said in SAID if "think" not in said]).play(script))
-
-
-def test_a_conversation_is_one_sequence() -> None:
-    """Requests that go on with what was answered never repeat a token."""
-    row = played([("go on", 0, 1), ("go on", 1, 1), ("go on", 2, 1)], "template")
-    assert row.follows == [-1, 0, 1]
-    assert len(row.sequence_starts) == 1
-
-
-def test_branches_follow_the_same_turn() -> None:
-    """Two requests at the same time about the same conversation give two turns, in sequences of their own."""
-    row = played([("go on", 0, 1), ("together", 1, 1)], "template")
-    assert row.follows == [-1, 0, 0]
-    assert len(row.sequence_starts) == 2

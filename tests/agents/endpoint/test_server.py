@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,17 @@ import aiohttp
 import pytest
 
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
-from tasks.agents.endpoint.completions import Completions
+from tasks.agents.endpoint.agent import AgentTask
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import ScriptedEngine, context, play
+from tests.agents.endpoint.asking import Ask, asked
 
-Ask = Callable[[AgentTask], Awaitable[object]]
 SAYS = "called the endpoint after its episode had ended"
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 
 
-class Asking(EndpointAgent):
-    """An agent that does what a test says, over HTTP."""
-
-    def __init__(self, chat: Chat, ask: Ask, listen: str = "127.0.0.1:0") -> None:
-        super().__init__(context(chat), 1.0, "auto", listen, 20)
-        self._ask = ask
-
-    async def solve(self, task: AgentTask, completions: Completions) -> object:
-        return await self._ask(task)
-
-
 def played(chat: Chat, verifier: Verifier, ask: Ask, listen: str = "127.0.0.1:0", episodes: int = 1) -> None:
     """Play, and check that nothing failed."""
-    rows = play(ScriptedEngine(chat, lambda *_: r"\boxed{3}"), Asking(chat, ask, listen), verifier, group_size=episodes)
+    rows = asked(chat, verifier, ask, episodes=episodes, listen=listen)
     assert [(row.status, row.reason) for row in rows] == [("completed", "")] * episodes
 
 
@@ -65,7 +51,7 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
         ({"path": "/environment/step", "body": {"text": "3"}}, 400, "invalid_value"),
     ]
 
-    async def ask(task: AgentTask) -> None:
+    async def ask(task: AgentTask, _: Any) -> None:
         for arguments, status, code in wrong:
             found, answer = await request(task, **arguments)  # type: ignore[arg-type]
             assert (found, answer["error"]["code"]) == (status, code), arguments
@@ -78,22 +64,10 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
 def test_the_model_is_listed(chat: Chat, verifier: Verifier) -> None:
     """Clients that look for a model find the one that there is."""
 
-    async def ask(task: AgentTask) -> None:
+    async def ask(task: AgentTask, _: Any) -> None:
         _, listed = await request(task, "/models", body=None)
         assert [model["id"] for model in listed["data"]] == [task.model]
         await request(task)
-
-    played(chat, verifier, ask)
-
-
-def test_harmless_parameters_are_accepted(chat: Chat, verifier: Verifier) -> None:
-    """What frameworks send without thinking is no reason to refuse; temperature and top_p stay those of the run."""
-    more = {"temperature": 0.0, "top_p": 0.1, "user": "x", "store": False, "parallel_tool_calls": True, "stop": None}
-    parts = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, *BODY["messages"]]
-
-    async def ask(task: AgentTask) -> None:
-        status, answer = await request(task, body={**BODY, **more, "messages": parts, "tool_choice": "none"})
-        assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
 
     played(chat, verifier, ask)
 
@@ -102,7 +76,7 @@ def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> Non
     """Each episode has another key, and what is asked with it is in this episode's record alone."""
     keys = set[str]()
 
-    async def ask(task: AgentTask) -> None:
+    async def ask(task: AgentTask, _: Any) -> None:
         keys.add(task.api_key)
         await request(task)
 
@@ -115,7 +89,7 @@ def test_a_call_after_the_end_is_refused(chat: Chat, verifier: Verifier, caplog:
     first: list[AgentTask] = []
     codes: list[str] = []
 
-    async def ask(task: AgentTask) -> None:
+    async def ask(task: AgentTask, _: Any) -> None:
         first.append(task)
         await request(task)
         if task is first[0]:
@@ -137,7 +111,7 @@ def test_a_unix_socket(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
     """Where asked, the endpoint listens on a socket in a folder of the user's."""
     path = tmp_path / "endpoint"
 
-    async def ask(task: AgentTask) -> None:
+    async def ask(task: AgentTask, _: Any) -> None:
         status, _ = await request(task, connector=aiohttp.UnixConnector(str(path)))
         assert status == 200
 
@@ -147,7 +121,7 @@ def test_a_unix_socket(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
 def test_a_taken_port_is_named(chat: Chat, verifier: Verifier) -> None:
     """The error says which argument is wrong."""
 
-    async def ask(task: AgentTask) -> None: ...
+    async def ask(task: AgentTask, _: Any) -> None: ...
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"

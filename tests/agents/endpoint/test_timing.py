@@ -31,18 +31,6 @@ def graded(row: Any) -> list[tuple[str, str]]:
     return [(turn.text, turn.verdict) for place, turn in enumerate(row.turns) if place not in row.ungraded]
 
 
-def test_the_verdict_is_that_of_the_answer(chat: Chat, verifier: Verifier) -> None:
-    """The graded completion is the one with the answer as its content, even if others are newer."""
-
-    async def first_of_three(task: AgentTask, client: Any) -> str:
-        answer = await create(task, client, n=3)
-        return str(answer.choices[0].message.content)
-
-    (row,) = asked(chat, verifier, first_of_three, says=[RIGHT, WRONG, WRONG])
-    assert graded(row) == [(RIGHT, "correct")]
-    assert len(row.turns) == 3
-
-
 def test_a_completion_that_comes_while_the_environment_grades_is_another(chat: Chat, verifier: Verifier) -> None:
     """The verdict stays with the completion that was the newest when the answer was given."""
 
@@ -133,13 +121,3 @@ def test_a_thread_with_an_event_loop_of_its_own_is_answered(chat: Chat, verifier
     (row,) = asked(chat, verifier, ask, delays=[0.05])
     assert (row.status, row.reason) == ("completed", "")
     assert graded(row) == [(RIGHT, "correct")]
-
-
-def test_many_requests_at_once_wait_for_each_other(chat: Chat, verifier: Verifier) -> None:
-    """64 are answered at the same time; none of the others is refused."""
-
-    async def ask(task: AgentTask, client: Any) -> None:
-        await asyncio.gather(*(create(task, client, seed=seed) for seed in range(90)))
-
-    (row,) = asked(chat, verifier, ask, delays=[0.05])
-    assert (row.status, len(row.turns)) == ("completed", 90)
