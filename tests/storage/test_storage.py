@@ -27,7 +27,7 @@ from storage.records import (
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import RECENT_S, fetch_in_turn, touch, trim
+from storage.versions.fetch import RECENT_S, fetch_in_turn, trim
 from tests.support.chain_helpers import file_of, key, rewrite
 from tests.support.train_helpers import make_trajectory
 
@@ -300,7 +300,7 @@ def test_the_cache_deletes_the_files_that_were_unused_for_longest(tmp_path: Path
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"new", "oldest"}
     assert trim(tmp_path, 0, keep=["runs"]) == 0
-    touch(tmp_path / "runs/new")
+    os.utime(tmp_path / "runs/new")
     assert trim(tmp_path, 0) == 0
 
 
