@@ -29,7 +29,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     """
     _checked(folder)
     disable_progress_bar()  # a progress bar for every iteration would fill the log
-    loaded, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
         use_safetensors=True,
@@ -39,8 +39,8 @@ def load_model(folder: Path) -> PreTrainedModel:
         ignore_mismatched_sizes=True,  # reported below, with both shapes
         output_loading_info=True,
     )
-    model: PreTrainedModel = loaded.eval()
-    if problem := _misfit(model, report):
+    model: PreTrainedModel = loaded[0].eval()
+    if problem := _misfit(model, loaded[1]):
         raise ValueError(f"config.json and the weights in {folder} do not belong together: {problem}")
     return model
 
