@@ -1,6 +1,7 @@
 """Objects on this machine: as files of a local folder, or in the memory of this process (`memory://`)."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -81,13 +82,15 @@ def _file(path: str) -> Path:
     """Return `path` if it is a regular file. Only such files are objects; reading a pipe or device may never end.
 
     Raises:
-        FileNotFoundError: there is no such file; `path` is a folder, or continues behind a file's name.
+        FileNotFoundError: there is no such file; `path` is a folder, is too long, or continues behind a file's name.
         OSError: `path` is a pipe, a socket or a device, or `os.stat` failed.
     """
     try:
         mode = os.stat(path).st_mode
-    except NotADirectoryError as error:
-        raise FileNotFoundError(f"{path}: {error.strerror}") from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
+            raise FileNotFoundError(f"{path}: {error.strerror}") from None
+        raise
     if stat.S_ISDIR(mode):
         raise FileNotFoundError(f"{path} is a folder")
     if not stat.S_ISREG(mode):
