@@ -102,13 +102,7 @@ def local_path(store: Store, file: File, folder: Path) -> Path:
 
 
 def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
-    """Fetch files one after the other as `fetch` does."""
-    for file in files:
-        fetch_file(store, file, folder)
-
-
-def fetch_in_turn(store: Store, files: Iterable[File], folder: Path) -> None:
-    """Fetch files as `fetch_all` does, in processes that share the folder: one downloads a file while others wait."""
+    """Fetch files one after the other as `fetch` does; of processes that share the folder one downloads a file."""
     for file in files:
         with nullcontext() if store.is_local else turn(folder, file.path):
             fetch_file(store, file, folder)

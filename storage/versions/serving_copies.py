@@ -54,7 +54,7 @@ class ServingCopy:
     manifest: Manifest
     cache: Path
     fetching: Fetching = fetch_all
-    """Fetches files; processes that share the cache may take turns."""
+    """Fetches files; processes that share the cache may deal them out."""
 
     @cached_property
     def whole(self) -> dict[str, File]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -47,11 +48,8 @@ def test_one_of_many_moves_at_once_wins(any_store: Store) -> None:
         with contextlib.suppress(AliasMovedError):
             won.append(aliases.move(store, "champion", version, 0).version)
 
-    threads = [threading.Thread(target=move, args=(version,)) for version in versions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(move, versions))
     newest = aliases.current(any_store, "champion")
     assert newest
     assert won == [newest.version]

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -258,7 +259,7 @@ def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
     """Six writers try at once. No two of them hold the lease at the same time, and each gets its own token."""
     inside, tokens, overlaps = [], [], []
 
-    def take() -> None:
+    def take(_: int) -> None:
         with Lease(Store(any_store.root), "r", ttl_s=30, when_held="wait") as lease:
             inside.append(lease.token)
             overlaps.append(len(inside))
@@ -266,11 +267,8 @@ def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
             inside.remove(lease.token)
             tokens.append(lease.token)
 
-    threads = [threading.Thread(target=take) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(take, range(6)))
     assert sorted(tokens) == list(range(6))
     assert set(overlaps) == {1}
 

@@ -3,9 +3,9 @@
 import json
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -27,7 +27,7 @@ from storage.records import (
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import RECENT_S, fetch_in_turn, trim
+from storage.versions.fetch import RECENT_S, fetch_all, trim
 from tests.support.chain_helpers import file_of, key, rewrite
 from tests.support.train_helpers import make_trajectory
 
@@ -104,14 +104,11 @@ def test_a_file_is_downloaded_once_by_those_who_share_a_cache(tmp_path: Path, mo
         return original(self, key, path)
 
     monkeypatch.setattr(Store, "get", get)
-    threads = [threading.Thread(target=fetch_in_turn, args=(store, files, tmp_path / "cache")) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: fetch_all(store, files, tmp_path / "cache"), range(4)))
     assert sorted(got) == sorted(file.path for file in files)
     (tmp_path / "cache" / files[0].path).write_bytes(b"damaged")
-    fetch_in_turn(store, files, tmp_path / "cache")
+    fetch_all(store, files, tmp_path / "cache")
     assert got[len(files) :] == [files[0].path]
 
 
