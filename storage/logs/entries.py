@@ -64,7 +64,11 @@ def check_entry(log: str, values: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         DamagedError: the fields are not those of an entry of this log; the message names `where`.
     """
-    models = {layout.CATALOG: _CatalogEntry, layout.alias(""): _AliasMove, layout.lease(""): _LeaseEntry}
+    models: dict[str, type[_Entry]] = {
+        layout.CATALOG: _CatalogEntry,
+        layout.alias(""): _AliasMove,
+        layout.lease(""): _LeaseEntry,
+    }
     try:
         for prefix, model in models.items():
             if log.startswith(prefix):

@@ -160,8 +160,9 @@ def _records(events: Iterable[_Event]) -> list[Record]:
             record.end = event.ended
         if event.retried:
             record.retried.append(event.retried.waiting)
-        for part in filter(None, (event.began, event.trained, event.ended)):
-            if part.number != len(records):
+        parts: tuple[Night | Trained | End | None, ...] = (event.began, event.trained, event.ended)
+        for part in parts:
+            if part and part.number != len(records):
                 raise KeyError(f"night {len(records)} is followed by an entry of night {part.number}")
     return records
 

@@ -127,7 +127,7 @@ def add_copy(draft: Draft, folder: Path, parent: ServingCopy, whole_every: int) 
 
 
 def _add_delta(draft: Draft, base: Path, path: Path, name: str) -> bool:
-    """Add what changed in a file of weights; return False if the whole file has fewer bytes."""
+    """Add what changed in a file of weights; return False if the whole is smaller, or the size is another."""
     delta, size = path.with_name(path.name + _ARROW), path.stat().st_size
     if base.stat().st_size != size:
         return False
