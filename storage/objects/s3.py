@@ -267,6 +267,9 @@ class S3Backend:
             self._call("head_bucket", bucket)
         except FileNotFoundError as error:
             raise _no_bucket(bucket) from error
+        except UnavailableError as error:
+            if not isinstance(error.__cause__, PermissionError):  # reads and writes may be allowed all the same
+                raise
 
     def _patiently(
         self,
