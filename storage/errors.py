@@ -14,6 +14,8 @@ continue, because a place that does not answer says nothing about its objects. A
 FileNotFoundError.
 """
 
+from collections.abc import Sequence
+
 
 class StorageError(ValueError):
     """Something stored cannot be used, or a request makes no sense; the message names the object and the remedy."""
@@ -45,3 +47,13 @@ class AliasMovedError(ConflictError):
 
 class TakenOverError(ConflictError):
     """Another writer continues this version."""
+
+
+def first_few(items: Sequence[object], most: int = 3) -> str:
+    """Name the first of many things, for a message.
+
+    >>> first_few([3, 5, 7, 9, 11])
+    '3, 5, 7 and 2 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{', '.join(map(str, items[:most]))}{more}"

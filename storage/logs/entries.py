@@ -58,41 +58,21 @@ class _LeaseEntry(_Entry):
     ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _SignOfLife(_Entry):
-    released: bool = False
-    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-
-
-def check_sign(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return `values`, the sign of life of a lease's holder, if its fields are right.
-
-    Raises:
-        DamagedError: as `check_entry` does.
-    """
-    return _check(_SignOfLife, values, where)
-
-
 def check_entry(log: str, values: dict[str, Any], where: str) -> dict[str, Any]:
     """Return `values`, an entry of the log with the prefix `log`, if its fields are right.
 
     Raises:
         DamagedError: the fields are not those of an entry of this log; the message names `where`.
     """
-    model = _model(log)
-    return _check(model, values, where) if model else values
-
-
-def _check(model: type[_Entry], values: dict[str, Any], where: str) -> dict[str, Any]:
+    models: dict[str, type[_Entry]] = {
+        layout.CATALOG: _CatalogEntry,
+        layout.alias(""): _AliasMove,
+        layout.lease(""): _LeaseEntry,
+    }
     try:
-        model.model_validate(values)
+        for prefix, model in models.items():
+            if log.startswith(prefix):
+                model.model_validate(values)
     except ValidationError as error:
         raise DamagedError(f"{where} has wrong fields ({field_errors(error)}): it is damaged") from None
     return values
-
-
-def _model(log: str) -> type[_Entry] | None:
-    if log == layout.CATALOG:
-        return _CatalogEntry
-    if log.startswith(layout.alias("")):
-        return _AliasMove
-    return _LeaseEntry if log.startswith(layout.lease("")) else None

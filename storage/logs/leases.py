@@ -25,7 +25,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from storage import layout
 from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, StorageError
-from storage.logs.entries import check_sign
 from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
@@ -115,55 +114,44 @@ class Lease:
         return Log(self.store, layout.lease(self.run))
 
     def _acquire(self) -> None:
+        holder = own_identity() | {"lease": self._id}
         watched: _Watched | None = None
         while True:
             newest = newest_holder(self.store, self.run)
-            if newest is None or (free := self._why_free(*newest, watched)):
+            if newest and (watched is None or watched.token != newest[0]):
+                watched = _Watched(*newest, last_sign(self.store, self.run, newest[0]))
+            if watched is None or (free := self._why_free(watched)):
                 number = newest[0] + 1 if newest else 0
                 # the second length: if an entry was deleted by hand, its gap looks like the end of the log
-                if self._log.put(number, self._entry()) and self._log.length() == number + 1:
-                    if newest and free != "released":
-                        logger.warning("run %s: taken over from %s (%s)", self.run, describe(newest[1]), free)
+                entry = {"holder": holder, "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
+                if self._log.put(number, entry) and self._log.length() == number + 1:
+                    if watched and free != "released":
+                        logger.warning("run %s: taken over from %s (%s)", self.run, describe(watched.entry), free)
                     self.token = number
                     return
                 continue
-            if watched is None or watched.token != newest[0]:
-                watched = _Watched(newest[0], last_sign(self.store, self.run, newest[0]), time.monotonic())
-                logger.warning("run %s is written by %s; %s", self.run, describe(newest[1]), self._intention(newest[1]))
-            self._stop_if_alive(*newest, watched)
+            if self.when_held == "stop" and (watched.moved or is_alive(watched.entry)):
+                raise LeaseHeldError(
+                    f"run {self.run!r} is being written by {describe(watched.entry)}. Wait for it with "
+                    "run.when_held=wait, end it, or begin another run with run.name=…"
+                )
+            if not watched.is_named:
+                doing = "waiting for its end" if self.when_held == "wait" else "checking whether it is alive"
+                logger.warning("run %s is written by %s; %s", self.run, describe(watched.entry), doing)
+                watched.is_named = True
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
 
-    def _entry(self) -> dict[str, Any]:
-        holder = own_identity() | {"lease": self._id}
-        return {"holder": holder, "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
-
-    def _why_free(self, token: int, entry: dict[str, Any], watched: "_Watched | None") -> str:
+    def _why_free(self, watched: "_Watched") -> str:
         """Return why the lease may be taken over; empty if it may not."""
-        sign = last_sign(self.store, self.run, token)
+        sign = last_sign(self.store, self.run, watched.token)
         if sign.get("released"):
             return "released"
-        if is_alive(entry) is False:
+        if is_alive(watched.entry) is False:
             return "its process has ended, or no longer holds the lease"
-        if watched and watched.token == token:
-            if sign != watched.sign:
-                watched.sign, watched.since = sign, time.monotonic()
-                watched.moved = True
-            ttl = float(entry["ttl_s"] or self.ttl_s)
-            if time.monotonic() - watched.since > ttl:
-                return f"no sign of life for {ttl:g} s"
-        return ""
-
-    def _stop_if_alive(self, token: int, entry: dict[str, Any], watched: "_Watched") -> None:
-        if self.when_held == "stop" and (watched.moved or is_alive(entry)):
-            raise LeaseHeldError(
-                f"run {self.run!r} is being written by {describe(entry)}. Wait for it with "
-                "run.when_held=wait, end it, or begin another run with run.name=…"
-            )
-
-    def _intention(self, entry: dict[str, Any]) -> str:
-        if self.when_held == "wait":
-            return "waiting for its end"
-        return "checking whether it is alive" if is_alive(entry) is None else "stopping"
+        if sign != watched.sign:
+            watched.sign, watched.since, watched.moved = sign, time.monotonic(), True
+        ttl = float(watched.entry["ttl_s"] or self.ttl_s)
+        return f"no sign of life for {ttl:g} s" if time.monotonic() - watched.since > ttl else ""
 
     def _beat(self, *, released: bool = False) -> None:
         sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
@@ -192,12 +180,14 @@ class Lease:
 
 @dataclass
 class _Watched:
-    """The last sign of life of the holder that a waiting writer has seen."""
+    """The holder that a waiting writer watches, and its last sign of life."""
 
     token: int
+    entry: dict[str, Any]
     sign: dict[str, Any]
-    since: float  # time.monotonic() when this sign was first seen
+    since: float = field(default_factory=lambda: time.monotonic())  # when this sign was first seen
     moved: bool = False  # whether the sign has changed since the wait began
+    is_named: bool = False  # whether the log says who it is
 
 
 def _now() -> str:
@@ -218,10 +208,9 @@ def newest_holder(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
     try:
         return log.last()
     except DamagedError as error:
-        token = log.length() - 1
         holder = {"machine": "", "host": "?", "pid": "?"}
-        ttl_s = last_sign(store, run, token).get("ttl_s")  # None if there is no sign of life either
-        return token, {"holder": holder, "label": f"an unknown process ({error})", "at": "?", "ttl_s": ttl_s}
+        entry = {"holder": holder, "label": f"an unknown process ({error})", "at": "?", "ttl_s": None}
+        return log.length() - 1, entry
 
 
 def is_alive(entry: dict[str, Any]) -> bool | None:
@@ -236,7 +225,7 @@ def last_sign(store: Store, run: str, token: int) -> dict[str, Any]:
     """Return the holder's last sign of life; empty if there is none, or if it cannot be read."""
     key = layout.beat(run, token)
     try:
-        return check_sign(unseal(store.read(key), store.uri(key)), store.uri(key))
+        return unseal(store.read(key), store.uri(key))
     except FileNotFoundError:
         return {}
     except DamagedError as error:

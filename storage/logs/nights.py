@@ -74,6 +74,16 @@ class Retry(_Entry):
     at: str
 
 
+class _Event(_Entry):
+    """An entry as it is stored: one of the records above."""
+
+    began: Night | None = None
+    trained: Trained | None = None
+    ended: End | None = None
+    retried: Retry | None = None
+    nonce: str
+
+
 @dataclass(slots=True)
 class Record:
     """All entries of one night so far."""
@@ -108,7 +118,7 @@ class Nights:
         """
         self._next = self._log.length()
         try:
-            return _records(in_parallel(self._log.read, range(self._next)))
+            return _records(map(_Event.model_validate, in_parallel(self._log.read, range(self._next))))
         except (FileNotFoundError, KeyError, IndexError, ValidationError) as error:
             if unknown := newer(error):
                 raise DamagedError(
@@ -137,32 +147,24 @@ class Nights:
         self._next += 1
 
 
-def _records(entries: Iterable[dict[str, Any]]) -> list[Record]:
-    """Group entries by night. Raises KeyError, IndexError, ValidationError or StorageError if they contradict."""
+def _records(events: Iterable[_Event]) -> list[Record]:
+    """Group entries by night. Raises IndexError or KeyError if they contradict."""
     records: list[Record] = []
-    for entry in entries:
-        if "began" in entry:
-            records.append(Record(Night.model_validate(entry["began"])))
-            _expect(records[-1].night.number, len(records))
-        elif "trained" in entry:
-            trained = Trained.model_validate(entry["trained"])
-            _expect(trained.number, len(records))
-            records[-1].challenger = trained.challenger
-        elif "retried" in entry:
-            records[-1].retried.append(Retry.model_validate(entry["retried"]).waiting)
-        elif "ended" not in entry:
-            raise DamagedError(
-                f"an entry of a night says {next(iter(entry))!r}, which this code does not know: upgrade"
-            )
-        else:
-            records[-1].end = End.model_validate(entry["ended"])
-            _expect(records[-1].end.number, len(records))
+    for event in events:
+        if event.began:
+            records.append(Record(event.began))
+        record = records[-1]
+        if event.trained:
+            record.challenger = event.trained.challenger
+        if event.ended:
+            record.end = event.ended
+        if event.retried:
+            record.retried.append(event.retried.waiting)
+        parts: tuple[Night | Trained | End | None, ...] = (event.began, event.trained, event.ended)
+        for part in parts:
+            if part and part.number != len(records):
+                raise KeyError(f"night {len(records)} is followed by an entry of night {part.number}")
     return records
-
-
-def _expect(number: int, nights: int) -> None:
-    if number != nights:
-        raise KeyError(f"night {nights} is followed by an entry of night {number}")
 
 
 def now() -> str:

@@ -1,6 +1,5 @@
 """Whole objects by key, with an atomic put-if-absent.
 
 Other packages use `store.Store`. It checks the key and hands the object to a backend, `local` (a folder, or memory) or
-`s3`, by the protocol in `interface`. `seal` writes small JSON objects that carry their own digest, `temporary` makes
-folders for files of this process.
+`s3`, by the protocol in `interface`. `seal` writes small JSON objects that carry their own digest.
 """

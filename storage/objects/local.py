@@ -29,17 +29,17 @@ class LocalBackend(Backend):
         return _file(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        self._appear(path, lambda temporary: _write(temporary, data), os.replace)
+        _appear(path, data, os.replace)
 
     def create(self, path: str, data: bytes) -> bool:
         try:  # a hard link is atomic; fsspec's exclusive mode on local files is not
-            self._appear(path, lambda temporary: _write(temporary, data), os.link)
+            _appear(path, data, os.link)
         except FileExistsError:
             return False
         return True
 
     def upload(self, path: str, source: Path) -> None:
-        self._appear(path, lambda temporary: shutil.copyfile(source, temporary), os.replace)
+        _appear(path, source, os.replace)
 
     def download(self, path: str, target: Path) -> str:
         shutil.copyfile(_file(path), target)
@@ -50,8 +50,7 @@ class LocalBackend(Backend):
         Path(path).unlink(missing_ok=True)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        _check_no_file_above(prefix)
-        for folder, _, names in os.walk(prefix):
+        for folder, _, names in os.walk(prefix, onerror=_refuse_file_in_the_way):
             for name in sorted(names):
                 path = os.path.join(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # deleted since the folder was listed
@@ -61,17 +60,22 @@ class LocalBackend(Backend):
     def uri(self, path: str) -> str:
         return path
 
-    def _appear(self, path: str, write: Callable[[Path], object], place: Callable[[Path, Path], object]) -> None:
-        target = Path(path)
-        _make_folder(target.parent)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            write(temporary)
-            _sync(temporary)
-            place(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync(target.parent)
+
+def _appear(path: str, content: bytes | Path, place: Callable[[Path, Path], object]) -> None:
+    """Write bytes, or the content of a file, to a temporary file, and `place` it at `path`."""
+    target = Path(path)
+    _make_folder(target.parent)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        if isinstance(content, Path):
+            shutil.copyfile(content, temporary)
+        else:
+            temporary.write_bytes(content)
+        _sync(temporary)
+        place(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(target.parent)
 
 
 def _file(path: str) -> Path:
@@ -94,19 +98,10 @@ def _file(path: str) -> Path:
     return Path(path)
 
 
-def _check_no_file_above(folder: str) -> None:
-    """Raise DamagedError if a part of the path is a file: `os.walk` would silently list nothing there."""
-    try:
-        os.stat(folder)
-    except NotADirectoryError as error:
-        raise DamagedError(f"{folder}: {error.strerror}: a file is in the way; check the store's root") from error
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
-            raise
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+def _refuse_file_in_the_way(error: OSError) -> None:
+    """Raise DamagedError if a part of a listed path is a file: `os.walk` would silently list nothing there."""
+    if isinstance(error, NotADirectoryError):
+        raise DamagedError(f"{error.filename}: {error.strerror}: a file is in the way; check the store's root")
 
 
 def _make_folder(folder: Path) -> None:

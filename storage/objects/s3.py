@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
-"""Parts sent at the same time. An upload takes `PARTS_AT_ONCE * PART_BYTES` of memory, a download twice as much."""
+"""Parts sent or fetched at the same time, which are in memory meanwhile."""
 MAX_PARTS = 10_000  # S3's limit for one upload
 _MOST_CLOCK_ERROR_S = 600.0
 """S3 refuses requests that were signed more than 15 minutes ago, or that much in the future."""
@@ -109,9 +108,8 @@ def _patience(seconds: float) -> dict[str, Any]:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later, because the network or the server failed, not the request."""
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    if isinstance(cause, ClientError):
-        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if answer := _answer(error):
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         failed = status >= 500 and status != _NOT_IMPLEMENTED
         return failed or status in (408, 409, 429) or _error_code(error) in _TRANSIENT
     if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
@@ -121,18 +119,14 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, (OSError, TimeoutError, ResponseParserError, aiohttp.ClientError))
 
 
+def _answer(error: BaseException) -> dict[str, Any]:
+    """Return S3's answer that led to an error; empty if the server did not answer."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    return dict(cause.response) if isinstance(cause, ClientError) else {}
+
+
 def _error_code(error: BaseException) -> str:
-    """Return S3's code of the error; empty if the server did not answer."""
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    return str(cause.response["Error"].get("Code", "")) if isinstance(cause, ClientError) else ""
-
-
-def _clock_error_s(error: BaseException) -> float:
-    """Return by how many seconds this host's clock is ahead of the server's, as its answer says; 0 if it says none."""
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    answer = cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else {}
-    date = answer.get("HTTPHeaders", {}).get("date")
-    return time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
+    return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _log_failure(state: RetryCallState) -> None:
@@ -164,13 +158,13 @@ class S3Backend:
         try:
             return int(self._call("head_object", path)["ContentLength"])
         except FileNotFoundError:
-            self._check_bucket(path)
+            if not self._bucket_exists:  # the answer does not say whether only the object is absent
+                self._check_bucket(path.partition("/")[0])
+                self._bucket_exists = True
             raise
 
     def read(self, path: str) -> bytes:
-        data = self._patiently(path, lambda: self._fs.cat_file(path, max_concurrency=1))
-        assert isinstance(data, bytes)
-        return data
+        return bytes(self._patiently(path, lambda: self._fs.cat_file(path, max_concurrency=1)))
 
     def write(self, path: str, data: bytes) -> None:
         self._call("put_object", path, Body=data)
@@ -188,43 +182,26 @@ class S3Backend:
 
     def upload(self, path: str, source: Path) -> None:
         size = source.stat().st_size
-        part = max(PART_BYTES, math.ceil(size / MAX_PARTS))
-
-        def attempt() -> None:
-            self._fs.put_file(str(source), path, chunksize=part, max_concurrency=PARTS_AT_ONCE)
-
-        self._patiently(path, attempt, repeat=_is_worth_uploading_again)
+        options = {"chunksize": max(PART_BYTES, math.ceil(size / MAX_PARTS)), "max_concurrency": PARTS_AT_ONCE}
+        self._patiently(path, lambda: self._fs.put_file(str(source), path, **options), _is_worth_uploading_again)
         if (stored := self.size(path)) != size:
             raise StorageError(f"{self.uri(path)} has {stored} bytes after an upload of {size}: the server lost some")
 
     def download(self, path: str, target: Path) -> str:
         size, digest = self.size(path), hashlib.sha256()
-        with target.open("wb") as file, ThreadPoolExecutor(1) as keeping:  # writes parts while the next are fetched
-
-            def keep(parts: list[bytes]) -> None:
-                for part in parts:
+        with target.open("wb") as file:
+            for begin in range(0, size, PARTS_AT_ONCE * PART_BYTES):
+                for part in self._parts(path, begin, min(size, begin + PARTS_AT_ONCE * PART_BYTES)):
                     file.write(part)
                     digest.update(part)
-
-            kept: Future[None] | None = None
-            for begin in range(0, size, PARTS_AT_ONCE * PART_BYTES):
-                parts = self._parts(path, begin, min(size, begin + PARTS_AT_ONCE * PART_BYTES))
-                if kept:
-                    kept.result()
-                kept = keeping.submit(keep, parts)
-            if kept:
-                kept.result()
         return digest.hexdigest()
 
     def _parts(self, path: str, begin: int, end: int) -> list[bytes]:
         """Fetch the bytes `begin` to `end` in parallel parts."""
         starts = list(range(begin, end, PART_BYTES))
         ends = [*starts[1:], end]
-
-        def attempt() -> list[bytes]:
-            return list(self._fs.cat_ranges([path] * len(starts), starts, ends, on_error="raise"))
-
-        return self._patiently(path, attempt)
+        paths = [path] * len(starts)
+        return self._patiently(path, lambda: list(self._fs.cat_ranges(paths, starts, ends, on_error="raise")))
 
     def delete(self, path: str) -> None:
         self._call("delete_object", path)
@@ -283,22 +260,16 @@ class S3Backend:
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         """Send a request; s3fs leaves out `Key` where a method knows none."""
         bucket, _, key = path.partition("/")
-        answer = self._patiently(path, lambda: self._fs.call_s3(method, Bucket=bucket, Key=key, **arguments))
-        assert isinstance(answer, dict)
-        return answer
+        return dict(self._patiently(path, lambda: self._fs.call_s3(method, Bucket=bucket, Key=key, **arguments)))
 
-    def _check_bucket(self, path: str) -> None:
-        """Check once that the bucket exists: the answer for an absent object does not say whether its bucket does."""
-        bucket = path.partition("/")[0]
-        if not self._bucket_exists:
-            try:
-                self._call("head_bucket", bucket)
-            except FileNotFoundError as error:
-                raise _no_bucket(bucket) from error
-            except UnavailableError as error:
-                if not isinstance(error.__cause__, PermissionError):  # reads and writes may be allowed all the same
-                    raise
-            self._bucket_exists = True
+    def _check_bucket(self, bucket: str) -> None:
+        try:
+            self._call("head_bucket", bucket)
+        except FileNotFoundError as error:
+            raise _no_bucket(bucket) from error
+        except UnavailableError as error:
+            if not isinstance(error.__cause__, PermissionError):  # reads and writes may be allowed all the same
+                raise
 
     def _patiently(
         self,
@@ -328,8 +299,9 @@ class S3Backend:
 
 
 def _remedy(refusal: PermissionError) -> str:
-    """Say what to do about a refusal; the answer to a HEAD request has no text that would say why."""
-    ahead_s = _clock_error_s(refusal)
+    """Say what to do about a refusal; the answer to a HEAD request has no text that would say why, but the time."""
+    date = _answer(refusal).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    ahead_s = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
         return _CREDENTIALS
     return (

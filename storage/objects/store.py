@@ -12,7 +12,7 @@ from storage.errors import StorageError
 from storage.objects.interface import Backend, ObjectInfo, Upload, check_key
 from storage.objects.local import LocalBackend, MemoryBackend
 
-__all__ = ["ObjectInfo", "Store", "Upload", "in_parallel", "sha256"]
+__all__ = ["ObjectInfo", "Store", "Upload", "has_content", "in_parallel", "sha256"]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -142,3 +142,8 @@ def sha256(path: Path) -> str:
     """Return the hex sha256 of a local file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_content(path: Path, size: int, digest: str) -> bool:
+    """Return whether a local file exists with this size and this sha256."""
+    return path.is_file() and path.stat().st_size == size and sha256(path) == digest

@@ -6,10 +6,8 @@ alias is a compare-and-swap, and its history is kept.
 
 import getpass
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from configs.safety import check_plain
 from storage import layout
@@ -18,7 +16,7 @@ from storage.logs import catalog
 from storage.logs.log import Log
 from storage.objects.interface import check_key
 from storage.objects.store import Store
-from storage.versions.manifests import Parent, as_parent, read_bytes
+from storage.versions.manifests import as_parent, read_bytes
 
 _LONGEST = 200
 """Most characters of a new name, so that it fits into a file name and into a key everywhere."""
@@ -46,13 +44,12 @@ def current(store: Store, name: str, at_least: int = 0) -> Move | None:
         DamagedError: the newest move is damaged.
     """
     log = _log(store, name)
-    if not (length := log.length(at_least)):
-        return None
+    newest = log.length(at_least) - 1
     try:
-        return _move(length - 1, log.read(length - 1))
+        return _read(log, newest) if newest >= 0 else None
     except DamagedError as error:
         raise DamagedError(
-            f"the newest move of alias {name!r} cannot be read: {error}; {remedy(name, length - 1)}"
+            f"the newest move of alias {name!r} cannot be read: {error}; {remedy(name, newest)}"
         ) from error
 
 
@@ -64,7 +61,7 @@ def remedy(name: str, damaged: int) -> str:
 def history(store: Store, name: str) -> list[Move]:
     """Read all moves of `name`, oldest first."""
     log = _log(store, name)
-    return [_move(number, log.read(number)) for number in range(log.length())]
+    return [_read(log, number) for number in range(log.length())]
 
 
 def move(store: Store, name: str, version: str, expected: int | None, reason: str = "", by: str = "") -> Move:
@@ -77,13 +74,18 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     """
     if expected is None and len(name) > _LONGEST:
         raise StorageError(f"alias name {name[:40]!r}… has {len(name):,} characters: give it {_LONGEST} at most")
-    log, entry = _log(store, name), _entry(as_parent(store, version), reason, by)
+    log, target = _log(store, name), as_parent(store, version)
+    number, at = 0 if expected is None else expected + 1, datetime.now(UTC).isoformat(timespec="seconds")
+    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    try:
+        check_plain(entry)
+    except ValueError as error:
+        raise StorageError(str(error)) from None
     _refuse_collected(store, version)
-    number = 0 if expected is None else expected + 1
-    free = log.length() == number
-    if free and number == 0:  # aliases are listed from the catalog
+    is_next = log.length() == number
+    if is_next and number == 0:  # aliases are listed from the catalog
         catalog.enter(store, name, "alias", [version], "")
-    if not free or not log.put(number, entry):
+    if not is_next or not log.put(number, entry):
         newest = current(store, name)
         where = f"at {newest.version} by move {newest.number} of {newest.by}" if newest else "nowhere"
         raise AliasMovedError(
@@ -91,11 +93,11 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
         )
     try:
         _refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
-    except StorageError:
+    except DamagedError:
         if number:  # point it back to where it pointed
-            log.put(number + 1, {**log.read(number - 1), "reason": f"move {number} was to a version that gc took"})
+            log.put(number + 1, log.read(number - 1) | {"reason": f"move {number} was to a version that gc took"})
         raise
-    return _move(number, entry)
+    return Move(number, **entry)
 
 
 def _refuse_collected(store: Store, version: str) -> None:
@@ -128,13 +130,12 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
     number = moves - 2 if to is None else to
     if not 0 <= number < moves:
         raise StorageError(f"alias {name!r} has {moves} moves in its history: there is no such move to go back to")
-    target = _move(number, log.read(number))
+    target = _read(log, number)
     if as_parent(store, target.version).sha256 != target.sha256:
         raise DamagedError(
             f"{store.uri(target.version)} is not the version that alias {name!r} pointed at: it was changed"
         )
-    reason = reason or f"roll back to move {target.number}"
-    return move(store, name, target.version, moves - 1, reason, by)
+    return move(store, name, target.version, moves - 1, reason or f"roll back to move {target.number}", by)
 
 
 def names(store: Store) -> list[str]:
@@ -143,7 +144,8 @@ def names(store: Store) -> list[str]:
     Raises:
         DamagedError: the catalog is damaged.
     """
-    return [name for name in _entered(catalog.read_all(store)) if _log(store, name).length()]
+    entered = {entry.version for entry in catalog.read_all(store) if entry.kind == "alias"}
+    return sorted(name for name in entered if _log(store, name).length())  # an entry is written before its alias
 
 
 def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
@@ -154,18 +156,13 @@ def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
     """
     entries, damaged = catalog.read_undamaged(store)
     found: dict[str, Move] = {}
-    for name in _entered(entries):
+    for name in sorted({entry.version for entry in entries if entry.kind == "alias"}):
         try:
             if newest := current(store, name):
                 found[name] = newest
         except DamagedError as error:
             damaged.append(error)
     return found, damaged
-
-
-def _entered(entries: Iterable[catalog.CatalogEntry]) -> list[str]:
-    """Return the names of aliases in the catalog. An alias may not exist yet, because its entry is written first."""
-    return sorted({entry.version for entry in entries if entry.kind == "alias"})
 
 
 def listed(store: Store) -> dict[str, int]:
@@ -208,16 +205,6 @@ def _log(store: Store, name: str) -> Log:
     return Log(store, layout.alias(name))
 
 
-def _entry(target: Parent, reason: str, by: str) -> dict[str, Any]:
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
-    try:
-        check_plain(entry)
-    except ValueError as error:
-        raise StorageError(str(error)) from None
-    return entry
-
-
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -225,6 +212,6 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _move(number: int, entry: dict[str, Any]) -> Move:
-    fields = ("version", "sha256", "reason", "by", "at")
-    return Move(number, **{field: entry[field] for field in fields})
+def _read(log: Log, number: int) -> Move:
+    entry = log.read(number)
+    return Move(number, entry["version"], entry["sha256"], entry["reason"], entry["by"], entry["at"])

@@ -84,11 +84,17 @@ def resolve_policy(store: Store, reference: str) -> PolicyVersion:
         StorageError: there is no such version, it is not a checkpoint, or gc has deleted its data.
     """
     version = aliases.resolve_version(store, reference)
-    if (kind := read(store, version).kind) != "checkpoint":
-        raise DamagedError(f"{store.uri(version)} is a {kind} version, not a checkpoint")
+    _read_manifest(store, version)
     if store.exists(layout.tombstone(version)):
         raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone")
     return PolicyVersion(version)
+
+
+def _read_manifest(store: Store, version: str) -> Manifest:
+    manifest = read(store, version)
+    if manifest.kind != "checkpoint":
+        raise DamagedError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
+    return manifest
 
 
 def open_checkpoint(
@@ -114,30 +120,24 @@ def open_checkpoint(
         StorageError: the version is not committed or not a checkpoint; or a file is missing, damaged, not named by the
             manifest, or could run code (`storage.versions.model_files`).
     """
-    manifest = read(store, version)
-    if manifest.kind != "checkpoint":
-        raise DamagedError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
+    manifest = _read_manifest(store, version)
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
     copy = ServingCopy(store, manifest, cache, fetching)
     served = fetch_copy(copy) if serving else None
     model = served or fetch_folder(store, manifest, "model", cache, fetching=fetching)
-    loaded = copy.names if served else {name.removeprefix("model/") for name in names if name.startswith("model/")}
-    model_files.check(model, loaded)
-    has_state = state and any(name.startswith("state/") for name in names)
+    model_files.check(model, copy.names if served else _inside("model/", names))
+    has_state = state and _inside("state/", names)
     return Checkpoint(
         version=PolicyVersion(version),
         number=PolicyVersion(version).number,
         model=model,
         state=fetch_folder(store, manifest, "state", cache, fetching=fetching) if has_state else None,
-        canary=_canary(store, version, fetch(store, manifest, "canary.json", cache)),
+        canary=Canary(**json.loads(fetch(store, manifest, "canary.json", cache).read_text())),
         manifest=manifest,
     )
 
 
-def _canary(store: Store, version: str, path: Path) -> Canary:
-    try:
-        return Canary(**json.loads(path.read_text()))
-    except (TypeError, ValueError) as error:
-        raise DamagedError(f"{store.uri(version)}: its canary.json is not a canary: {error}") from error
+def _inside(area: str, names: set[str]) -> set[str]:
+    return {name.removeprefix(area) for name in names if name.startswith(area)}

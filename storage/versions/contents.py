@@ -10,43 +10,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.errors import DamagedError
-from storage.records import (
-    CASE_SCHEMA,
-    CURRICULUM_SCHEMA,
-    EXCLUSION_SCHEMA,
-    HISTORY_SCHEMA,
-    PROBLEM_SCHEMA,
-    SCHEMA_VERSION,
-    SCORE_SCHEMA,
-    TRAJECTORY_SCHEMA,
-)
+from storage import records
+from storage.errors import DamagedError, first_few
 from storage.versions.checkpoints import Canary
-from storage.versions.datasets import read_parquet
+from storage.versions.datasets import read_parquet, schema_version
 from storage.versions.serving_copies import result_of
 
-SCHEMAS = {
-    "problems": PROBLEM_SCHEMA,
-    "trajectories": TRAJECTORY_SCHEMA,
-    "evaluation": TRAJECTORY_SCHEMA,
-    "scores": SCORE_SCHEMA,
-    "history": HISTORY_SCHEMA,
-    "curriculum": CURRICULUM_SCHEMA,
-    "audit": CASE_SCHEMA,
-    "exclusions": EXCLUSION_SCHEMA,
+_KINDS = {
+    "problems": (records.PROBLEM_SCHEMA, ("problem_id",)),
+    "trajectories": (records.TRAJECTORY_SCHEMA, ("trajectory_id",)),
+    "evaluation": (records.TRAJECTORY_SCHEMA, ("trajectory_id",)),
+    "scores": (records.SCORE_SCHEMA, ("trajectory_id", "turn")),
+    "history": (records.HISTORY_SCHEMA, ("problem_key", "iteration")),
+    "curriculum": (records.CURRICULUM_SCHEMA, ("problem_id",)),
+    "audit": (records.CASE_SCHEMA, ("number",)),
+    "exclusions": (records.EXCLUSION_SCHEMA, ("trajectory_id", "data_set", "problem_key")),
 }
-"""The schema of the Parquet files of each kind of version."""
-_KEYS = {
-    "problems": ("problem_id",),
-    "trajectories": ("trajectory_id",),
-    "evaluation": ("trajectory_id",),
-    "scores": ("trajectory_id", "turn"),
-    "history": ("problem_key", "iteration"),
-    "curriculum": ("problem_id",),
-    "audit": ("number",),
-    "exclusions": ("trajectory_id", "data_set", "problem_key"),
-}
-"""The columns that identify a row of a version: no two rows may have the same values in them."""
+"""The schema of the Parquet files of each kind of version, and the columns that no two of its rows have in common."""
+SCHEMAS = {kind: schema for kind, (schema, _) in _KINDS.items()}
 _NEW_IN_TRAJECTORIES = {
     2: {"sequence_starts"},
     3: {"unplayed_turns"},
@@ -60,46 +41,45 @@ _NEW_IN = {
 }
 """Columns that files of an older schema lack, by kind and by the schema version that added them."""
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
-_NAMED = 3  # number of rows that a message names
 
 
 def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
     """Return problems of footer, schema and number of rows, without reading the rows."""
     try:
         with pq.ParquetFile(path) as file:
-            row_count, schema = file.metadata.num_rows, file.schema_arrow
-        written = int((schema.metadata or {}).get(b"schema_version", b"0"))
+            row_count, found = file.metadata.num_rows, file.schema_arrow
+        written = schema_version(found)
     except (pa.ArrowException, OSError, ValueError) as error:
         return [f"cannot be read as Parquet: {error}"]
-    if written > SCHEMA_VERSION:
-        return [f"was written with schema_version {written}; this code knows {SCHEMA_VERSION}: upgrade"]
+    if written > records.SCHEMA_VERSION:
+        return [f"was written with schema_version {written}; this code knows {records.SCHEMA_VERSION}: upgrade"]
     optional = {name for since, names in _NEW_IN.get(kind, {}).items() if written < since for name in names}
-    problems = _schema_problems(schema, SCHEMAS[kind], optional)
+    problems = _schema_problems(found, SCHEMAS[kind], optional)
     if row_count != rows:
         problems.append(f"has {row_count} rows, its manifest says {rows}")
     return problems
 
 
 def _schema_problems(found: pa.Schema, expected: pa.Schema, optional: set[str]) -> list[str]:
-    missing = [name for name in expected.names if name not in found.names and name not in optional]
-    unknown = [name for name in found.names if name not in expected.names]
     common = [name for name in expected.names if name in found.names]
-    wrong = [_with_type(found.field(name)) for name in common if not found.field(name).equals(expected.field(name))]
-    if not missing + unknown + wrong and found.names != common:
+    differing = [found.field(name) for name in common if not found.field(name).equals(expected.field(name))]
+    kinds = {
+        "lacks the columns": [name for name in expected.names if name not in {*found.names, *optional}],
+        "has unknown columns": [name for name in found.names if name not in expected.names],
+        "has columns of other types": [f"{it.name} {it.type}{' or null' * it.nullable}" for it in differing],
+    }
+    problems = [f"{problem} {', '.join(names)}" for problem, names in kinds.items() if names]
+    if not problems and found.names != common:
         return [f"has its columns in another order: {', '.join(found.names)}"]
-    kinds = (("lacks the columns", missing), ("has unknown columns", unknown), ("has columns of other types", wrong))
-    return [f"{problem} {', '.join(names)}" for problem, names in kinds if names]
-
-
-def _with_type(field: "pa.Field[pa.DataType]") -> str:
-    return f"{field.name} {field.type}{' or null' if field.nullable else ''}"
+    return problems
 
 
 class Rows:
     """A reader that checks all rows of one version, file by file. Only the ids of rows stay in memory."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._key, self._seen = kind, _KEYS[kind], set[tuple[Any, ...]]()
+        self._schema, self._key = _KINDS[kind]
+        self._seen = set[tuple[Any, ...]]()
 
     def problems(self, path: Path) -> list[str]:
         """Check the pages and rows of one file: rows may contradict neither themselves nor earlier rows."""
@@ -111,31 +91,22 @@ class Rows:
                     faults[fault].append(number)
         except (ValueError, TypeError, KeyError) as error:
             damage = [f"its rows cannot be read: {error}"]
-        return [f"{fault} ({_first_few(numbers)})" for fault, numbers in faults.items()] + damage
+        return [f"{fault} (rows {first_few(numbers)})" for fault, numbers in faults.items()] + damage
 
     def _faults(self, row: dict[str, Any]) -> Iterator[str]:
         key = tuple(row[name] for name in self._key)
         if key in self._seen:
             yield f"{' and '.join(self._key)} of a row are those of another row"
         self._seen.add(key)
-        if SCHEMAS[self._kind] is TRAJECTORY_SCHEMA:
-            yield from _trajectory_faults(row)
-
-
-def _trajectory_faults(row: dict[str, Any]) -> Iterator[str]:
-    length = len(row["token_ids"])
-    if any(len(row[name]) != length for name in _PER_TOKEN):
-        yield f"{', '.join(_PER_TOKEN)} of a row differ in length"
-    if not all(0 <= turn["start"] <= turn["end"] <= length for turn in row["turns"]):
-        yield "turns lie outside of their row's tokens"
-    starts = row.get("sequence_starts", [0])
-    if starts[:1] != [0] or starts != sorted(starts) or starts[-1] > length:
-        yield "sequences do not begin with the tokens of their row, are not in order, or lie outside of its tokens"
-
-
-def _first_few(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
-    return f"rows {', '.join(map(str, numbers[:_NAMED]))}{more}"
+        if self._schema is not records.TRAJECTORY_SCHEMA:
+            return
+        length, starts = len(row["token_ids"]), row.get("sequence_starts", [0])
+        if any(len(row[name]) != length for name in _PER_TOKEN):
+            yield f"{', '.join(_PER_TOKEN)} of a row differ in length"
+        if not all(0 <= turn["start"] <= turn["end"] <= length for turn in row["turns"]):
+            yield "turns lie outside of their row's tokens"
+        if starts[:1] != [0] or starts != sorted(starts) or starts[-1] > length:
+            yield "sequences do not begin with the tokens of their row, are not in order, or lie outside of its tokens"
 
 
 def safetensors(path: Path) -> list[str]:

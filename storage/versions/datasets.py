@@ -14,7 +14,7 @@ from storage.objects.store import Store, in_parallel
 from storage.records import SCHEMA_VERSION, Trajectory, to_table, to_trajectory
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch, fetch_file
-from storage.versions.manifests import Manifest, read
+from storage.versions.manifests import File, Manifest, read
 
 _BATCH_ROWS = 256
 _FETCHED_AT_ONCE = 4
@@ -75,7 +75,11 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     The checksums detect flipped bits.
     """
     split = ["logprobs.list.element"] if "logprobs" in table.column_names else []
-    dictionary = [_leaf(field) for field in table.schema if field.name not in ("logprobs", "turns")]
+    dictionary = [
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+        for field in table.schema
+        if field.name not in ("logprobs", "turns")
+    ]
     pq.write_table(
         table,
         path,
@@ -85,11 +89,6 @@ def write_parquet(table: pa.Table, path: Path) -> None:
         use_byte_stream_split=split,  # type: ignore[arg-type]
         write_page_checksum=True,
     )
-
-
-def _leaf(field: "pa.Field[pa.DataType]") -> str:
-    """Return Parquet's name for the values of a column."""
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def shards(store: Store, version: str, cache: Path) -> tuple[Manifest, list[Path]]:
@@ -127,19 +126,21 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[
 
 def trajectories(store: Store, version: str, cache: Path) -> Iterator[Trajectory]:
     """Stream the trajectories of a version."""
-    return (to_trajectory(row) for row in rows(store, version, cache))
+    return map(to_trajectory, rows(store, version, cache))
 
 
 def adopted(draft: Draft) -> Iterator[Trajectory]:
     """Stream the trajectories of the shards that a draft took over, verified."""
-    for file in draft.adopted:
-        path = fetch_file(draft.store, file, draft.scratch)
-        yield from (to_trajectory(row) for row in read_parquet(path))
+    return map(to_trajectory, _rows_of(draft, draft.adopted))
 
 
 def drafted(draft: Draft) -> Iterator[dict[str, Any]]:
     """Read the rows of all shards that a draft has so far."""
-    for file in draft.files:
+    return _rows_of(draft, draft.files)
+
+
+def _rows_of(draft: Draft, files: list[File]) -> Iterator[dict[str, Any]]:
+    for file in files:
         yield from read_parquet(fetch_file(draft.store, file, draft.scratch))
 
 
@@ -152,6 +153,9 @@ def write_rows(draft: Draft, schema: pa.Schema, items: Iterable[Any], rows_per_s
 
 def check_schema(schema: pa.Schema, path: Path) -> None:
     """Raise DamagedError if the file was written with a newer schema."""
-    written = int((schema.metadata or {}).get(b"schema_version", b"0"))
-    if written > SCHEMA_VERSION:
+    if (written := schema_version(schema)) > SCHEMA_VERSION:
         raise DamagedError(f"{path} was written with schema {written}; this code knows {SCHEMA_VERSION}: upgrade")
+
+
+def schema_version(schema: pa.Schema) -> int:
+    return int((schema.metadata or {}).get(b"schema_version", b"0"))

@@ -26,17 +26,18 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from storage import layout
-from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError, UnavailableError
+from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError
 from storage.logs import catalog
 from storage.logs.leases import Fence
 from storage.logs.log import Log
-from storage.objects.seal import field_errors, newer, seal
+from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
 from storage.versions.fetch import fetch_file
@@ -78,7 +79,7 @@ class Draft:
     def __init__(self, store: Store, version: str, kind: Kind, nonce: str | None = None) -> None:
         self.store, self.version, self.kind = store, version, kind
         self.nonce = new_nonce() if nonce is None else nonce
-        self._files: list[File] = []
+        self.files: list[File] = []
         self._sources: dict[str, Path] = {}
         self.adopted: list[File] = []
         """Files among `files` that are shards taken over from earlier attempts (`JournaledDraft`)."""
@@ -93,11 +94,6 @@ class Draft:
     def __exit__(self, *_: object) -> None:
         self._scratch.remove()
 
-    @property
-    def files(self) -> list[File]:
-        """The files added so far."""
-        return list(self._files)
-
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
         """Hash and upload the local file `path` as `name`."""
         key = f"{self.version}/{self.nonce}/{name}"
@@ -105,13 +101,13 @@ class Draft:
             digest = hashing.submit(sha256, path)
             self.store.put(key, path)
         file = File(name=name, path=key, bytes=path.stat().st_size, rows=rows, sha256=digest.result())
-        self._files.append(file)
+        self.files.append(file)
         self._sources[name] = path
         return file
 
     def accept(self, files: Iterable[File]) -> None:
         """Take over files that other processes have added under this nonce, sorted by name."""
-        self._files += sorted(files, key=lambda file: file.name)
+        self.files += sorted(files, key=lambda file: file.name)
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         """`add` a shard of a data set. A draft with a journal also stores `notes` (`JournaledDraft`)."""
@@ -132,7 +128,7 @@ class Draft:
 
     def hand_over(self, folder: Path) -> None:
         """Move the added files into the cache `folder` of a remote root, so that they need not be fetched again."""
-        for file in [] if self.store.is_local else self._files:
+        for file in [] if self.store.is_local else self.files:
             source, target = self._sources.get(file.name), folder / file.path
             if source and source.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,13 +142,12 @@ class Draft:
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
-        parent_records = [as_parent(self.store, parent) for parent in parents]
         manifest = Manifest(
             manifest_version=MANIFEST_VERSION,
             kind=self.kind,
             version=self.version,
-            parents=parent_records,
-            files=self._files,
+            parents=[as_parent(self.store, parent) for parent in parents],
+            files=self.files,
             config=provenance.config,
             code_version=code_version(),
             prefect_run_id=provenance.prefect_run_id,
@@ -183,10 +178,6 @@ def code_version() -> str:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return "unknown"
     return result.stdout.strip() or "unknown"
-
-
-class _NewerError(StorageError):
-    """A newer program wrote an entry of the journal: its content is not lost, so the rollout must not repeat it."""
 
 
 class JournaledDraft(Draft):
@@ -223,8 +214,7 @@ class JournaledDraft(Draft):
     def accept_shards(self, shards: Sequence[Shard]) -> None:
         """Take over shards that other processes have added, with one entry for all of them."""
         super().accept_shards(shards)
-        listed = [{"file": shard.file.model_dump(), "notes": shard.notes} for shard in shards]
-        self._enter({"shards": listed})
+        self._enter({"shards": [{"file": shard.file.model_dump(), "notes": shard.notes} for shard in shards]})
 
     def discard(self) -> None:
         """Forbid later attempts to take over these shards, because their rows must be made again."""
@@ -232,18 +222,15 @@ class JournaledDraft(Draft):
 
     def _claim(self) -> None:
         """Take over all readable shards with one entry at the journal's end that lists them; retry if it grew."""
-        whole: dict[str, bool] = {}
         while True:
             self._next = self._log.length()
-            finished = shards(self.store, self.version, self._next)
-            new = [path for path in finished if path not in whole]
-            whole |= zip(new, in_parallel(self._is_whole, [finished[path] for path in new]), strict=True)
-            adopted = [finished[path] for path in finished if whole[path]]
+            finished = list(shards(self.store, self.version, self._next).values())
+            adopted = list(compress(finished, in_parallel(self._is_whole, finished)))
             if self._put({"adopted": [shard.file.path for shard in adopted]}):
                 break
         self.adopted = [shard.file for shard in adopted]
         self.notes = [note for shard in adopted for note in shard.notes]
-        self._files = list(self.adopted)
+        self.files = list(self.adopted)
 
     def _is_whole(self, shard: Shard) -> bool:
         try:
@@ -280,38 +267,24 @@ def shards(store: Store, version: str, length: int | None = None) -> dict[str, S
     return finished
 
 
-def _read(log: Log, number: int) -> dict[str, Shard] | list[str]:
-    """Return the content of an entry; that of a damaged one is that its writer took over nothing.
+_PATHS, _SHARDS = TypeAdapter(list[str]), TypeAdapter(list[Shard])
 
-    The entry may have rejected earlier shards, so none of them is used.
+
+def _read(log: Log, number: int) -> dict[str, Shard] | list[str]:
+    """Return the shards of an entry by path, or the paths of the shards that its writer took over.
+
+    A damaged entry may have rejected earlier shards, so none of them is used: it counts as one that took over nothing.
+
+    Raises:
+        StorageError: a newer program wrote the entry. Its shards are not lost, so they must not be made again.
     """
     try:
-        return _content(log.read(number), log.uri(number))
-    except (UnavailableError, _NewerError):
-        raise
-    except StorageError as error:
-        logger.warning("%s; what was entered before it is made again", error)
-        return []
-
-
-def _content(entry: dict[str, Any], where: str) -> dict[str, Shard] | list[str]:
-    """Return the shards of an entry by path, or the paths of the shards that its writer took over."""
-    adopted, listed = entry.get("adopted"), entry.get("shards", [entry])
-    if isinstance(adopted, list) and all(isinstance(path, str) for path in adopted):
-        return adopted
-    if adopted is not None or not isinstance(listed, list):
-        raise DamagedError(f"{where} lists no shards: it is damaged")
-    entered = [_shard(item, where) for item in listed]
-    return {shard.file.path: shard for shard in entered}
-
-
-def _shard(item: Any, where: str) -> Shard:
-    notes = item.get("notes") if isinstance(item, dict) else None
-    if not isinstance(notes, list):
-        raise DamagedError(f"{where} lists no shards: it is damaged")
-    try:
-        return Shard(File.model_validate(item.get("file")), notes)
-    except ValidationError as error:
+        entry = log.read(number)
+        if "adopted" in entry:
+            return _PATHS.validate_python(entry["adopted"])
+        return {shard.file.path: shard for shard in _SHARDS.validate_python(entry.get("shards", [entry]))}
+    except (DamagedError, ValidationError) as error:
         if unknown := newer(error):
-            raise _NewerError(f"{where} has {unknown}, which this code does not know: upgrade") from None
-        raise DamagedError(f"{where} does not hold a file ({field_errors(error)}): it is damaged") from None
+            raise StorageError(f"{log.uri(number)} has {unknown}, which this code does not know: upgrade") from None
+        logger.warning("%s; what was entered before %s is made again", error, log.uri(number))
+        return []

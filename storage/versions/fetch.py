@@ -12,14 +12,14 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from configs.storage import Storage
 from storage import layout
 from storage.errors import DamagedError, StorageError
 from storage.objects.interface import check_key
-from storage.objects.store import Store, sha256
+from storage.objects.store import Store, has_content, sha256
 from storage.versions.manifests import File, Manifest
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _IGNORED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
 """Names of files that no library loads: leftovers of killed downloads and uploads, and files that NFS keeps because
 they were deleted while a process had them open."""
-_NAMED = 3  # number of files that a message names
 _TURNS = 32  # number of files that lock the downloads into a folder: each is for many objects
 
 
@@ -54,12 +53,47 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
     """Fetch `file` as `fetch` does."""
     path = local_path(store, file, folder)
     if store.is_local:
-        check(store, file, path)
-    elif _is_whole(file, path):  # a copy in the cache may have been damaged since
-        touch(path)
+        if not path.is_file():  # reading a pipe or a device may never end
+            raise _missing(store, file)
+        _check(store, file, path.stat().st_size, sha256(path))
+    elif has_content(path, file.bytes, file.sha256):  # a copy in the cache may have been damaged since
+        os.utime(path)
     else:
-        _download(store, file, path)
+        with appearing(path) as partial:
+            try:
+                digest = store.get(file.path, partial)
+            except FileNotFoundError:
+                raise _missing(store, file) from None
+            _check(store, file, partial.stat().st_size, digest)
     return path
+
+
+def _missing(store: Store, file: File) -> DamagedError:
+    version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
+    if store.exists(layout.tombstone(version)):
+        return DamagedError(
+            f"{store.uri(version)} was collected by gc: its manifest and lineage are kept, its data are gone"
+        )
+    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
+
+
+def _check(store: Store, file: File, size: int, digest: str) -> None:
+    if size != file.bytes:
+        raise DamagedError(f"{store.uri(file.path)} has {size} bytes, its manifest says {file.bytes}: it is damaged")
+    if digest != file.sha256:
+        raise DamagedError(f"{store.uri(file.path)} does not match the sha256 in its manifest: it is damaged")
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Yield a new path to write to. The file appears at `path` as a whole at the end of the block, unless it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def local_path(store: Store, file: File, folder: Path) -> Path:
@@ -68,13 +102,7 @@ def local_path(store: Store, file: File, folder: Path) -> Path:
 
 
 def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
-    """Fetch files one after the other as `fetch` does."""
-    for file in files:
-        fetch_file(store, file, folder)
-
-
-def fetch_in_turn(store: Store, files: Iterable[File], folder: Path) -> None:
-    """Fetch files as `fetch_all` does, in processes that share the folder: one downloads a file while others wait."""
+    """Fetch files one after the other as `fetch` does; of processes that share the folder one downloads a file."""
     for file in files:
         with nullcontext() if store.is_local else turn(folder, file.path):
             fetch_file(store, file, folder)
@@ -122,23 +150,21 @@ def fetch_folder(
     if len(attempts) != 1:
         raise DamagedError(f"{store.uri(manifest.version)} has no files of {area}/, or has them in several folders")
     fetching(store, [file for file in files if not file.name.endswith(tuple(leave_out))], cache)
-    (attempt,) = attempts
+    attempt = attempts.pop()
     folder = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
     if extra := strays_in(folder, (file.name.removeprefix(f"{area}/") for file in files)):
-        more = f" and {len(extra) - _NAMED} more" if len(extra) > _NAMED else ""
         raise DamagedError(
-            f"{store.uri(manifest.version)}: its manifest does not name {', '.join(extra[:_NAMED])}{more} in {folder}, "
-            "and libraries would load that, too. Move it elsewhere, or delete it"
+            f"{store.uri(manifest.version)}: its manifest does not name {', '.join(extra[:3])} in {folder}, and "
+            "libraries would load that, too. Move it elsewhere, or delete it"
         )
     return folder
 
 
 def strays_in(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the names of files in `folder` that are not in `names`; a link to a folder counts as a file."""
-    known = set(names)
-    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    relative = sorted(path.relative_to(folder).as_posix() for path in files if not _IGNORED.fullmatch(path.name))
-    return [name for name in relative if name not in known]
+    files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    found = {path.relative_to(folder).as_posix() for path in files if not _IGNORED.fullmatch(path.name)}
+    return sorted(found.difference(names))
 
 
 def strays(store: Store, manifest: Manifest) -> list[str]:
@@ -152,51 +178,6 @@ def strays(store: Store, manifest: Manifest) -> list[str]:
         inside = (key.removeprefix(f"{folder}/") for key in named)
         return [f"{folder}/{name}" for name in strays_in(Path(store.path(folder)), inside)]
     return sorted(item.path for item in store.walk(folder) if item.path not in named)
-
-
-def _download(store: Store, file: File, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        digest = store.get(file.path, partial)
-        _compare(store, file, partial.stat().st_size, digest)
-        partial.replace(path)
-    except FileNotFoundError:
-        raise missing(store, file) from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _is_whole(file: File, path: Path) -> bool:
-    return path.exists() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
-
-
-def missing(store: Store, file: File) -> StorageError:
-    """Return the error for a data object that is missing: gc has collected its version, or it is lost."""
-    version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
-    if store.exists(layout.tombstone(version)):
-        return DamagedError(
-            f"{store.uri(version)} was collected by gc: its manifest and lineage are kept, its data are gone"
-        )
-    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
-
-
-def check(store: Store, file: File, path: Path) -> None:
-    """Compare the local copy `path` of an object with size and hash in the manifest.
-
-    Raises:
-        DamagedError: the copy is missing, or its size or hash differs.
-    """
-    if not path.is_file():  # reading a pipe or a device may never end
-        raise missing(store, file)
-    _compare(store, file, path.stat().st_size, sha256(path))
-
-
-def _compare(store: Store, file: File, size: int, digest: str) -> None:
-    if size != file.bytes:
-        raise DamagedError(f"{store.uri(file.path)} has {size} bytes, its manifest says {file.bytes}: it is damaged")
-    if digest != file.sha256:
-        raise DamagedError(f"{store.uri(file.path)} does not match the sha256 in its manifest: it is damaged")
 
 
 def scratch_of(folder: Path, run: str) -> Path:
@@ -213,11 +194,6 @@ def scratch_of(folder: Path, run: str) -> Path:
     return scratch
 
 
-def touch(path: Path) -> None:
-    """Record that `path` was used now, in its modification time."""
-    os.utime(path)
-
-
 def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
     """Delete the files that were unused for longest until at most `limit_bytes` are left.
 
@@ -230,14 +206,15 @@ def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
         The number of bytes deleted.
     """
     held = tuple(f"{folder / version}/" for version in keep)
-    files = [(status, path) for status, path in _files(folder) if not str(path).startswith(held)]
-    excess = sum(status.st_size for status, _ in files) - limit_bytes
-    deleted = 0
-    for status, path in sorted(files, key=lambda file: file[0].st_mtime):
-        if deleted >= excess or status.st_mtime > time.time() - RECENT_S:
+    files = [path for area in layout.AREAS for path in (folder / area).rglob("*") if path.is_file()]
+    loose = [path for path in files if not str(path).startswith(held)]
+    by_use = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in loose)
+    excess, deleted = sum(size for _, size, _ in by_use) - limit_bytes, 0
+    for used_at, size, path in by_use:
+        if deleted >= excess or used_at > time.time() - RECENT_S:
             break
         path.unlink(missing_ok=True)
-        deleted += status.st_size
+        deleted += size
     return deleted
 
 
@@ -249,11 +226,3 @@ def trim_to_limit(store: Store, storage: Storage, keep: Iterable[str] = ()) -> N
         trim(Path(storage.cache), int(storage.cache_gib * 2**30), keep)
     except OSError as error:  # it must not end the stage, whose work is done
         logger.warning("storage.cache=%s was not trimmed to storage.cache_gib: %s", storage.cache, error)
-
-
-def _files(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
-    for area in layout.AREAS:
-        for path in (folder / area).rglob("*"):
-            with suppress(FileNotFoundError):  # another flow run has deleted it by now
-                if path.is_file():
-                    yield path.stat(), path

@@ -38,15 +38,6 @@ class Node:
     fence: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A node with the hash and the parents of its manifest."""
-
-    node: Node
-    sha256: str  # hash of the manifest; empty if it is missing
-    parents: list[Parent]
-
-
 def ancestors(store: Store, version: str) -> list[Node]:
     """Return `version`, then its ancestors, nearest first, each once. Damage is reported in the nodes.
 
@@ -58,14 +49,25 @@ def ancestors(store: Store, version: str) -> list[Node]:
 
 def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) -> list[Node]:
     """Return the `ancestors` of several versions at once, `steps` steps deep; None: all of them."""
-    found: dict[str, _Read] = {}
+    nodes: dict[str, Node] = {}
+    digests: dict[str, str] = {}
+    named: list[tuple[str, Parent]] = []  # with the version that names it
     level, depth = list(dict.fromkeys(versions)), 0
     while level and (steps is None or depth <= steps):
-        read = in_parallel(partial(_read, store, depth=depth), level)
-        found |= {entry.node.version: entry for entry in read}
-        named = dict.fromkeys(parent.version for entry in read for parent in entry.parents)
-        level, depth = [version for version in named if version not in found], depth + 1
-    return _compared(found)
+        for node, digest, parents in in_parallel(partial(_read, store, depth), level):
+            nodes[node.version], digests[node.version] = node, digest
+            named += [(node.version, parent) for parent in parents]
+        level = list(dict.fromkeys(parent.version for _, parent in named if parent.version not in nodes))
+        depth += 1
+    for child, parent in named:
+        known = nodes.get(parent.version)
+        if known and not known.problem and digests[parent.version] != parent.sha256:
+            problem = (
+                f"{layout.manifest(parent.version)} is not what {child} was made from: that had sha256 "
+                f"{parent.sha256}, this has {digests[parent.version]}"
+            )
+            nodes[parent.version] = replace(known, problem=problem)
+    return list(nodes.values())
 
 
 def descendants(store: Store, version: str) -> list[Node]:
@@ -74,18 +76,44 @@ def descendants(store: Store, version: str) -> list[Node]:
     Raises:
         StorageError: the catalog is damaged.
     """
-    children, read, reached = _children(store), dict[str, Node | None](), {version}
+    children: dict[str, list[str]] = {}
+    for entry in catalog.read_all(store):
+        for parent in entry.parents if entry.kind != "alias" else []:
+            children.setdefault(parent, []).append(entry.version)
     nodes: list[Node] = []
-    level, depth = [version], 1
+    reached, level, depth = {version}, [version], 1
     while level:
-        named = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
-        unread = [child for child in named if child not in read]
-        read |= zip(unread, in_parallel(lambda child: _committed(store, child), unread), strict=True)
-        level = [child for child in named if child not in reached and _descends_from(read[child], reached)]
-        nodes += [replace(node, depth=depth) for child in level if (node := read[child])]
+        entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
+        read = in_parallel(partial(_read, store, depth), [child for child in entered if child not in reached])
+        # A manifest that is there but cannot be read names no parents: the catalog is believed.
+        found = [node for node, digest, _ in read if digest and (node.problem or reached.intersection(node.parents))]
+        nodes += found
+        level, depth = [node.version for node in found], depth + 1
         reached.update(level)
-        depth += 1
     return nodes
+
+
+def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Parent]]:
+    """Read a version; return also the sha256 of its manifest, empty if there is none, and its parents."""
+    digest = ""
+    try:
+        data = manifests.read_bytes(store, version)
+        digest = hashlib.sha256(data).hexdigest()
+        manifest = manifests.parse(store, version, data)
+    except (DamagedError, OSError) as error:
+        return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
+    node = Node(
+        version=version,
+        kind=manifest.kind,
+        depth=depth,
+        created_at=manifest.created_at,
+        parents=manifest.parent_names,
+        bytes=manifest.bytes,
+        rows=manifest.rows,
+        problem="",
+        fence=manifest.fence,
+    )
+    return node, digest, manifest.parents
 
 
 def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:
@@ -120,72 +148,3 @@ def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
                 if entry.version not in versions:
                     versions.append(entry.version)
     return found
-
-
-def _children(store: Store) -> dict[str, list[str]]:
-    """Return for each version the versions that name it as a parent in the catalog, committed or not."""
-    children: dict[str, list[str]] = {}
-    for entry in catalog.read_all(store):
-        for parent in entry.parents if entry.kind != "alias" else []:
-            children.setdefault(parent, []).append(entry.version)
-    return children
-
-
-def _committed(store: Store, version: str) -> Node | None:
-    """Read a version; None if it was never committed."""
-    try:
-        data = store.read(layout.manifest(version))
-    except FileNotFoundError:
-        return None
-    return _parsed(store, version, 0, data).node
-
-
-def _descends_from(node: Node | None, versions: set[str]) -> bool:
-    """Return whether `node` has a parent in `versions`. If its manifest cannot be read, the catalog is believed."""
-    return node is not None and (bool(node.problem) or not versions.isdisjoint(node.parents))
-
-
-def _read(store: Store, version: str, depth: int) -> _Read:
-    try:
-        data = manifests.read_bytes(store, version)
-    except (DamagedError, OSError) as error:
-        return _Read(_unreadable(version, depth, error), "", [])
-    return _parsed(store, version, depth, data)
-
-
-def _unreadable(version: str, depth: int, error: Exception) -> Node:
-    return Node(version, "", depth, None, [], 0, 0, str(error))
-
-
-def _parsed(store: Store, version: str, depth: int, data: bytes) -> _Read:
-    digest = hashlib.sha256(data).hexdigest()
-    try:
-        manifest = manifests.parse(store, version, data)
-    except ValueError as error:
-        return _Read(_unreadable(version, depth, error), digest, [])
-    node = Node(
-        version=version,
-        kind=manifest.kind,
-        depth=depth,
-        created_at=manifest.created_at,
-        parents=[parent.version for parent in manifest.parents],
-        bytes=manifest.bytes,
-        rows=manifest.rows,
-        problem="",
-        fence=manifest.fence,
-    )
-    return _Read(node, digest, manifest.parents)
-
-
-def _compared(found: dict[str, _Read]) -> list[Node]:
-    """Return the nodes, with a problem for each manifest whose hash differs from the one that a child names."""
-    problems = {version: entry.node.problem for version, entry in found.items()}
-    for child, entry in found.items():
-        for parent in entry.parents:
-            stored = found.get(parent.version)
-            if stored and stored.sha256 != parent.sha256 and not problems[parent.version]:
-                problems[parent.version] = (
-                    f"{layout.manifest(parent.version)} is not what {child} was made from: that had sha256 "
-                    f"{parent.sha256}, this has {stored.sha256}"
-                )
-    return [replace(entry.node, problem=problems[version]) for version, entry in found.items()]

@@ -116,10 +116,9 @@ def committed(store: Store, version: str) -> bool:
 def find(store: Store, version: str) -> Manifest | None:
     """Read the manifest of `version`; None if it was never committed."""
     try:
-        data = store.read(layout.manifest(version))
+        return parse(store, version, store.read(layout.manifest(version)))
     except FileNotFoundError:
         return None
-    return parse(store, version, data)
 
 
 def read(store: Store, version: str) -> Manifest:

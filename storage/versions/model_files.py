@@ -48,7 +48,9 @@ def check(folder: Path, names: Iterable[str] = ()) -> None:
     for path in sorted(folder.glob("*.json")):
         for problem in problems(path):
             raise DamagedError(f"{path} {problem}")
-    for problem in name_problems(names, _shards(folder)):
+    index = folder / INDEX
+    shards = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else None
+    for problem in name_problems(names, shards):
         raise DamagedError(f"{folder} holds {problem}")
     if (folder / _ADAPTER).exists():
         raise DamagedError(f"{folder / _ADAPTER} is an adapter: merge it into the weights and give only the weights")
@@ -67,7 +69,11 @@ def problems(path: Path) -> list[str]:
     if path.name == "config.json":
         return [f"says {key}={value!r}: {_remedy(key)}" for key, value in _refused(values)]
     if path.name == INDEX:
-        return _index_problems(values)
+        shards = values.get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            return ["has no weight_map"]
+        outside = _outside(list(shards.values()))
+        return [f"names {outside[0]!r}: weights must be *.safetensors in the same folder"] if outside else []
     named = values.get("fast_tokenizer_files") or []
     return ["names fast_tokenizer_files outside of its folder: remove the key"] if _outside(named) else []
 
@@ -85,14 +91,11 @@ def name_problems(names: Iterable[str], shards: set[str] | None = None) -> Itera
 
 def _refused(values: Any) -> Iterator[tuple[str, Any]]:
     """Yield the keys, at any depth, that have a forbidden value, with the value."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            if key in _ALLOWED and value not in _ALLOWED[key]:
-                yield key, value
-            else:
-                yield from _refused(value)
-    elif isinstance(values, list):
-        for value in values:
+    pairs = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in pairs:
+        if key in _ALLOWED and value not in _ALLOWED[key]:
+            yield key, value
+        else:
             yield from _refused(value)
 
 
@@ -103,20 +106,7 @@ def _remedy(key: str) -> str:
     return "remove the key" + (f", or give one of {allowed}" if allowed else "")
 
 
-def _index_problems(values: dict[str, Any]) -> list[str]:
-    shards = values.get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        return ["has no weight_map"]
-    outside = _outside(list(shards.values()))
-    return [f"names {outside[0]!r}: weights must be *.safetensors in the same folder"] if outside else []
-
-
 def _outside(names: Any) -> list[Any]:
     """Return the names that are not plain names of safetensors or JSON files, such as paths to other folders."""
     plain, listed = re.compile(r"[^/\\]+\.(safetensors|json)"), names if isinstance(names, list) else [names]
     return [name for name in listed if not isinstance(name, str) or not plain.fullmatch(name)]
-
-
-def _shards(folder: Path) -> set[str] | None:
-    index = folder / INDEX
-    return set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else None

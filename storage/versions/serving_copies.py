@@ -16,30 +16,33 @@ file, compressed with zstd.
 import contextlib
 import hashlib
 import logging
+import os
 import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DamagedError
-from storage.objects.store import Store, sha256
-from storage.version_names import PolicyVersion, version_of
+from storage.objects.store import Store, has_content, sha256
+from storage.version_names import PolicyVersion, select
 from storage.versions.drafts import Draft
-from storage.versions.fetch import Fetching, fetch_all, local_path, strays_in, touch, turn
+from storage.versions.fetch import Fetching, appearing, fetch_all, local_path, strays_in, turn
 from storage.versions.manifests import File, Manifest, read
 
 WHOLE_COPY_EVERY = 20
 """Of the copies in a remote store every so many-th is stored whole, and of the others only what changed."""
 SERVING, DELTA = "serving", "delta"
 _WEIGHTS, _ARROW = ".safetensors", ".arrow"
+_NUMBERS = 2**20
+"""Numbers in a record batch: the unit of compression, and of work for a thread."""
+_THREADS = 8
+_COLUMNS = ("low", "high")
 logger = logging.getLogger(__name__)
 
 
@@ -51,67 +54,54 @@ class ServingCopy:
     manifest: Manifest
     cache: Path
     fetching: Fetching = fetch_all
-    """Fetches files; processes that share the cache may take turns."""
+    """Fetches files; processes that share the cache may deal them out."""
 
     @cached_property
-    def files(self) -> dict[str, File]:
-        """The files of the version by name."""
-        return {file.name: file for file in self.manifest.files}
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it is stored."""
-        return f"{SERVING}/config.json" in self.files and all(map(self.whole, self.weights))
-
-    @cached_property
-    def folder(self) -> Path:
-        """The local folder of the whole copy: in the cache, or in a local store."""
-        place = f"{self.manifest.version}/{self.manifest.nonce}/{SERVING}"
-        return Path(self.store.path(place)) if self.store.is_local and self.is_whole else self.cache / place
+    def whole(self) -> dict[str, File]:
+        """The files of the copy that are stored whole, by name."""
+        return self._files_in(SERVING)
 
     @cached_property
     def weights(self) -> set[str]:
         """The names of the files of weights in the copy; empty if there is no copy."""
-        return {name for name in (*self._names(SERVING, ""), *self._names(DELTA, _ARROW)) if name.endswith(_WEIGHTS)}
+        names = {*self.whole, *(name.removesuffix(_ARROW) for name in self._files_in(DELTA))}
+        return {name for name in names if name.endswith(_WEIGHTS)}
 
-    @property
+    @cached_property
     def others(self) -> dict[str, File]:
         """The other files of the copy, by name."""
-        area = SERVING if f"{SERVING}/config.json" in self.files else DELTA
-        return {
-            name: self.files[f"{area}/{name}"]
-            for name in self._names(area, "")
-            if not name.endswith((_WEIGHTS, _ARROW))
-        }
+        files = self._files_in(DELTA) | self.whole
+        return {name: file for name, file in files.items() if not name.endswith((_WEIGHTS, _ARROW))}
 
     @property
     def names(self) -> set[str]:
         """The names of all its files."""
         return self.weights | self.others.keys()
 
-    def whole(self, name: str) -> File | None:
-        """Return the object that is a file of weights."""
-        return self.files.get(f"{SERVING}/{name}")
+    @cached_property
+    def folder(self) -> Path:
+        """The local folder of the whole copy: in the cache, or in a local store."""
+        place = f"{self.manifest.version}/{self.manifest.nonce}/{SERVING}"
+        is_stored = self.whole.keys() >= self.names
+        return Path(self.store.path(place)) if self.store.is_local and is_stored else self.cache / place
 
     def delta(self, name: str) -> File | None:
         """Return the object that makes a file of weights from the parent's."""
-        return self.files.get(f"{DELTA}/{name}{_ARROW}")
+        return self._files_in(DELTA).get(name + _ARROW)
 
     def parent(self) -> "ServingCopy | None":
         """Return the copy of the policy from which this one was trained."""
-        parents = (version_of(parent) for parent in self.manifest.parent_names)
-        policy = next((parent for parent in parents if isinstance(parent, PolicyVersion)), None)
-        return replace(self, manifest=read(self.store, policy)) if policy else None
+        policies = select(PolicyVersion, self.manifest.parent_names)
+        return replace(self, manifest=read(self.store, policies[0])) if policies else None
 
     def fetch(self, file: File) -> Path:
         """Return a local copy of an object, checked."""
         self.fetching(self.store, [file], self.cache)
         return local_path(self.store, file, self.cache)
 
-    def _names(self, area: str, ending: str) -> Iterator[str]:
-        for name in self.files:
-            if name.startswith(f"{area}/") and name.endswith(ending):
-                yield name.removeprefix(f"{area}/").removesuffix(ending)
+    def _files_in(self, area: str) -> dict[str, File]:
+        inside = [file for file in self.manifest.files if file.name.startswith(f"{area}/")]
+        return {file.name.removeprefix(f"{area}/"): file for file in inside}
 
 
 def add_copy(draft: Draft, folder: Path, parent: ServingCopy, whole_every: int) -> None:
@@ -125,7 +115,10 @@ def add_copy(draft: Draft, folder: Path, parent: ServingCopy, whole_every: int) 
         name = path.relative_to(folder).as_posix()
         if not name.endswith(_WEIGHTS):
             draft.add(path, f"{SERVING if whole else DELTA}/{name}")
-        elif not _add_delta(draft, path, name, parent, whole_every) or whole:
+            continue
+        base = fetch_weights(parent, name) if whole_every > 1 and name in parent.weights else None
+        has_delta = base is not None and _add_delta(draft, base, path, name)
+        if whole or not has_delta:
             draft.add(path, f"{SERVING}/{name}")
         else:
             kept = parent.cache / draft.version / draft.nonce / SERVING / name
@@ -133,14 +126,13 @@ def add_copy(draft: Draft, folder: Path, parent: ServingCopy, whole_every: int) 
             shutil.move(path, kept)
 
 
-def _add_delta(draft: Draft, path: Path, name: str, parent: ServingCopy, whole_every: int) -> bool:
-    """Add what changed in a file of weights; return False if no delta is wanted, or the parent's is not to be had."""
-    base = fetch_weights(parent, name) if whole_every > 1 and name in parent.weights else None
-    if base is None:
+def _add_delta(draft: Draft, base: Path, path: Path, name: str) -> bool:
+    """Add what changed in a file of weights; return False if the whole is smaller, or the size is another."""
+    delta, size = path.with_name(path.name + _ARROW), path.stat().st_size
+    if base.stat().st_size != size:
         return False
-    delta = path.with_name(path.name + _ARROW)
     write_delta(base, path, delta)
-    if delta.stat().st_size > path.stat().st_size:  # a large step changed most numbers
+    if delta.stat().st_size > size:  # a large step changed most numbers
         return False
     draft.add(delta, f"{DELTA}/{name}{_ARROW}")
     return True
@@ -164,12 +156,9 @@ def fetch_copy(copy: ServingCopy) -> Path | None:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Copy a file; other processes see all of it or nothing."""
     if source != target:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-        shutil.copyfile(source, partial)
-        partial.replace(target)
+        with appearing(target) as partial:
+            shutil.copyfile(source, partial)
 
 
 def fetch_weights(copy: ServingCopy, name: str) -> Path | None:
@@ -178,7 +167,7 @@ def fetch_weights(copy: ServingCopy, name: str) -> Path | None:
     Raises:
         DamagedError: the file is stored whole, but is missing or damaged.
     """
-    whole = copy.whole(name)
+    whole = copy.whole.get(name)
     if whole and not _is_near(copy, name):
         return copy.fetch(whole)
     try:
@@ -208,85 +197,53 @@ def restore(copy: ServingCopy, name: str) -> Path | None:
     if delta is None:
         return None
     with turn(copy.cache, str(target), of="copy"):  # other processes of this host find it ready
-        if not result_of(copy.fetch(delta)).is_in(target):
-            return _make(copy, name, target)
-        touch(target)
+        if has_content(target, *result_of(copy.fetch(delta))):
+            os.utime(target)
+            return target
+        base, deltas = _steps(copy, name)
+        if base is None:
+            return None
+        path = copy.fetch(base) if isinstance(base, File) else base
+        try:
+            apply_deltas(path, [copy.fetch(each) for each in deltas], target)
+        except DamagedError:
+            if isinstance(base, Path):
+                base.unlink(missing_ok=True)
+            raise
         return target
 
 
-def _make(copy: ServingCopy, name: str, target: Path) -> Path | None:
-    steps = _steps(copy, name)
-    if steps is None:
-        return None
-    base, deltas = steps
-    path = copy.fetch(base) if isinstance(base, File) else base
-    try:
-        apply_deltas(path, [copy.fetch(each) for each in deltas], target)
-    except DamagedError:
-        if isinstance(base, Path):
-            base.unlink(missing_ok=True)
-        raise
-    return target
-
-
-def _steps(copy: ServingCopy, name: str) -> tuple[Path | File, list[File]] | None:
+def _steps(copy: ServingCopy, name: str) -> tuple[Path | File | None, list[File]]:
     """Return the nearest file from which deltas lead to a file of weights, and these, the first one first."""
     deltas: list[File] = []
-    model = copy.files.get(f"model/{name}")
+    most = next((file.bytes for file in copy.manifest.files if file.name == f"model/{name}"), None)
     while (delta := copy.delta(name)) and (parent := copy.parent()):
         deltas.insert(0, delta)
-        if model and sum(each.bytes for each in deltas) > model.bytes:
+        if most is not None and sum(each.bytes for each in deltas) > most:
             break
         if (near := parent.folder / name).is_file():
             return near, deltas
-        if whole := parent.whole(name):
+        if whole := parent.whole.get(name):
             return whole, deltas
         copy = parent
-    return None
-
-
-_NUMBERS = 2**20
-"""Numbers in a record batch: the unit of compression, and of work for a thread."""
-_THREADS = 8
-_COLUMNS = ("low", "high")
-Words = NDArray[np.uint16]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The file that a delta makes.
-
-    Example: Result(bytes=1_543_294_128, sha256="9a…")
-    """
-
-    bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        return cls(path.stat().st_size, sha256(path))
-
-    def is_in(self, path: Path) -> bool:
-        """Return whether a local file is this one."""
-        return path.is_file() and path.stat().st_size == self.bytes and sha256(path) == self.sha256
+    return None, []
 
 
 def write_delta(base: Path, new: Path, delta: Path) -> None:
-    """Write what makes the file `new` from the file `base`."""
-    made = Result.of(new)
-    notes: dict[bytes | str, bytes | str] = {"bytes": str(made.bytes), "sha256": made.sha256}
-    schema = pa.schema([pa.field(name, pa.uint8(), nullable=False) for name in _COLUMNS], notes)
+    """Write what makes the file `new` from the file `base`, which has as many bytes, an even number."""
+    made: dict[bytes | str, bytes | str] = {"bytes": str(new.stat().st_size), "sha256": sha256(new)}
+    schema = pa.schema([pa.field(name, pa.uint8(), nullable=False) for name in _COLUMNS], made)
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1))
-    before, after = _words(base), _words(new)
+    before, after = (np.memmap(path, "<u2", mode="r") for path in (base, new))
     with pa.OSFile(str(delta), "wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
         for start in range(0, len(after), _NUMBERS):
-            change = after[start : start + _NUMBERS] ^ _part(before, start, len(after))
+            change = after[start : start + _NUMBERS] ^ before[start : start + _NUMBERS]
             columns = [pa.array(change.astype(np.uint8)), pa.array((change >> 8).astype(np.uint8))]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
-def result_of(delta: Path) -> Result:
-    """Return what a delta makes, without reading its numbers.
+def result_of(delta: Path) -> tuple[int, str]:
+    """Return size and sha256 of the file that a delta makes, without reading its numbers.
 
     Raises:
         DamagedError: the file is no delta.
@@ -294,7 +251,7 @@ def result_of(delta: Path) -> Result:
     with _opened(delta) as reader:
         notes = reader.schema.metadata or {}
         try:
-            return Result(int(notes[b"bytes"]), notes[b"sha256"].decode())
+            return int(notes[b"bytes"]), notes[b"sha256"].decode()
         except (KeyError, ValueError) as error:
             raise DamagedError(f"{delta} is no delta: it does not say what it makes ({error!r})") from error
 
@@ -306,67 +263,36 @@ def apply_deltas(base: Path, deltas: Sequence[Path], target: Path) -> None:
         DamagedError: a file is no delta, or the result is not the file that the last delta names, because `base` is not
             the file for which the first delta was written.
     """
-    wanted, digest = result_of(deltas[-1]), hashlib.sha256()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    size, digest = result_of(deltas[-1])
+    wrong = DamagedError(f"{deltas[-1]} makes another file than it says from {base}: one of the two is damaged")
+    if base.stat().st_size != size:
+        raise wrong
+    words, hashed = np.memmap(base, "<u2", mode="r"), hashlib.sha256()
+    parts = range(-(-len(words) // _NUMBERS))
+    with appearing(target) as partial, contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(_opened(delta)) for delta in deltas]
+        threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
+        file = stack.enter_context(partial.open("wb"))
+        for first in parts[::_THREADS]:  # not all at once: they would all be in memory
+            for made in threads.map(lambda part: _made(words, readers, part), parts[first : first + _THREADS]):
+                file.write(made.data)
+                hashed.update(made.data)
+        if hashed.hexdigest() != digest:
+            raise wrong
+
+
+def _made(base: NDArray[np.uint16], readers: Sequence[pa.ipc.RecordBatchFileReader], part: int) -> NDArray[np.uint16]:
+    """Apply one record batch of each delta to the same part of `base`."""
+    words = base[part * _NUMBERS : (part + 1) * _NUMBERS].copy()
     try:
-        with partial.open("wb") as file, contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(_opened(delta)) for delta in deltas]
-            for part in _applied(_words(base), readers, wanted):
-                file.write(part)
-                digest.update(part)
-        if (partial.stat().st_size, digest.hexdigest()) != (wanted.bytes, wanted.sha256):
-            raise DamagedError(f"{deltas[-1]} makes another file than it says from {base}: one of the two is damaged")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _applied(base: Words, readers: Sequence[pa.ipc.RecordBatchFileReader], wanted: Result) -> Iterator[memoryview]:
-    """Yield the bytes of the result, part by part."""
-    total = -(-wanted.bytes // 2)
-
-    def part(number: int) -> memoryview:
-        words = _part(base, number * _NUMBERS, total).copy()
         for reader in readers:
-            change = _change(reader, number)[: len(words)]
-            words[: len(change)] ^= change
-        return words.data.cast("B")[: wanted.bytes - 2 * number * _NUMBERS]
-
-    numbers = range(-(-total // _NUMBERS))
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for first in numbers[::_THREADS]:  # not all at once: they would all be in memory
-            yield from threads.map(part, numbers[first : first + _THREADS])
-
-
-def _change(reader: pa.ipc.RecordBatchFileReader, number: int) -> Words:
-    if number >= reader.num_record_batches:
-        return np.zeros(0, np.uint16)
-    try:
-        batch = reader.get_batch(number)
-        batch.validate(full=True)
-        low, high = (column.to_numpy() for column in batch.columns)
-    except (pa.ArrowException, OSError) as error:
+            batch = reader.get_batch(part)
+            batch.validate(full=True)
+            low, high = (column.to_numpy() for column in batch.columns)
+            words ^= (high.astype(np.uint16) << 8) | low
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedError(f"a delta cannot be read: {error}") from error
-    change: Words = high.astype(np.uint16)
-    change <<= 8
-    change |= low
-    return change
-
-
-def _words(path: Path) -> Words:
-    """Map a file as 16-bit numbers; a last odd byte gets a zero."""
-    size = path.stat().st_size
-    if size % 2 == 0:
-        return np.memmap(path, "<u2", mode="r") if size else np.zeros(0, "<u2")
-    return np.frombuffer(path.read_bytes() + b"\0", "<u2")
-
-
-def _part(words: Words, start: int, total: int) -> Words:
-    """Return the part that begins at `start`, of a file that has `total` numbers; zeros stand for those it lacks."""
-    part = words[start : min(start + _NUMBERS, total)]
-    lacking = min(_NUMBERS, total - start) - len(part)
-    return np.pad(part, (0, lacking)) if lacking else part
+    return words
 
 
 @contextlib.contextmanager

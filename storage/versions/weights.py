@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from storage.errors import first_few
 from storage.versions import model_files
 from storage.versions.checkpoints import Checkpoint
-
-_NAMED = 3  # number of weights that a message names
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -41,8 +40,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         output_loading_info=True,
     )
     model: PreTrainedModel = loaded[0].eval()
-    report = loaded[1]
-    if problem := _misfit(model, report):
+    if problem := _misfit(model, loaded[1]):
         raise ValueError(f"config.json and the weights in {folder} do not belong together: {problem}")
     return model
 
@@ -90,21 +88,16 @@ def _checked(folder: Path) -> Path:
 def _misfit(model: PreTrainedModel, report: dict[str, Any]) -> str:
     """Return how config.json and the weights differ; empty if they do not. Transformers invents missing weights."""
     if missing := sorted(report["missing_keys"]):
-        return f"there are no weights {_first_few(missing)}"
+        return f"there are no weights {first_few(missing)}"
     if others := sorted(report["mismatched_keys"]):
         name, stored, expected = others[0]
         return f"{name} has the shape {[*stored]}, not {[*expected]} ({len(others)} such weights)"
     if unknown := sorted(report["unexpected_keys"]):
-        return f"the model does not use the weights {_first_few(unknown)}"
+        return f"the model does not use the weights {first_few(unknown)}"
     configured, loaded = model.config.architectures or [type(model).__name__], type(model).__name__
     if loaded not in configured:
         return f"config.json is made for {', '.join(configured)}, but the causal language model is {loaded}"
     return ""
-
-
-def _first_few(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def canary_difference(checkpoint: Checkpoint) -> float:
@@ -124,9 +117,7 @@ def canary_difference(checkpoint: Checkpoint) -> float:
 def not_finite(path: Path) -> list[str]:
     """Return the names of tensors of a safetensors file with NaN or infinities; one tensor is in memory at a time."""
     with safe_open(path, framework="pt") as file:
-        return [name for name in file.keys() if not _is_finite(file.get_tensor(name))]  # noqa: SIM118 - no mapping
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    wide = tensor.float() if tensor.itemsize < 2 else tensor  # torch has no isfinite for 8-bit numbers
-    return bool(wide.isfinite().all())
+        tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - no mapping
+        # torch has no isfinite for 8-bit numbers
+        wide = ((name, tensor.float() if tensor.itemsize < 2 else tensor) for name, tensor in tensors)
+        return [name for name, tensor in wide if not tensor.isfinite().all()]

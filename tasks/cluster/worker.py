@@ -8,7 +8,7 @@ from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.fetch import fetch_in_turn, trim_to_limit
+from storage.versions.fetch import trim_to_limit
 from tasks.cluster.node_process import NodeProcess
 from tasks.inference.engine import Engine
 from tasks.rollout.remote.messages import Failure, Orders, Report
@@ -79,9 +79,7 @@ class NodeWorker(NodeProcess):
     def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
         storage, halved = self._config.storage, self._config.inference.dtype == "bfloat16"
         # Other workers of this node have the same cache.
-        checkpoint = checkpoints.open_checkpoint(
-            self._store, policy, self._cache, serving=halved, fetching=fetch_in_turn
-        )
+        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache, serving=halved)
         trim_to_limit(self._store, storage, [policy])
         return checkpoint
 

@@ -4,9 +4,9 @@ import multiprocessing
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -134,17 +134,13 @@ def test_a_silent_holder_elsewhere_is_replaced_after_its_time_to_live(store: Sto
     assert time.monotonic() - started >= 1.0
 
 
-@pytest.mark.parametrize(
-    "sign", [None, b"{", {"ttl_s": "x"}, {"released": "no"}], ids=["none", "damaged", "no number", "no truth value"]
-)
+@pytest.mark.parametrize("sign", [None, b"{"], ids=["none", "damaged"])
 @pytest.mark.parametrize("entry", ["whole", "damaged"])
-def test_damage_does_not_block_a_run(sign: dict[str, Any] | bytes | None, entry: str, store: Store) -> None:
+def test_damage_does_not_block_a_run(sign: bytes | None, entry: str, store: Store) -> None:
     """A damaged sign of life is ignored, and the time to live of the waiting writer replaces an unknown one."""
     hold_elsewhere(store, ttl_s=0.3)
     if entry == "damaged":
         store.write(layout.lease("r") + "/00000000.json", b"{")
-    if isinstance(sign, dict):
-        sign = seal({"at": "2026", "released": False, "ttl_s": 0.3} | sign)
     if sign:
         store.write(layout.beat("r", 0), sign)
     with Lease(store, "r", ttl_s=0.3) as lease:
@@ -187,13 +183,10 @@ def test_a_holder_that_was_taken_over_cannot_commit(any_store: Store) -> None:
 
 
 def test_a_damaged_entry_has_an_unknown_holder(store: Store) -> None:
-    """The signs of life still show the holder's time to live, and whether it has released the lease."""
+    """The signs of life still show whether it has released the lease."""
     hold_elsewhere(store, ttl_s=600)
     store.write(f"{layout.lease('r')}/00000000.json", b"{")
-    store.write(layout.beat("r", 0), seal({"at": "2026", "released": False, "ttl_s": 600.0}))
-    newest = leases.newest_holder(store, "r")
-    assert newest
-    assert (newest[0], newest[1]["ttl_s"]) == (0, 600)
+    store.write(layout.beat("r", 0), seal({"at": "2026", "released": False}))
     assert "00000000.json does not end with its digest" in (leases.is_held(store, "r") or "")
     store.write(layout.beat("r", 0), seal({"at": "2026", "released": True}))
     assert leases.is_held(store, "r") is None
@@ -266,7 +259,7 @@ def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
     """Six writers try at once. No two of them hold the lease at the same time, and each gets its own token."""
     inside, tokens, overlaps = [], [], []
 
-    def take() -> None:
+    def take(_: int) -> None:
         with Lease(Store(any_store.root), "r", ttl_s=30, when_held="wait") as lease:
             inside.append(lease.token)
             overlaps.append(len(inside))
@@ -274,11 +267,8 @@ def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
             inside.remove(lease.token)
             tokens.append(lease.token)
 
-    threads = [threading.Thread(target=take) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(take, range(6)))
     assert sorted(tokens) == list(range(6))
     assert set(overlaps) == {1}
 

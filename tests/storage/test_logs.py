@@ -1,7 +1,7 @@
 """Numbered logs, the seals of their entries, and the catalog, which is one of these logs."""
 
 import hashlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -69,11 +69,8 @@ def test_writers_at_the_same_time_lose_nothing(any_store: Store) -> None:
         for item in range(4):
             log.append({"value": [writer, item]})
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
     log = Log(any_store, "some/log")
     values = [tuple(log.read(number)["value"]) for number in range(log.length())]
     assert sorted(values) == [(writer, item) for writer in range(8) for item in range(4)]

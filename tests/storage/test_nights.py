@@ -42,6 +42,16 @@ END = End(
 )
 
 
+@pytest.fixture
+def ended(store: Store) -> Nights:
+    """Return a log in which the first night has ended."""
+    nights = Nights(store, "nightly")
+    nights.begin(NIGHT)
+    nights.trained(1, CHALLENGER)
+    nights.end(END)
+    return nights
+
+
 def test_each_step_of_a_night_is_read_back(any_store: Store) -> None:
     """A night that began, was trained and ended is read as it was written, on every kind of root."""
     nights = Nights(any_store, "nightly")
@@ -102,12 +112,9 @@ def test_retried_problems_wait_with_the_others(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "strange"])
+@pytest.mark.usefixtures("ended")
 def test_a_damaged_log_is_refused(store: Store, tmp_path: Path, damage: str) -> None:
     """It is not read as a shorter log: it is the watermark, so an overlooked night would be trained on again."""
-    nights = Nights(store, "nightly")
-    nights.begin(NIGHT)
-    nights.trained(1, CHALLENGER)
-    nights.end(END)
     path = tmp_path / "store/retraining/nightly/00000000.json"
     if damage == "lost":
         path.unlink()
@@ -119,12 +126,9 @@ def test_a_damaged_log_is_refused(store: Store, tmp_path: Path, damage: str) -> 
         Nights(store if damage == "lost" else Store(store.root), "nightly").read()
 
 
+@pytest.mark.usefixtures("ended")
 def test_verify_reports_a_lost_entry_and_repair_leaves_it(store: Store, tmp_path: Path) -> None:
     """Listing finds a lost entry. `repair` puts no copy of its neighbour there, which would add another night."""
-    nights = Nights(store, "nightly")
-    nights.begin(NIGHT)
-    nights.trained(1, CHALLENGER)
-    nights.end(END)
     path = tmp_path / "store/retraining/nightly/00000001.json"
     path.unlink()
     reopened = Store(store.root)

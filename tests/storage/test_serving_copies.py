@@ -21,7 +21,6 @@ from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests, serving_copies
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import fetch_in_turn
 from storage.versions.model_files import INDEX
 from storage.versions.serving_copies import ServingCopy, add_copy, write_delta
 
@@ -234,9 +233,7 @@ def test_processes_with_one_cache_fetch_each_object_once(chain: Chain, fetched: 
 
     def opened(_: int) -> str:
         node = chain.folder / "node"
-        return checkpoints.open_checkpoint(
-            chain.store, chain.version(7), node, serving=True, fetching=fetch_in_turn
-        ).model.name
+        return checkpoints.open_checkpoint(chain.store, chain.version(7), node, serving=True).model.name
 
     with ThreadPoolExecutor(4) as processes:
         assert list(processes.map(opened, range(4))) == ["serving"] * 4
