@@ -57,8 +57,7 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
 
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[Place, Row | RowError]]:
     if isinstance(source, HubSource):
-        for line, row in _read_hub(source.name, source.subset, source.split):
-            yield Place(line), row
+        yield from ((Place(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
         return
     columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
     for name, path in find(source.path):

@@ -89,14 +89,14 @@ def locate(path: str, wanted: Sequence[str]) -> Path | tuple[str, str]:
     if place := _checkpoint_of(path):
         return place
     if folder.is_dir() or path.startswith((".", "/", "~")):
-        raise ValueError(f"policy.path={path!r}: there is no {folder / _NAME}: give the folder of a transformers model")
+        raise ValueError(f"there is no {folder / _NAME}, which the folder of every transformers model has")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
         return Path(snapshot_download(path, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
     except (HFValidationError, RepositoryNotFoundError) as error:
-        raise ValueError(f"policy.path={path!r} is neither a folder here nor on the hub: {error}") from error
+        raise ValueError(f"{path!r} is neither a folder here nor on the hub: {error}") from error
     except Exception as error:  # errors of the network come in the classes of several libraries
         raise UnavailableError(
             f"policy.path={path!r} is not a folder here, and it cannot be downloaded from the hub "

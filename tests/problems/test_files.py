@@ -5,7 +5,6 @@ import os
 import random
 import re
 import socket
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -248,25 +247,13 @@ def test_a_line_above_the_bound_is_an_error(tmp_path: Path, end: str, remote: bo
         load(path, longest_mb=1)
 
 
-def _sparse(path: Path) -> str:
-    with path.open("wb") as file:
-        file.truncate(2**40)
-    return str(path)
-
-
-def _bomb(path: Path) -> str:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("rows.jsonl", "w") as file:
-        for _ in range(100):
-            file.write(bytes(2**20))
-    return f"zip://rows.jsonl::{path}"
-
-
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("make", [_sparse, _bomb])
-def test_a_file_without_line_ends_is_not_read_whole(make: Callable[[Path], str], tmp_path: Path) -> None:
-    """A terabyte file or an archive of zeros would fill the memory; reading stops with an error."""
+def test_a_file_without_line_ends_is_not_read_whole(tmp_path: Path) -> None:
+    """A terabyte would fill the memory; reading stops with an error."""
+    with (tmp_path / "rows").open("wb") as file:
+        file.truncate(2**40)
     with pytest.raises(ProblemError, match="line 1 has more than 1 MB, too long for a problem"):
-        load(make(tmp_path / "rows"), longest_mb=1)
+        load(tmp_path / "rows", longest_mb=1)
 
 
 def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
