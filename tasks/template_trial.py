@@ -95,20 +95,20 @@ def _render(
 
 def _depends_on(render: Callable[[], str], clock: list[datetime]) -> str:
     """Return what else changes the text of the same conversation; empty if nothing does."""
-    if len({_render_seeded(render, seed) for seed in range(_DRAWS)}) > 1:
+
+    def seeded(seed: int) -> str:
+        random.seed(seed)
+        return render()
+
+    if len({seeded(seed) for seed in range(_DRAWS)}) > 1:
         return "chance"
     texts = []
     for clock[0] in _CLOCKS:
-        texts.append(_render_seeded(render, 0))
+        texts.append(seeded(0))
     first, later, other_day = texts
     if first != later:
         return "the time of day"
     return "the date" if later != other_day else ""
-
-
-def _render_seeded(render: Callable[[], str], seed: int) -> str:
-    random.seed(seed)
-    return render()
 
 
 def main() -> None:

@@ -63,13 +63,7 @@ def generate(source: ArithmeticSource) -> list[Problem]:
             f"operators={source.operators}, but count={source.count or 1}: lower count or widen the range"
         )
     random.Random(source.seed).shuffle(chosen)
-    return [_problem(*triple) for triple in chosen[: source.count]]
-
-
-def _problem(a: int, operator: str, b: int) -> Problem:
-    return Problem(
-        problem_id=f"{a}{operator}{b}",
-        prompt=render(a, operator, b),
-        solutions=[str(answer(a, operator, b))],
-        source="arithmetic",
-    )
+    return [
+        Problem(f"{a}{operator}{b}", render(a, operator, b), [str(answer(a, operator, b))], "arithmetic")
+        for a, operator, b in chosen[: source.count]
+    ]

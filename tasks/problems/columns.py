@@ -7,8 +7,11 @@ import json
 import math
 import re
 import reprlib
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from storage.visible import visible
 from tasks.problems.problem_set import NotNeededError, PartOfRow, Row, RowError
@@ -16,6 +19,7 @@ from tasks.problems.problem_set import NotNeededError, PartOfRow, Row, RowError
 _NAMED = 500
 """Largest number of characters of column names in a message."""
 _ABSENT = object()
+_TEXTS = TypeAdapter(list[str])
 
 
 def has(row: Row, column: str) -> bool:
@@ -41,17 +45,25 @@ def solutions(row: Row, column: str) -> list[str]:
     r"""Return the gold answers in a column: one, or a list of several of which any counts.
 
     A text that is JSON of a list of texts is such a list, too: no answer is written like that. All other text is one
-    answer, whatever is in it.
+    answer, whatever is in it. Placeholders are left out.
 
     >>> solutions({"gold": ["3", 5.0]}, "gold"), solutions({"gold": '["3", "5"]'}, "gold")
     (['3', '5'], ['3', '5'])
     >>> solutions({"gold": "[3, 5]"}, "gold")
     ['[3, 5]']
+
+    Raises:
+        NotNeededError: there is no answer but placeholders.
     """
     value = present(row, column)
     if value == []:
         raise RowError(f"column {column!r} is an empty list")
-    items = value if isinstance(value, list) else _encoded(value) or [value]
+    items = [value]
+    if isinstance(value, list):
+        items = value
+    elif isinstance(value, str) and value.lstrip().startswith('["'):
+        with suppress(ValidationError):
+            items = _TEXTS.validate_json(value)
     return golds([as_text(item, column) for item in items])
 
 
@@ -76,7 +88,10 @@ def as_text(value: object, column: str) -> str:
     ('18', '18', '0', '2.50')
     """
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        return _number(value, column)
+        exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)  # 1e23 as it is written
+        if not exact.is_finite() or (isinstance(value, float) and not value.is_integer()):
+            raise RowError(f"column {column!r} is not text: {value!r}; write the number that is meant as text")
+        return str(int(exact)) if exact == exact.to_integral_value() else f"{exact:f}"
     if not isinstance(value, str):
         raise RowError(f"column {column!r} is not text: {reprlib.repr(value)}")
     if not value.strip():
@@ -105,26 +120,6 @@ def _find(row: Row, column: str) -> Any:
     for part in column.split("."):
         value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
     return value
-
-
-def _number(value: int | float | Decimal, column: str) -> str:
-    if isinstance(value, int):
-        return str(value)
-    exact = Decimal(repr(value)) if isinstance(value, float) else value  # 1e23 as it is written, not as it is stored
-    if not exact.is_finite() or (isinstance(value, float) and not value.is_integer()):
-        raise RowError(f"column {column!r} is not text: {value!r}; write the number that is meant as text")
-    return str(int(exact)) if exact == exact.to_integral_value() else f"{exact:f}"
-
-
-def _encoded(value: object) -> list[str]:
-    """Return the texts of a list that is written as JSON; none if the value is something else."""
-    if not isinstance(value, str) or not value.lstrip().startswith('["'):
-        return []
-    try:
-        items = json.loads(value)
-    except (ValueError, RecursionError):
-        return []
-    return items if all(isinstance(item, str) for item in items) else []
 
 
 _WORDS = frozenset(

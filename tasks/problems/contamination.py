@@ -49,14 +49,6 @@ class Overlap:
     shared: str  # the prompt, or the 13 tokens as they were compared; cut to about 120 characters
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """One evaluation set: whole prompts and 13-grams, each with the id of the first problem that contains it."""
-
-    whole: dict[str, str]
-    grams: dict[str, str]
-
-
 def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Problem]]) -> list[Overlap]:
     """Find training problems with the same prompt as a problem of an evaluation set, or with a 13-gram of one.
 
@@ -74,11 +66,11 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
     for problem in train:
         words = tokens(problem.prompt)
         whole, grams = " ".join(words), list(_grams(words))
-        for name, index in indexes.items():
-            if whole in index.whole:
-                overlaps.append(Overlap(problem.problem_id, name, index.whole[whole], "exact", _cut(problem.prompt)))
-            elif gram := next(filter(index.grams.__contains__, grams), None):
-                overlaps.append(Overlap(problem.problem_id, name, index.grams[gram], "13-gram", _cut(gram)))
+        for name, (prompts, passages) in indexes.items():
+            if whole in prompts:
+                overlaps.append(Overlap(problem.problem_id, name, prompts[whole], "exact", _cut(problem.prompt)))
+            elif gram := next(filter(passages.__contains__, grams), None):
+                overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _cut(gram)))
     return overlaps
 
 
@@ -91,10 +83,19 @@ def describe(overlaps: Sequence[Overlap], limit: int = 5) -> str:
     count = len({overlap.problem_id for overlap in overlaps})
     if not count:
         return "no training problem is in an evaluation set"
-    first = sorted(overlaps, key=lambda overlap: overlap.kind != "exact")[:limit]
-    more = [f"and {len(overlaps) - limit} more"] if len(overlaps) > limit else []
+    lines = []
+    for overlap in sorted(overlaps, key=lambda overlap: overlap.kind != "exact"):
+        verb = "is" if overlap.kind == "exact" else "repeats a part of"
+        place = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
+        lines.append(f'{overlap.problem_id} {verb} {place}: "{overlap.shared}"')
     subject = "1 training problem is" if count == 1 else f"{count} training problems are"
-    return f"{subject} also in evaluation sets: " + "; ".join([*map(_line, first), *more])
+    return f"{subject} also in evaluation sets: {_first(lines, limit, '; ')}"
+
+
+def _first(texts: Sequence[str], limit: int, separator: str) -> str:
+    """Join the first `limit` texts, and the number of the others."""
+    more = [f"and {len(texts) - limit} more"] if len(texts) > limit else []
+    return separator.join([*texts[:limit], *more])
 
 
 def tokens(prompt: str) -> list[str]:
@@ -112,19 +113,16 @@ def tokens(prompt: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def _index(problems: Sequence[Problem]) -> _Index:
-    index, holders = _Index({}, {}), Counter[str]()
+def _index(problems: Sequence[Problem]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the whole prompts of a set, and its 13-grams, each with the id of the first problem that contains it."""
+    prompts, passages, holders = dict[str, str](), dict[str, str](), Counter[str]()
     for problem in problems:
         words = tokens(problem.prompt)
-        index.whole.setdefault(" ".join(words), problem.problem_id)
-        grams = dict.fromkeys(_grams(words))
-        holders.update(grams.keys())
-        for gram in grams:
-            index.grams.setdefault(gram, problem.problem_id)
-    for gram, count in holders.items():
-        if count > BOILERPLATE:
-            del index.grams[gram]
-    return index
+        prompts.setdefault(" ".join(words), problem.problem_id)
+        for gram in set(_grams(words)):
+            holders[gram] += 1
+            passages.setdefault(gram, problem.problem_id)
+    return prompts, {gram: first for gram, first in passages.items() if holders[gram] <= BOILERPLATE}
 
 
 def _grams(words: Sequence[str]) -> Iterator[str]:
@@ -132,13 +130,6 @@ def _grams(words: Sequence[str]) -> Iterator[str]:
     # Slices of one text: joining each 13-gram would take several times longer.
     text, ends = " ".join(words), [*accumulate(len(word) + 1 for word in words)]
     return (text[start : end - 1] for start, end in zip([0, *ends], ends[GRAM - 1 :], strict=False))
-
-
-def _line(overlap: Overlap) -> str:
-    verb = "is" if overlap.kind == "exact" else "repeats a part of"
-    return (
-        f'{overlap.problem_id} {verb} {overlap.other_id} of {overlap.set_name!r} ({overlap.kind}): "{overlap.shared}"'
-    )
 
 
 def _cut(text: str) -> str:
@@ -179,14 +170,13 @@ def describe_repeats(repeats: Sequence[Repeat], limit: int = 5) -> list[str]:
     >>> describe_repeats([Repeat("000004", "000001", True)])
     ['1 row asks the same as an earlier one (000004 as 000001): such problems are drawn more often']
     """
-    with_same = [repeat for repeat in repeats if repeat.same_solutions]
-    with_others = [repeat for repeat in repeats if not repeat.same_solutions]
-    kinds = ((with_same, "such problems are drawn more often"), (with_others, "but with other solutions, look at them"))
-    return [f"{_counted(found, limit)}: {meaning}" for found, meaning in kinds if found]
-
-
-def _counted(repeats: Sequence[Repeat], limit: int) -> str:
-    named = [f"{repeat.problem_id} as {repeat.earlier_id}" for repeat in repeats[:limit]]
-    more = [f"and {len(repeats) - limit} more"] if len(repeats) > limit else []
-    rows = "1 row asks" if len(repeats) == 1 else f"{len(repeats)} rows ask"
-    return f"{rows} the same as an earlier one ({', '.join([*named, *more])})"
+    described = []
+    for same, meaning in (
+        (True, "such problems are drawn more often"),
+        (False, "but with other solutions, look at them"),
+    ):
+        found = [repeat for repeat in repeats if repeat.same_solutions == same]
+        named = _first([f"{repeat.problem_id} as {repeat.earlier_id}" for repeat in found], limit, ", ")
+        rows = "1 row asks" if len(found) == 1 else f"{len(found)} rows ask"
+        described += [f"{rows} the same as an earlier one ({named}): {meaning}"] if found else []
+    return described

@@ -56,31 +56,27 @@ def plan_curriculum(
     Raises:
         ValueError: every problem would be left out.
     """
-    counts = _newest(history, LAST_EPISODES)
-    rows = []
-    for problem in problems:
-        content = key(problem)
-        rows.append(_entry(problem.problem_id, content, counts.get(content, (0, 0)), settings))
-    if rows and not any(row.weight for row in rows):
-        raise ValueError(_nothing_left(rows, settings))
-    return rows
-
-
-def _newest(history: Sequence[ProblemHistory], enough: int) -> dict[str, Counts]:
-    """Count by problem key over the newest rows, until there are `enough` episodes."""
     counts: dict[str, Counts] = {}
     for row in reversed(history):
         episodes, solved = counts.get(row.problem_key, (0, 0))
-        if episodes < enough:
+        if episodes < LAST_EPISODES:
             counts[row.problem_key] = (episodes + row.episodes, solved + row.any_turn)
-    return counts
-
-
-def _entry(name: str, content: str, counts: Counts, settings: ProblemSampling) -> CurriculumEntry:
-    episodes, solved = counts
-    rate = solved / episodes if episodes else 0.0
-    standing = _standing(episodes, rate, settings)
-    return CurriculumEntry(name, content, episodes, rate, standing, _weight(standing, rate, settings))
+    entries = []
+    for problem in problems:
+        content = key(problem)
+        episodes, solved = counts.get(content, (0, 0))
+        rate = solved / episodes if episodes else 0.0
+        standing = _standing(episodes, rate, settings)
+        weight = _weight(standing, rate, settings)
+        entries.append(CurriculumEntry(problem.problem_id, content, episodes, rate, standing, weight))
+    if entries and not any(entry.weight for entry in entries):
+        retired = sum(entry.standing == "retired" for entry in entries)
+        raise ValueError(
+            f"problems.sampling leaves out all {len(entries)} problems: {retired} are solved at least as often as "
+            f"retire_at={settings.retire_at}, {len(entries) - retired} were never solved. Raise or unset "
+            "problems.sampling.retire_at, set problems.sampling.leave_out_suspects=false, or add problems"
+        )
+    return entries
 
 
 def _standing(episodes: int, rate: float, settings: ProblemSampling) -> Standing:
@@ -97,21 +93,6 @@ def _weight(standing: Standing, rate: float, settings: ProblemSampling) -> float
     if standing == "unknown" or settings.prefer == "all":
         return 1.0
     return max(FLOOR, 4 * rate * (1 - rate))
-
-
-def _nothing_left(rows: Sequence[CurriculumEntry], settings: ProblemSampling) -> str:
-    retired = sum(row.standing == "retired" for row in rows)
-    return (
-        f"problems.sampling leaves out all {len(rows)} problems: {retired} are solved at least as often as "
-        f"retire_at={settings.retire_at}, {len(rows) - retired} were never solved. Raise or unset "
-        "problems.sampling.retire_at, set problems.sampling.leave_out_suspects=false, or add problems"
-    )
-
-
-def suspects(rows: Iterable[CurriculumEntry]) -> list[CurriculumEntry]:
-    """List the problems that were never solved, those with the most episodes first: their gold answers may be wrong."""
-    unsolved = [row for row in rows if row.standing == "suspect"]
-    return sorted(unsolved, key=lambda row: (-row.episodes, row.problem_id))
 
 
 def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
@@ -132,8 +113,12 @@ def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
 
 
 def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -> list[dict[str, str]]:
-    """Make a table of the suspects with their prompts, each on one line, and their gold answers."""
+    """Make a table of the problems that were never solved, those with the most episodes first.
+
+    Their gold answers may be wrong. Prompts are on one line.
+    """
     by_id = {problem.problem_id: problem for problem in problems}
+    unsolved = [row for row in rows if row.standing == "suspect"]
     return [
         {
             "problem": row.problem_id,
@@ -141,7 +126,7 @@ def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -
             "gold answers": "; ".join(by_id[row.problem_id].solutions),
             "episodes": str(row.episodes),
         }
-        for row in suspects(rows)
+        for row in sorted(unsolved, key=lambda row: (-row.episodes, row.problem_id))
     ]
 
 
@@ -175,22 +160,14 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
             episode = played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
             episode.first |= first.get(row["trajectory_id"], (0, False))[1]
             episode.any |= row["trajectory_id"] in any_right
-    return _by_problem(played.values())
-
-
-def _by_problem(played: Iterable[_Episode]) -> list[ProblemHistory]:
-    keys: dict[str, str] = {}
     groups: dict[str, list[_Episode]] = defaultdict(list)
-    for episode in played:
-        name = episode.row["problem_id"]
-        if name not in keys:
-            keys[name] = key(Problem(name, episode.row["prompt"], episode.row["solutions"]))
-        groups[keys[name]].append(episode)
+    for (problem_id, _), episode in sorted(played.items(), key=lambda item: item[0]):
+        groups[key(Problem(problem_id, episode.row["prompt"], episode.row["solutions"]))].append(episode)
     return [_count(content, groups[content]) for content in sorted(groups)]
 
 
 def _count(content: str, episodes: list[_Episode]) -> ProblemHistory:
-    row = min((episode.row for episode in episodes), key=lambda row: (row["problem_id"], row["sample"]))
+    row = episodes[0].row
     return ProblemHistory(
         problem_key=content,
         problem_id=row["problem_id"],
@@ -230,8 +207,9 @@ def commit_history(
     version = layout.history(run, iterations)
     if manifests.committed(store, version):
         return version
-    older = _older(store, run, iterations, entries)
-    rows, collected = _rows(store, run, older, iterations, cache)
+    histories = sorted({e.version for e in entries if e.kind == "history" and layout.run_of(e.version) == run})
+    before = [older for older in histories if older < version and manifests.committed(store, older)][-1:]
+    rows, collected = _rows(store, run, before, iterations, cache)
     metrics = {
         "iterations": iterations,
         "collected": collected,
@@ -242,23 +220,20 @@ def commit_history(
     unfenced = provenance.model_copy(update={"fence": None})
     with Draft(store, version, "history") as draft:
         datasets.write_rows(draft, HISTORY_SCHEMA, rows, _ROWS_PER_SHARD)
-        draft.commit(unfenced, [layout.checkpoint(run, iterations), *([older] if older else [])], metrics)
+        draft.commit(unfenced, [layout.checkpoint(run, iterations), *before], metrics)
     return version
 
 
-def _older(store: Store, run: str, iterations: int, entries: Iterable[CatalogEntry]) -> str | None:
-    """Find the newest committed history of the run with fewer than `iterations` iterations."""
-    histories = {e.version for e in entries if e.kind == "history" and layout.run_of(e.version) == run}
-    before = [version for version in sorted(histories, reverse=True) if version < layout.history(run, iterations)]
-    return next((version for version in before if manifests.committed(store, version)), None)
+def _rows(
+    store: Store, run: str, before: Sequence[str], iterations: int, cache: Path
+) -> tuple[list[ProblemHistory], int]:
+    """Return the rows, by iteration and key, and the number of iterations that were left out.
 
-
-def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Path) -> tuple[list[ProblemHistory], int]:
-    """Return the rows, by iteration and key, and the number of iterations that were left out."""
-    rows, begin, collected = list[ProblemHistory](), 0, 0
-    if older:
-        rows, begin = read_history(store, [older], cache), layout.number_of(older) or 0
-        collected = manifests.read(store, older).metrics["collected"]
+    They begin with those of the history `before`, if there is one.
+    """
+    rows, begin, collected = read_history(store, before, cache), 0, 0
+    for older in before:
+        begin, collected = layout.number_of(older) or 0, manifests.read(store, older).metrics["collected"]
     for iteration in range(begin, iterations):
         trajectories, scores = trained_on(store, run, iteration)
         if any(store.exists(layout.tombstone(version)) for version in (trajectories, scores)):

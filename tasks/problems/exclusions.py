@@ -35,9 +35,8 @@ class Excluded:
 
     def has(self, row: Trajectory, data_set: str) -> bool:
         """Return whether `row` of the version `data_set` is excluded."""
-        if (data_set, row.trajectory_id) in self.trajectories:
-            return True
-        return self.has_problem(Problem(row.problem_id, row.prompt, row.solutions))
+        alone = (data_set, row.trajectory_id) in self.trajectories
+        return alone or self.has_problem(Problem(row.problem_id, row.prompt, row.solutions))
 
     def has_problem(self, problem: Problem) -> bool:
         """Return whether a problem is excluded as a whole."""
@@ -70,8 +69,7 @@ def commit_exclusions(store: Store, rows: Sequence[Exclusion], provenance: Prove
         "reasons": sorted({row.reason for row in rows}),
     }
     with Draft(store, version, "exclusions") as draft:
-        ordered = sorted(rows, key=dataclasses.astuple)
-        datasets.write_rows(draft, EXCLUSION_SCHEMA, ordered, _ROWS_PER_SHARD)
+        datasets.write_rows(draft, EXCLUSION_SCHEMA, sorted(rows, key=dataclasses.astuple), _ROWS_PER_SHARD)
         draft.commit(provenance or Provenance(config={}), parents, metrics)
     return version
 
@@ -97,21 +95,18 @@ def check_exclusions(store: Store, versions: Iterable[str]) -> None:
     Raises:
         StorageError: a version does not exist, is damaged, or is no version of exclusions; the message says what to do.
     """
+    root = f"--root {shlex.quote(store.root)}"
+    remedy = (
+        f"`python -m storage {root} ls --kind exclusions` lists the existing ones, `python -m tasks.provenance "
+        f"{root} exclude` makes one; or remove it from problems.exclusions"
+    )
     for version in versions:
         try:
             kind = manifests.read(store, version).kind
         except DamagedError as error:
-            raise DamagedError(f"problems.exclusions: {error}. {_remedy(store)}") from error
+            raise DamagedError(f"problems.exclusions: {error}. {remedy}") from error
         if kind != "exclusions":
-            raise DamagedError(f"problems.exclusions: {store.uri(version)} is a {kind} version. {_remedy(store)}")
-
-
-def _remedy(store: Store) -> str:
-    root = f"--root {shlex.quote(store.root)}"
-    return (
-        f"`python -m storage {root} ls --kind exclusions` lists the existing ones, `python -m tasks.provenance "
-        f"{root} exclude` makes one; or remove it from problems.exclusions"
-    )
+            raise DamagedError(f"problems.exclusions: {store.uri(version)} is a {kind} version. {remedy}")
 
 
 def set_aside(rows: Iterable[Trajectory], data_set: str, excluded: Excluded) -> tuple[list[Trajectory], list[str]]:

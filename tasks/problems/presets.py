@@ -1,7 +1,7 @@
 """Convert rows of known data sets, or of the user's own columns, to `Problem`.
 
-Each conversion takes a row and a default id (`RowPlace.number`) for rows without one. It raises `RowError` with the
-reason if the row cannot be used. Solutions are kept as written; the verifier boxes them.
+Each conversion takes a row and a default id for rows without one. It raises `RowError` with the reason if the row
+cannot be used. Solutions are kept as written; the verifier boxes them.
 """
 
 import itertools

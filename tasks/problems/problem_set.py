@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import PurePosixPath
@@ -15,7 +15,6 @@ from typing import Any
 
 from storage.records import Problem
 
-_COLUMNS = [field.name for field in dataclasses.fields(Problem)]
 REPORTED = 5  # bad rows that an error message lists
 
 
@@ -36,7 +35,7 @@ class NotNeededError(RowError):
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlace:
+class Place:
     """The place of a row in its source."""
 
     line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
@@ -45,36 +44,20 @@ class RowPlace:
     def __str__(self) -> str:
         return f"line {self.line} of {self.file}" if self.file else f"line {self.line}"
 
-    @property
-    def number(self) -> str:
-        """The id of a problem whose row has no id. It does not change when more files are added.
-
-        >>> RowPlace(7).number, RowPlace(7, "2026-11-20.jsonl").number
-        ('000007', '2026-11-20/000007')
-        """
-        return f"{self.stem}/{self.line:06d}" if self.file else f"{self.line:06d}"
-
-    @property
-    def stem(self) -> str:
-        """The prefix of the ids of one of several files."""
-        return str(PurePosixPath(self.file).with_suffix(""))
+    def prefixed(self, name: str) -> str:
+        """Return the id `name` of a problem or, if its file is one of several, that id below the name of the file."""
+        return f"{PurePosixPath(self.file).with_suffix('')}/{name}" if self.file else name
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
     """A dropped row.
 
-    Example: BadRow(line=12, reason="column 'answer' is blank")
+    Example: BadRow(Place(12), reason="column 'answer' is blank")
     """
 
-    line: int  # as in `RowPlace`
+    place: Place
     reason: str
-    file: str = ""
-
-    @property
-    def place(self) -> str:
-        """The place as text, such as "line 12", or "line 12 of 2026-11-20.jsonl" if the source is a pattern."""
-        return str(RowPlace(self.line, self.file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +83,7 @@ class PartOfRow(dict[str, Any]):
 
 
 def collect(
-    rows: Iterable[tuple[RowPlace, Row | RowError]],
+    rows: Iterable[tuple[Place, Row | RowError]],
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
@@ -118,21 +101,26 @@ def collect(
     Raises:
         ProblemError: there are no rows, none is usable, or a larger share than `max_bad_share` is bad.
     """
-    places: dict[str, RowPlace] = {}
-    problems: dict[str, Problem] = {}
+    problems: dict[str, tuple[Place, Problem]] = {}
     bad: list[BadRow] = []
     left_out: list[BadRow] = []
     for place, row in rows:
         try:
-            problem = _convert(row, place, to_problem)
-            _check_new(problem, problems, places)
+            if isinstance(row, RowError):
+                raise row
+            # The id of a row without one is its number, which does not change when more files are added.
+            problem = to_problem(row, f"{place.line:06d}")
+            problem = replace(problem, problem_id=place.prefixed(problem.problem_id))
+            first, same = problems.setdefault(problem.problem_id, (place, problem))
+            if first != place and same == problem:
+                raise NotNeededError(f"it is the same as {first}")
+            if first != place:
+                raise RowError(f"id {problem.problem_id!r} is already on {first}")
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
-            dropped.append(BadRow(place.line, str(error), place.file))
-        else:
-            places[problem.problem_id], problems[problem.problem_id] = place, problem
+            dropped.append(BadRow(place, str(error)))
     _check(len(problems), bad, name, max_bad_share)
-    return ProblemSet(list(problems.values()), bad, left_out)
+    return ProblemSet([problem for _, problem in problems.values()], bad, left_out)
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
@@ -143,27 +131,9 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     """
     digest = hashlib.sha256()
     for problem in problems:
-        row = {name: getattr(problem, name) for name in _COLUMNS} | {"metadata": json.loads(problem.metadata)}
+        row = dataclasses.asdict(problem) | {"metadata": json.loads(problem.metadata)}
         digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()[:16]
-
-
-def _convert(row: Row | RowError, place: RowPlace, to_problem: Callable[[Row, str], Problem]) -> Problem:
-    if isinstance(row, RowError):
-        raise row
-    problem = to_problem(row, place.number)
-    if place.file and problem.problem_id != place.number:
-        problem = replace(problem, problem_id=f"{place.stem}/{problem.problem_id}")
-    return problem
-
-
-def _check_new(problem: Problem, before: Mapping[str, Problem], places: Mapping[str, RowPlace]) -> None:
-    """Raise RowError if a row before has the same id."""
-    if same := before.get(problem.problem_id):
-        place = places[problem.problem_id]
-        if same == problem:
-            raise NotNeededError(f"it is the same as {place}")
-        raise RowError(f"id {problem.problem_id!r} is already on {place}")
 
 
 def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> None:

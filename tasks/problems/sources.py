@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 import fsspec
 import pyarrow as pa
@@ -22,25 +22,15 @@ from configs.problems import ArithmeticSource, FileSource, HubSource, Source, St
 from configs.safety import open_regular
 from tasks.problems import arithmetic
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
-from tasks.problems.problem_set import (
-    NoFilesError,
-    PartOfRow,
-    ProblemError,
-    ProblemSet,
-    Row,
-    RowError,
-    RowPlace,
-    collect,
-)
+from tasks.problems.problem_set import NoFilesError, PartOfRow, Place, ProblemError, ProblemSet, Row, RowError, collect
 
 LONGEST_MB = 16
-"""A longer line, or row of a Parquet file, is a bad row; otherwise a file without line ends would fill the memory."""
-_HOPELESS = 64
-"""A line of more than this many times `longest` is an error: the file is no file of problems. Reading stops there."""
+"""A longer line is an error, and a longer row of a Parquet file is a bad row: a file without line ends would fill the
+memory."""
 _CHUNK = 2**20
 """Bytes of a file, or of a column, that are read at once."""
 _ROWS = 64
-"""Rows of a Parquet file in memory at once; each may be as large as `longest`."""
+"""Rows of a Parquet file in memory at once."""
 
 
 def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
@@ -50,14 +40,12 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
     'What is 11 + 19?'
 
     Raises:
-        ValueError: `source` is a stored set, which needs a store to read it.
         ProblemError: the source cannot be read, holds no usable problem or too few, or a larger share of its rows than
             `max_bad_share` (0 to 1) is bad.
     """
     if isinstance(source, ArithmeticSource):
         return ProblemSet(arithmetic.generate(source), bad=[])
-    if isinstance(source, StoredSource):
-        raise ValueError(f"{source.version}: a stored set is read from the store, not loaded")
+    assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields, found)
     loaded = collect(islice(_rows(source), source.count), to_problem, name, max_bad_share)
@@ -67,18 +55,14 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
     return loaded
 
 
-def _rows(source: FileSource | HubSource) -> Iterator[tuple[RowPlace, Row | RowError]]:
+def _rows(source: FileSource | HubSource) -> Iterator[tuple[Place, Row | RowError]]:
     if isinstance(source, HubSource):
-        return ((RowPlace(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
-    matched, longest = find(source.path), LONGEST_MB * 2**20
-
-    def read(path: str) -> Iterator[tuple[int, Row | RowError]]:
-        if source.kind == "jsonl":
-            return read_jsonl(path, longest)
-        columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
-        return read_parquet(path, longest, columns)
-
-    return ((RowPlace(line, name), row) for name, path in matched for line, row in read(path))
+        yield from ((Place(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
+        return
+    columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
+    for name, path in find(source.path):
+        for line, row in read_jsonl(path) if source.kind == "jsonl" else read_parquet(path, columns):
+            yield Place(line, name), row
 
 
 def find(path: str) -> list[tuple[str, str]]:
@@ -98,12 +82,18 @@ def find(path: str) -> list[tuple[str, str]]:
     with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that runs for days must see new files
-        matches = system.glob(pattern, detail=True).items()
-        matched = sorted(file for file, info in matches if info["type"] != "directory" and not _hidden(file))
-        is_file = not matched and system.isfile(pattern)
-    if not matched and not is_file:
+        kinds = {file: info["type"] for file, info in system.glob(pattern, detail=True).items()}
+        if not kinds and system.isfile(pattern):
+            return [("", path)]
+    hidden = {file for file in kinds if PurePosixPath(file).name.startswith(".")}
+    if not (matched := sorted(file for file in kinds.keys() - hidden if kinds[file] != "directory")):
         raise NoFilesError(f"{path} matches no file: check folder and pattern")
-    return [("", path)] if is_file else [_named(path, pattern, file) for file in matched]
+    fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
+    protocol, mark, _ = path.rpartition("://")
+    names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
+    return [
+        (name, file if "://" in file else protocol + mark + file) for name, file in zip(names, matched, strict=True)
+    ]
 
 
 def _is_pattern(path: str) -> bool:
@@ -111,41 +101,30 @@ def _is_pattern(path: str) -> bool:
     return "::" not in path and any(mark in path for mark in marks)
 
 
-def _hidden(file: str) -> bool:
-    return PurePosixPath(file).name.startswith(".")
-
-
-def _named(path: str, pattern: str, file: str) -> tuple[str, str]:
-    """Return name and path of a file that matches `pattern`, which is `path` without its protocol."""
-    fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
-    protocol, mark, _ = path.rpartition("://")
-    prefix = "" if "://" in file else protocol + mark
-    return "/".join(PurePosixPath(file).parts[fixed:]), prefix + file
-
-
-def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
+def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
     """Yield the number, from 1, and the row of each line; skip blank lines.
 
-    The file is streamed. A line that is not a JSON object in UTF-8, or longer than `longest` bytes, is a `RowError`.
+    The file is streamed. A line that is not a JSON object in UTF-8 is a `RowError`.
 
     Raises:
-        ProblemError: the file cannot be opened or read, is not a regular file, or has no line ends.
+        ProblemError: the file cannot be opened or read, is not a regular file, or has a line of more than `LONGEST_MB`.
     """
+    longest, line = LONGEST_MB * 2**20, 0
     with open_file(path) as file:
-        for line, raw in enumerate(lines(file, longest), 1):
-            if isinstance(raw, RowError):
-                yield line, raw
-            elif raw.strip():
+        lines = io.BufferedReader(cast(io.RawIOBase, file), _CHUNK)  # fsspec's files have a `readline` without a bound
+        while raw := lines.readline(longest + 2):  # b"\r\n"
+            line += 1
+            if len(raw.rstrip(b"\r\n")) > longest:
+                raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a problem")
+            if raw.strip():
                 yield line, _parse(raw)
 
 
-def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
+def read_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
     """Yield the number, from 1, of each row and those `columns` that the file has; read no other column.
 
-    A column may lie inside of another: `reward_model.ground_truth`.
-
-    A row of more than `longest` bytes, or with values that Python cannot represent, such as text that is not UTF-8, is
-    a `RowError`.
+    A column may lie inside of another: `reward_model.ground_truth`. A row of more than `LONGEST_MB`, or with values
+    that Python cannot represent, such as text that is not UTF-8, is a `RowError`.
 
     Raises:
         ProblemError: the file cannot be opened or read, is not a regular file, or is not Parquet.
@@ -158,34 +137,26 @@ def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tu
         for batch in opened.iter_batches(batch_size=_ROWS, columns=there):
             for index in range(batch.num_rows):
                 line += 1
-                row = _row(batch.slice(index, 1), longest)  # one by one: errors of a batch name no row
-                yield line, row if isinstance(row, RowError) else PartOfRow(row, names)
+                yield line, _row(batch.slice(index, 1), names)  # one by one: errors of a batch name no row
 
 
-def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
-    if single.nbytes > longest:
-        return RowError(f"row of more than {longest / 2**20:g} MB: too long for a problem")
+def _row(single: pa.RecordBatch, names: Sequence[str]) -> Row | RowError:
+    if single.nbytes > LONGEST_MB * 2**20:
+        return RowError(f"row of more than {LONGEST_MB} MB: too long for a problem")
     try:
-        row: Row = single.to_pylist()[0]
-    except UnicodeDecodeError as error:
-        return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
+        return PartOfRow(single.to_pylist()[0], names)
     except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date out of Python's range
         return RowError(f"a value cannot be read: {error}")
-    return row
 
 
 def _parse(raw: bytes) -> Row | RowError:
     try:
         row = json.loads(raw.rstrip().decode("utf-8-sig"))  # -sig: some editors write a byte order mark
-    except UnicodeDecodeError as error:
-        return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
     except json.JSONDecodeError as error:
         return RowError(f"not JSON: {error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # integers of thousands of digits, lists a thousand deep
-        return RowError(f"JSON that Python refuses: {error}")
-    if not isinstance(row, dict):
-        return RowError(f"a JSON {type(row).__name__} where an object is needed")
-    return row
+    except (ValueError, RecursionError) as error:  # not UTF-8, integers of thousands of digits, lists a thousand deep
+        return RowError(f"a line that Python cannot read: {error}")
+    return row if isinstance(row, dict) else RowError(f"a JSON {type(row).__name__} where an object is needed")
 
 
 @contextmanager
@@ -224,35 +195,6 @@ def explained(path: str) -> Iterator[None]:
             f"{path} cannot be read ({type(error).__name__}: {error}): "
             "check path, permissions and kind (jsonl or parquet)"
         ) from error
-
-
-def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
-    """Yield the lines of `file` without their ends, and a `RowError` for each line of more than `longest` bytes.
-
-    Raises:
-        ValueError: a line is so long that the file seems to have no line ends.
-    """
-    reader = io.BufferedReader(cast(io.RawIOBase, file), _CHUNK)  # fsspec's files have a `readline` without a bound
-    while line := reader.readline(longest + 2):  # b"\r\n"
-        whole = line.endswith(b"\n") or len(line) < longest + 2
-        bare = line.removesuffix(b"\n").removesuffix(b"\r")
-        if whole and len(bare) <= longest:
-            yield bare
-            continue
-        if not whole:
-            _skip_line(reader, longest)
-        yield RowError(f"line of more than {longest / 2**20:g} MB: too long for a problem")
-
-
-def _skip_line(reader: BinaryIO, longest: int) -> None:
-    """Read to the end of the line, at most `_HOPELESS` times `longest` bytes."""
-    for _ in range(_HOPELESS * max(1, longest // _CHUNK)):
-        part = reader.readline(_CHUNK)
-        if not part or part.endswith(b"\n"):
-            return
-    raise ValueError(
-        f"a line does not end within {_HOPELESS * longest / 2**20:g} MB: a file of JSON lines has shorter ones"
-    )
 
 
 def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:

@@ -18,7 +18,7 @@ from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
 from tasks.evaluate.summary import table
-from tasks.problems import BadRow, ProblemError, curriculum, fingerprint, load_problems
+from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
 from tasks.problems.contamination import Repeat, describe, describe_repeats, find_overlaps, find_repeats
 from tasks.problems.problem_set import describe_change, union
 from tasks.run.workspace import Workspace
@@ -104,15 +104,13 @@ def _import_for_run(workspace: Workspace, name: str, source: Source, begun: Prob
         get_run_logger().warning("problems.%s: %s, although its source cannot be used now: %s", name, keeps, error)
         return begun
     if layout.problems(fingerprint(present)) != begun:
-        changes = describe_change(read_problems(workspace, begun), present)
         get_run_logger().warning(
             "problems.%s: its source has changed since the run began: %s. But %s. To use what the source has now, "
             "begin another run with run.name=…, whose policy.path may be the URI of a checkpoint of this run",
             name,
-            changes,
+            describe_change(read_problems(workspace, begun), present),
             keeps,
         )
-    get_run_logger().info("problems.%s: %s, as the run began", name, begun)
     return begun
 
 
@@ -122,21 +120,16 @@ def load_source(workspace: Workspace, source: Source) -> list[Problem]:
 
 
 def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[Repeat]]:
-    loaded = load_problems(source, workspace.config.problems.max_bad_share)
+    loaded, logger = load_problems(source, workspace.config.problems.max_bad_share), get_run_logger()
     repeats = find_repeats(loaded.problems)
-    _report_rows(source.kind, "dropped", loaded.bad)
-    _report_rows(source.kind, "left out", loaded.left_out)
+    for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
+        for row in rows[:_REPORTED]:
+            logger.warning("%s: %s %s: %s", source.kind, row.place, what, row.reason)
+        if len(rows) > _REPORTED:
+            logger.warning("%s: %d more rows %s", source.kind, len(rows) - _REPORTED, what)
     for line in describe_repeats(repeats):
-        get_run_logger().warning("%s: %s", source.kind, line)
+        logger.warning("%s: %s", source.kind, line)
     return loaded.problems, repeats
-
-
-def _report_rows(kind: str, what: str, rows: Sequence[BadRow]) -> None:
-    logger = get_run_logger()
-    for row in rows[:_REPORTED]:
-        logger.warning("%s: %s %s: %s", kind, row.place, what, row.reason)
-    if len(rows) > _REPORTED:
-        logger.warning("%s: %d more rows %s", kind, len(rows) - _REPORTED, what)
 
 
 def commit_problems(
@@ -163,9 +156,9 @@ def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
     if not workspace.config.problems.sampling.active or manifests.committed(store, version):
         return
     histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
-    problems = read_problems(workspace, problem_set)
     past = curriculum.read_history(store, histories, cache)
-    rows = curriculum.plan_curriculum(problems, past, workspace.config.problems.sampling)
+    sampling = workspace.config.problems.sampling
+    rows = curriculum.plan_curriculum(read_problems(workspace, problem_set), past, sampling)
     with Draft(store, version, "curriculum") as draft:
         write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
         counts = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}

@@ -28,21 +28,16 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     try:
         AGENTS.check_arguments(config.agent.type, config.agent.args)
         check_tools(config.agent.tools)
-        _check_use(config)
+        if config.agent.tools and not getattr(AGENTS.find(config.agent.type), "uses_tools", False):
+            raise ValueError(
+                f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
+            )
         ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
         check_scorers(config.score)
         check_estimator(config.ppo.advantage.type)
     except ValueError as error:
         raise ConfigError(f"configuration {name}: {error}") from None
     return config
-
-
-def _check_use(config: Config) -> None:
-    """Check that the agent uses the tools that it is given."""
-    if config.agent.tools and not getattr(AGENTS.find(config.agent.type), "uses_tools", False):
-        raise ValueError(
-            f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
-        )
 
 
 _PARTS = {
@@ -72,7 +67,10 @@ def plan(config: Config) -> str:
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
         table("Devices", [_trainer(config, memory), _servers(config)]),
         f"{_gpus(config)}\n",
-        table(f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)", _memory_rows(memory)),
+        table(
+            f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
+            [{"part": part, "memory": size(getattr(memory, part)), "what": what} for part, what in _PARTS.items()],
+        ),
         table("One iteration, at most", _iteration_rows(config, sizes)),
     )
 
@@ -100,7 +98,7 @@ def _trainer(config: Config, memory: Memory) -> Row:
 
 
 def _servers(config: Config) -> Row:
-    settings, of_each = config.inference, _devices_of_a_server(config)
+    settings, of_each = config.inference, devices_of_a_server(config.inference.extra_args)
     host, whose = "the flow's host", ""
     if config.plays_apart:
         host, whose = "its node", " of each rollout worker" * (not settings.urls)
@@ -116,7 +114,8 @@ def _servers(config: Config) -> Row:
 
 def _gpus(config: Config) -> str:
     """Say how many GPUs the flow's host needs, or the nodes of a cluster."""
-    ranks, servers = config.ppo.parallel.ranks, config.inference.replicas * _devices_of_a_server(config)
+    ranks, of_each = config.ppo.parallel.ranks, devices_of_a_server(config.inference.extra_args)
+    servers = config.inference.replicas * of_each
     if config.cluster.address not in (None, "local"):
         trained = "the cluster" if config.trains_apart else "the flow's host"
         played = f", and each rollout worker {_count(servers, 'GPU')}" if config.plays_apart else ""
@@ -135,10 +134,6 @@ def _devices_of_a_server(config: Config) -> int:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _memory_rows(memory: Memory) -> list[Row]:
-    return [{"part": part, "memory": size(getattr(memory, part)), "what": what} for part, what in _PARTS.items()]
 
 
 def _iteration_rows(config: Config, sizes: ModelSizes) -> list[Row]:

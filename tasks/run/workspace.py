@@ -4,11 +4,10 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
-import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,21 +214,19 @@ def start_run(workspace: Workspace) -> None:
 
 def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
     """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
-    if unknown_knobs := [line for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
+    if unknown_knobs := [f"  {line}" for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
+        listing = "\n".join(unknown_knobs)
         raise ConfigError(
-            f"run {run!r} was begun by a program with knobs that this one does not know:\n{_listing(unknown_knobs)}\n"
+            f"run {run!r} was begun by a program with knobs that this one does not know:\n{listing}\n"
             "Upgrade this one if a newer program began it, or begin another run with run.name=…"
         )
     present = up_to_date(config.model_dump(mode="json"))
-    if changed := [line for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:
+    if changed := [f"  {line}" for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:
+        listing = "\n".join(changed)
         raise ConfigError(
-            f"run {run!r} was begun with another configuration:\n{_listing(changed)}\n"
+            f"run {run!r} was begun with another configuration:\n{listing}\n"
             "Restore it, or begin another run with run.name=…"
         )
-
-
-def _listing(lines: list[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
 
 
 def newest_policy(workspace: Workspace) -> PolicyVersion | None:
@@ -246,22 +243,13 @@ def newest_policy(workspace: Workspace) -> PolicyVersion | None:
 
 
 def iterations(workspace: Workspace) -> Iterator[int]:
-    """Iterate over the iterations without a checkpoint, within the run's budget; update the progress artifact."""
-    total, first = workspace.config.run.iterations, _finished_iterations(workspace)
-    artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{total} iterations")
-    assert isinstance(artifact, UUID)
-    may_begin = _within_budget(workspace, first, time.monotonic())
-    for iteration in itertools.takewhile(may_begin, range(first, total)):
-        yield iteration
-        update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / total)
+    """Iterate over the iterations without a checkpoint, within the run's budget; update the progress artifact.
 
-
-def _within_budget(workspace: Workspace, first: int, started: float) -> Callable[[int], bool]:
-    """Return a function that checks whether the budget allows an iteration, and logs the limit that stops the run.
-
-    Tokens count over the whole run, minutes over this flow run only. `started` is a time of the monotonic clock.
+    The tokens of the budget count over the whole run, its minutes over this flow run only.
     """
-    run, logger = workspace.config.run, get_run_logger()
+    run, first, started = workspace.config.run, _finished_iterations(workspace), time.monotonic()
+    artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
+    assert isinstance(artifact, UUID)
 
     def tokens(iteration: int) -> int:
         rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
@@ -269,19 +257,16 @@ def _within_budget(workspace: Workspace, first: int, started: float) -> Callable
 
     with ThreadPoolExecutor(_READERS) as readers:
         spent = sum(readers.map(tokens, range(first if run.max_tokens else 0)))
-
-    def may_begin(iteration: int) -> bool:
-        nonlocal spent
+    for iteration in range(first, run.iterations):
         if run.max_tokens and iteration > first:
             spent += tokens(iteration - 1)
         minutes = (time.monotonic() - started) / 60
         for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
             if limit and used >= limit:
-                logger.info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
-                return False
-        return True
-
-    return may_begin
+                get_run_logger().info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
+                return
+        yield iteration
+        update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / run.iterations)
 
 
 def _finished_iterations(workspace: Workspace) -> int:

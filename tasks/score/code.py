@@ -88,13 +88,6 @@ def program_in(text: str) -> str | None:
     >>> program_in("First:\n```python\nprint(1)\n```\nNo:\n```python\nprint(2)\n```\nIt prints:\n```\n2\n```")
     'print(2)'
     """
-    blocks = _blocks(text)
-    programs = blocks.get("python") or blocks.get("")
-    return textwrap.dedent("\n".join(programs[-1])) if programs else None
-
-
-def _blocks(text: str) -> dict[str, list[list[str]]]:
-    """Return the lines of the closed blocks of code in a text, by language."""
     blocks, fence, language = defaultdict[str, list[list[str]]](list), "", ""
     block = list[str]()
     for line in text.splitlines():
@@ -106,16 +99,14 @@ def _blocks(text: str) -> dict[str, list[list[str]]]:
             fence = ""
         elif fence:
             block.append(line)
-    return blocks
+    programs = blocks["python"] or blocks[""]
+    return textwrap.dedent("\n".join(programs[-1])) if programs else None
 
 
 def same_lines(printed: str, expected: str) -> bool:
     """Return whether two outputs are equal but for white space at the ends of lines and of the text."""
-    return _lines(printed) == _lines(expected)
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    left, right = ([line.rstrip() for line in text.strip().splitlines()] for text in (printed, expected))
+    return left == right
 
 
 def same_result(printed: str, expected: str) -> bool:

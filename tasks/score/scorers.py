@@ -99,14 +99,14 @@ class EnvironmentScorer:
         self._rule = SuccessRule(context.by_part, as_stored(success_above))
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
-        return [self._verdict(answer) for answer in answers]
-
-    def _verdict(self, answer: Answer) -> Verdict:
-        turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
-        parts = dict(columns[answer.turn]) if columns else {}
-        name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
-        reason = "the environment said so while playing" if name in _FAILED else ""
-        return Verdict(name, reason=reason, reward=turn["reward"], parts=parts)
+        verdicts = []
+        for answer in answers:
+            turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
+            parts = dict(columns[answer.turn]) if columns else {}
+            name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
+            reason = "the environment said so while playing" if name in _FAILED else ""
+            verdicts.append(Verdict(name, reason=reason, reward=turn["reward"], parts=parts))
+        return verdicts
 
 
 def as_stored(number: float) -> float:
@@ -148,9 +148,14 @@ def check_scorers(settings: ScoreSettings) -> None:
         check_host()
     for name in sorted(used):
         SCORERS.check_arguments(name, settings.args.get(name, {}))
-        if ":" in name:
-            _check_function(name)
-        _private(name)
+        found: Any = SCORERS.find(name)
+        if ":" in name and (inspect.iscoroutinefunction(found) or not inspect.signature(found).parameters):
+            raise ValueError(f"score.type={name!r}: give a function that is not async and takes an answer first")
+        private = getattr(found, "private", ())
+        if isinstance(private, str) or not all(isinstance(key, str) for key in private):
+            raise ValueError(
+                f"score.type={name!r}: its attribute private is {private!r}: give a list of keys of metadata"
+            )
     for name in settings.args:
         if name not in used:
             raise ValueError(
@@ -159,22 +164,9 @@ def check_scorers(settings: ScoreSettings) -> None:
             )
 
 
-def _check_function(name: str) -> None:
-    function: Any = SCORERS.find(name)
-    if inspect.iscoroutinefunction(function) or not inspect.signature(function).parameters:
-        raise ValueError(f"score.type={name!r}: give a function that is not async and takes an answer first")
-
-
 def private_metadata(settings: ScoreSettings) -> Set[str]:
     """Return the keys of metadata that a scorer of a configuration calls private: agents do not get them."""
-    return {key for name in settings.by_source.values() for key in _private(name)}
-
-
-def _private(name: str) -> Sequence[str]:
-    keys = getattr(SCORERS.find(name), "private", ())
-    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"score.type={name!r}: its attribute private is {keys!r}: give a list of keys of metadata")
-    return keys
+    return {key for name in settings.by_source.values() for key in getattr(SCORERS.find(name), "private", ())}
 
 
 def identity(settings: ScoreSettings) -> dict[str, Any]:
@@ -217,9 +209,10 @@ class Scorers:
         programs = run_program or sandboxed(settings.timeout_s, MEMORY_MB)
         context = ScorerContext(verifier, programs, settings.reading, by_part=settings.success == "said")
         self._by_source = settings.by_source
-        self._scorers = {
-            name: _make(name, context, settings.args.get(name, {})) for name in set(self._by_source.values())
-        }
+        self._scorers: dict[str, Scorer] = {}
+        for name in set(self._by_source.values()):
+            args = settings.args.get(name, {})
+            self._scorers[name] = OwnScorer(context, name, args) if ":" in name else SCORERS.make(name, context, args)
         own = {column for scorer in self._scorers.values() for column in scorer.columns}
         self.columns = [*COLUMNS, *sorted(own - set(COLUMNS))]
         """The columns of trajectories that they read."""
@@ -234,10 +227,6 @@ class Scorers:
             judged = _judge(self._scorers[name], [answers[place] for place in places])
             verdicts.update(zip(places, judged, strict=True))
         return [checked(verdicts[position]) for position in range(len(answers))]
-
-
-def _make(name: str, context: ScorerContext, args: Mapping[str, Any]) -> Scorer:
-    return OwnScorer(context, name, args) if ":" in name else SCORERS.make(name, context, args)
 
 
 def _judge(scorer: Scorer, answers: Sequence[Answer]) -> list[Verdict]:

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +23,8 @@ from tasks.score.verdict import Verdict
 from tasks.score.verifier import MEMORY_MB, Verifier
 
 _BATCH_ROWS = 512
-_ABSENT: dict[str, Any] = {
-    "source": "",
-    "metadata": "{}",
-    "calls": [],
-    "ungraded": [],
-    "follows": [],
-    "reward_parts": [],
-    "answers": [],
-}
+_ABSENT: dict[str, Any] = {"source": "", "metadata": "{}"}
+_ABSENT |= {name: [] for name in ("calls", "ungraded", "follows", "reward_parts", "answers")}
 """The values of columns that files before schema 5 lack."""
 _FAILED = ("timeout", "error")
 _COMPARED = ("correct", "wrong", "unparsable")
@@ -69,27 +62,43 @@ class Mean:
         return self.total / self.count if self.count else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grades:
-    """What the scorers have found in turns of trajectories."""
+    """What the scorers have found in turns of trajectories.
+
+    Means are those of the reward over graded turns, of each part (`parts/format`) over the turns that have it, and of
+    the `disagreement`: over the turns that the environment judged, too, 1 where its verdict was another one.
+    """
 
     verdicts: Counter[str] = field(default_factory=Counter)
+    means: dict[str, Mean] = field(default_factory=dict)
     example: str = ""  # the first timeout or error; empty if there was none
-    reward: Mean = Mean()  # of the turns that were graded
-    parts: dict[str, Mean] = field(default_factory=dict)  # by name, of the turns whose rewards have the part
-    disagree: Mean = Mean()  # of the turns that the environment judged, too: 1 where its verdict was another one
-    disputed: str = ""  # the first turn about which they disagree
+    disputed: str = ""  # the first turn about which environment and scorer disagree
+
+    def mean(self, name: str) -> Mean:
+        return self.means.get(name, Mean())
+
+    def add(self, score: Score, heard: str) -> None:
+        """Add a score of a turn on which the environment said `heard`."""
+        self.verdicts[score.verdict] += 1
+        turn, numbers = f"{score.trajectory_id} turn {score.turn}", {f"parts/{k}": v for k, v in score.parts.items()}
+        if score.verdict != "none":
+            numbers["reward"] = score.reward
+        if score.verdict in _FAILED and not self.example:
+            self.example = f"{turn}: {score.verdict}, {score.reason}"
+        if heard in _COMPARED and score.verdict in _COMPARED:
+            numbers["disagreement"] = float((heard == "correct") != (score.verdict == "correct"))
+            if numbers["disagreement"] and not self.disputed:
+                read = f"which reads {score.extracted!r}" if score.extracted else "which reads nothing"
+                self.disputed = f"{turn}: {heard} for the environment, {score.verdict} for the scorer, {read}"
+        for name, value in numbers.items():
+            self.means[name] = self.mean(name) + Mean(value, 1)
 
     def __add__(self, other: "Grades") -> "Grades":
         return Grades(
             self.verdicts + other.verdicts,
+            {name: self.mean(name) + other.mean(name) for name in {**self.means, **other.means}},
             self.example or other.example,
-            self.reward + other.reward,
-            {
-                name: self.parts.get(name, Mean()) + other.parts.get(name, Mean())
-                for name in {**self.parts, **other.parts}
-            },
-            self.disagree + other.disagree,
             self.disputed or other.disputed,
         )
 
@@ -132,23 +141,12 @@ def score_rows(
 
     One batch of rows is in memory at a time.
     """
-    verdicts: Counter[str] = Counter()
-    example, rewards, parts = "", Mean(), defaultdict[str, Mean](Mean)
-    disagree, disputed = Mean(), ""
+    grades = Grades()
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
         for score, heard in _scores(rows, scorers):
-            verdicts[score.verdict] += 1
-            if heard in _COMPARED and score.verdict in _COMPARED:
-                dispute = _dispute(score, heard)
-                disagree, disputed = disagree + Mean(bool(dispute), 1), disputed or dispute
-            if score.verdict in _FAILED and not example:
-                example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
-            if score.verdict != "none":
-                rewards += Mean(score.reward, 1)
-            for name, value in score.parts.items():
-                parts[name] += Mean(value, 1)
+            grades.add(score, heard)
             writer.write(score)
-    return Grades(verdicts, example, rewards, dict(parts), disagree, disputed)
+    return grades
 
 
 def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[str, Any]:
@@ -165,9 +163,15 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
             f"{settings.max_failure_share:g} (score.max_failure_share, in evaluations also "
             f"evaluation.max_failed_share); the first one is {grades.example}"
         )
-    means = {"reward": grades.reward.value, "parts": {name: mean.value for name, mean in sorted(grades.parts.items())}}
-    turns = {"turns": verdicts.total(), "verdicts": dict(verdicts), "disagreement": grades.disagree.value}
-    return {**turns, **means, "seconds": seconds}
+    means = {name: mean.value for name, mean in sorted(grades.means.items())}
+    return {
+        "turns": verdicts.total(),
+        "verdicts": dict(verdicts),
+        "disagreement": means.get("disagreement"),
+        "reward": means.get("reward"),
+        "parts": {name.removeprefix("parts/"): value for name, value in means.items() if name.startswith("parts/")},
+        "seconds": seconds,
+    }
 
 
 def disagreement(grades: Grades) -> str:
@@ -175,7 +179,7 @@ def disagreement(grades: Grades) -> str:
 
     The policy then hears other verdicts than those that it is trained on: one of the two misreads its answers.
     """
-    share, turns = grades.disagree.value or 0.0, grades.disagree.count
+    share, turns = grades.mean("disagreement").value or 0.0, grades.mean("disagreement").count
     if share <= _DISAGREEMENT or turns < _LEAST_COMPARED:
         return ""
     return (
@@ -193,15 +197,6 @@ def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)
             yield _score(turn.row["trajectory_id"], turn.turn, verdict), turn.row["turns"][turn.turn]["verdict"]
-
-
-def _dispute(score: Score, heard: str) -> str:
-    """Say what environment and scorer disagree about; empty if they agree."""
-    if (heard == "correct") == (score.verdict == "correct"):
-        return ""
-    read = f"which reads {score.extracted!r}" if score.extracted else "which reads nothing"
-    said = f"{heard} for the environment, {score.verdict} for the scorer, {read}"
-    return f"{score.trajectory_id} turn {score.turn}: {said}"
 
 
 def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:

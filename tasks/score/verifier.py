@@ -29,7 +29,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from storage import interrupts
 from storage.processes.limits import OUT_OF_TIME
+from storage.records import VerdictName
 from tasks.score import worker
 from tasks.score.interface import Answer, Reading
 from tasks.score.verdict import Verdict
@@ -55,13 +56,19 @@ class VerifierBrokenError(RuntimeError):
     """The verifier was closed, or its workers cannot be replaced: no answer is to blame."""
 
 
+def _running() -> "Future[Verdict]":
+    future: Future[Verdict] = Future()
+    future.set_running_or_notify_cancel()  # callers share it: the cancellation of one must not cancel it for all
+    return future
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     key: bytes
     judge: str  # the function that the workers call
     item: tuple[Any, ...]  # its arguments
     solutions: tuple[str, ...]  # of the problem
-    future: "Future[Verdict]"
+    future: "Future[Verdict]" = field(default_factory=_running)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +183,9 @@ class Verifier:
 
         The limits of an answer apply to each call. Nothing is kept in the cache.
         """
-        return [future.result() for future in self._send_all([_call(function, *each) for each in calls])]
+        solutions = [tuple(answer.row["solutions"]) for answer, _ in calls]
+        requests = [_Request(os.urandom(16), function, item, of) for item, of in zip(calls, solutions, strict=True)]
+        return [future.result() for future in self._send_all(requests)]
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
         """Return the verdict on one pair, without blocking the event loop."""
@@ -187,8 +196,14 @@ class Verifier:
         self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None
     ) -> "list[Future[Verdict]]":
         """Return a future for each pair."""
-        judge = worker.GRADES[reading or self._reading]
-        return self._send_all([_request(judge, answer, solutions) for answer, solutions in pairs])
+        judge, requests = worker.GRADES[reading or self._reading], []
+        for answer, solutions in pairs:
+            if isinstance(solutions, str) or not solutions:
+                raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
+            pair = (answer, tuple(solutions))
+            key = hashlib.blake2b(repr((judge, pair)).encode(), digest_size=16).digest()  # repr escapes lone surrogates
+            requests.append(_Request(key, judge, pair, pair[1]))
+        return self._send_all(requests)
 
     def _send_all(self, requests: "Sequence[_Request]") -> "list[Future[Verdict]]":
         """Return a future for each request. Send new ones in chunks, sorted so that equal solutions are parsed once."""
@@ -236,7 +251,7 @@ class Verifier:
             if chunk not in self._chunks:  # it was sent again
                 return
             self._chunks.remove(chunk)
-        requests, retries = chunk.requests, chunk.retries
+        requests = chunk.requests
         if failure is None:
             for request, verdict in zip(requests, result.result(), strict=True):
                 self._settle(request, verdict, keep=request.judge in worker.GRADES.values())
@@ -245,10 +260,10 @@ class Verifier:
         elif len(requests) > 1:
             for request in requests:
                 self._send([request])
-        elif retries and not _is_proof(failure):
-            self._send(requests, retries - 1)
+        elif verdict := self._caused(failure, requests[0], last_try=not chunk.retries):
+            self._settle(requests[0], verdict, keep=False)
         else:
-            self._settle(requests[0], self._failure(failure, requests[0]), keep=False)
+            self._send(requests, chunk.retries - 1)
 
     def _give_up(self, requests: Sequence[_Request], why: str) -> None:
         for request in requests:
@@ -257,15 +272,20 @@ class Verifier:
             if waiting:
                 waiting.set_exception(VerifierBrokenError(f"the verifier broke: {why}"))
 
-    def _failure(self, failure: BaseException, request: _Request) -> Verdict:
-        solution = request.solutions[0] if request.solutions else ""
-        if _is_out_of_time(failure):
-            return Verdict("timeout", "", solution, f"needs more than {self._timeout_s:g} s of processor time")
-        if isinstance(failure, TimeoutError):
-            return Verdict("timeout", "", solution, f"no end within {self._patience_s:g} s, {_TRIES} times")
-        if isinstance(failure, MemoryError):
-            return Verdict("error", "", solution, f"needs more than {failure}")
-        return Verdict("error", "", solution, f"the worker died {_TRIES} times: {failure}")
+    def _caused(self, failure: BaseException, request: _Request, *, last_try: bool) -> Verdict | None:
+        """Return the verdict on an answer that failed; None if a worker died or hung, which proves nothing yet."""
+        name: VerdictName = "timeout"
+        if isinstance(failure, ProcessExpired) and failure.exitcode == OUT_OF_TIME:
+            reason = f"needs more than {self._timeout_s:g} s of processor time"
+        elif isinstance(failure, MemoryError):
+            name, reason = "error", f"needs more than {failure}"
+        elif not last_try:
+            return None
+        elif isinstance(failure, TimeoutError):
+            reason = f"no end within {self._patience_s:g} s, {_TRIES} times"
+        else:
+            name, reason = "error", f"the worker died {_TRIES} times: {failure}"
+        return Verdict(name, "", next(iter(request.solutions), ""), reason)
 
     def _settle(self, request: _Request, verdict: Verdict, *, keep: bool) -> None:
         with self._lock:
@@ -278,34 +298,6 @@ class Verifier:
         request.future.set_result(verdict)
 
 
-def _is_out_of_time(failure: BaseException) -> bool:
-    return isinstance(failure, ProcessExpired) and failure.exitcode == OUT_OF_TIME
-
-
-def _is_proof(failure: BaseException) -> bool:
-    """Return whether the answer certainly caused the failure: it met a limit, its worker did not just die or hang."""
-    return isinstance(failure, MemoryError) or _is_out_of_time(failure)
-
-
 def _end(pool: ProcessPool) -> None:
     pool.stop()  # type: ignore[no-untyped-call]
     pool.join()
-
-
-def _request(judge: str, answer: str, solutions: Sequence[str]) -> _Request:
-    if isinstance(solutions, str) or not solutions:
-        raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
-    pair = (answer, tuple(solutions))
-    key = hashlib.blake2b(repr((judge, pair)).encode(), digest_size=16).digest()  # repr escapes lone surrogates
-    return _Request(key, judge, pair, pair[1], _running())
-
-
-def _call(function: str, answer: Answer, args: Mapping[str, Any]) -> _Request:
-    solutions = tuple(answer.row["solutions"])
-    return _Request(os.urandom(16), function, (answer, args), solutions, _running())
-
-
-def _running() -> "Future[Verdict]":
-    future: Future[Verdict] = Future()
-    future.set_running_or_notify_cancel()  # callers share it: the cancellation of one must not cancel it for all
-    return future

@@ -72,7 +72,11 @@ def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any])
 
 def _verdict(result: Any) -> Verdict:
     if isinstance(result, Verdict):
-        valid = _validated(result)
+        try:
+            valid = TypeAdapter(Verdict).validate_python(asdict(result))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise TypeError(f"{first['loc'][0]}={first['input']!r:.80} of the verdict: {first['msg']}") from None
         texts = {name: storable(getattr(valid, name)) for name in ("extracted", "solution", "reason")}
         return checked(Verdict(valid.name, **texts, reward=valid.reward, parts=valid.parts))
     if result in (0, 1):  # also True and False, of numpy, too
@@ -81,15 +85,6 @@ def _verdict(result: Any) -> Verdict:
         f"the function returned {result!r:.80}: return True or False, or a Verdict, "
         "which says whether the turn is right and what it earns"
     )
-
-
-def _validated(verdict: Verdict) -> Verdict:
-    """Check the types of a verdict's fields, which nobody has checked in a user's function."""
-    try:
-        return TypeAdapter(Verdict).validate_python(asdict(verdict))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise TypeError(f"{first['loc'][0]}={first['input']!r:.80} of the verdict: {first['msg']}") from None
 
 
 def _imported(name: str) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
-"""The sizes of the policy that a configuration names, found without its weights and without torch."""
+"""Where the policy is that a configuration names, and its sizes, found without its weights and without torch."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from tasks.problems.arithmetic import generate
 from tasks.train.memory import PUBLIC, ModelSizes
 
 _NAME = "config.json"
+_UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
 
 
 def policy_sizes(config: Config) -> ModelSizes:
-    """Return the sizes of the policy.
+    """Return the sizes of the policy, from its config.json alone; for a warm start those that it will have.
 
     Raises:
         ValueError: the policy is of a kind that `ModelSizes` does not know, or it has no readable config.json.
@@ -31,7 +33,12 @@ def policy_sizes(config: Config) -> ModelSizes:
         return _of_warm_start(config)
     if path in PUBLIC and not Path(path).is_dir():
         return PUBLIC[path]
-    file = _find(path, Path(config.storage.cache))
+    found = locate(path, [_NAME])
+    if isinstance(found, Path):
+        file = found / _NAME
+    else:
+        store = Store(found[0])
+        file = fetch(store, read(store, found[1]), f"model/{_NAME}", Path(config.storage.cache))
     for problem in model_files.problems(file):
         raise ValueError(f"{file} {problem}")
     try:
@@ -66,10 +73,42 @@ def lesson(config: Config) -> tuple[ArithmeticSource, str]:
     return taught, str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
 
 
-def checkpoint_of(path: str) -> tuple[str, str] | None:
+def locate(path: str, wanted: Sequence[str]) -> Path | tuple[str, str]:
+    """Find a policy: return its folder or, if it is a checkpoint, the root of its store and its version.
+
+    If `path` is neither a folder nor a checkpoint, it is a name on the hub, and the files that match `wanted` are
+    downloaded: no pickles, no code, and from its folders only chat templates.
+
+    Raises:
+        ValueError: the folder holds no model, or no repository of the hub can have that name.
+        UnavailableError: the hub cannot be reached.
+    """
+    folder = Path(path).expanduser()
+    if (folder / _NAME).is_file():
+        return folder
+    if place := _checkpoint_of(path):
+        return place
+    if folder.is_dir() or path.startswith((".", "/", "~")):
+        raise ValueError(f"there is no {folder / _NAME}, which the folder of every transformers model has")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise ValueError(f"{path!r} is neither a folder here nor on the hub: {error}") from error
+    except Exception as error:  # errors of the network come in the classes of several libraries
+        raise UnavailableError(
+            f"policy.path={path!r} is not a folder here, and it cannot be downloaded from the hub "
+            f"({type(error).__name__}: {error.__cause__ or error}): check the name, the network, HF_ENDPOINT and "
+            "HF_HUB_OFFLINE, or give a folder"
+        ) from error
+
+
+def _checkpoint_of(path: str) -> tuple[str, str] | None:
     """Split the URI of a checkpoint into its store's root and its version; return None for another path.
 
-    >>> checkpoint_of("s3://bucket/x/runs/demo/checkpoints/000100")
+    >>> _checkpoint_of("s3://bucket/x/runs/demo/checkpoints/000100")
     ('s3://bucket/x', 'runs/demo/checkpoints/000100')
     """
     root, separator, rest = path.rstrip("/").partition("/runs/")
@@ -84,31 +123,3 @@ def _of_warm_start(config: Config) -> ModelSizes:
     source, feedback = lesson(config)
     tokenizer = build_tokenizer(taught_texts(generate(source), feedback), calculator=bool(knobs.tool_share))
     return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})
-
-
-def _find(path: str, cache: Path) -> Path:
-    """Return a local copy of a policy's config.json: from its folder, its checkpoint, or the hub."""
-    file = Path(path).expanduser() / _NAME
-    if file.is_file():
-        return file
-    if place := checkpoint_of(path):
-        store = Store(place[0])
-        return fetch(store, read(store, place[1]), f"model/{_NAME}", cache)
-    if file.parent.is_dir() or path.startswith((".", "/", "~")):
-        raise ValueError(f"policy.path={path!r}: there is no {file}: give the folder of a transformers model")
-    return _from_hub(path)
-
-
-def _from_hub(name: str) -> Path:
-    """Return config.json of a hub's repository; it is downloaded if it is not in the hub's cache."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    if isinstance(cached := try_to_load_from_cache(name, _NAME), str):
-        return Path(cached)
-    try:
-        return Path(hf_hub_download(name, _NAME))
-    except Exception as error:  # errors of the network come in the classes of several libraries
-        raise UnavailableError(
-            f"policy.path={name!r} is neither a folder nor in the hub's cache here, and its {_NAME} cannot be "
-            f"downloaded ({type(error).__name__}): check the name and the network, or give a folder with a {_NAME}"
-        ) from error

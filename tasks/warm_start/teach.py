@@ -83,18 +83,8 @@ def make_policy(
     torch.set_num_threads(threads)
     problems = generate(source)
     tokenizer = build_tokenizer(taught_texts(problems, feedback), calculator=bool(warm_start.tool_share))
-    model = _make_model(warm_start, tokenizer, seed)
-    start = perf_counter()
-    metrics = _teach(model, batches(problems, tokenizer, warm_start, feedback, seed), warm_start, progress)
-    metrics |= {"seconds": perf_counter() - start, "parameters": float(model.num_parameters())}
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return metrics
-
-
-def _make_model(knobs: WarmStart, tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        **tiny_sizes(knobs, len(tokenizer)),
+        **tiny_sizes(warm_start, len(tokenizer)),
         max_position_embeddings=MAX_POSITIONS,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -102,7 +92,13 @@ def _make_model(knobs: WarmStart, tokenizer: PreTrainedTokenizerBase, seed: int)
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+    start = perf_counter()
+    metrics = _teach(model, batches(problems, tokenizer, warm_start, feedback, seed), warm_start, progress)
+    metrics |= {"seconds": perf_counter() - start, "parameters": float(model.num_parameters())}
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return metrics
 
 
 def _teach(
@@ -155,31 +151,8 @@ def batches(
     The kinds are separate tensors: in one tensor half of the batch would be padding. A problem is solved with a call or
     without one: the probabilities of these two kinds add up, so their weights do not depend on their shares.
     """
-    pools = _pools(problems, tokenizer, knobs, feedback, random.Random(seed))
-    corrected = round(knobs.two_turn_share * BATCH_SIZE)
-    first = BATCH_SIZE - corrected
-    called = min(first, round(knobs.tool_share * BATCH_SIZE))
-    sizes = [first - called, corrected, called]
-    weights = [first / max(1, first - called), 1.0, first / max(1, called)]
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield [
-            _draw(pool, size, generator)._replace(weight=weight)
-            for pool, size, weight in zip(pools, sizes, weights, strict=True)
-            if size
-        ]
-
-
-def _pools(
-    problems: Sequence[Problem],
-    tokenizer: PreTrainedTokenizerBase,
-    knobs: WarmStart,
-    feedback: str,
-    rng: random.Random,
-) -> list[Rows]:
-    """Encode a one-turn example, MISTAKES two-turn examples and an example with a call of each problem."""
+    rng, tools = random.Random(seed), CALCULATOR if knobs.tool_share else ()
     answers = sorted({problem.solutions[0] for problem in problems})
-    tools = CALCULATOR if knobs.tool_share else ()
     short = [one_turn(tokenizer, problem, tools) for problem in problems]
     long = [
         two_turn(tokenizer, problem, wrong_answer(problem.solutions[0], answers, rng), feedback, tools)
@@ -187,12 +160,24 @@ def _pools(
         for _ in range(MISTAKES)
     ]
     calls = [with_call(tokenizer, problem) for problem in (problems if knobs.tool_share else ())]
-    return [_pad(examples, tokenizer.pad_token_id) for examples in (short, long, calls)]
+    corrected = round(knobs.two_turn_share * BATCH_SIZE)
+    first = BATCH_SIZE - corrected
+    called = min(first, round(knobs.tool_share * BATCH_SIZE))
+    kinds = [
+        (_pad(examples, tokenizer.pad_token_id), size, weight)
+        for examples, size, weight in (
+            (short, first - called, first / max(1, first - called)),
+            (long, corrected, 1.0),
+            (calls, called, first / max(1, called)),
+        )
+        if size
+    ]
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield [_draw(pool, size, generator)._replace(weight=weight) for pool, size, weight in kinds]
 
 
 def _pad(examples: list[Example], pad_id: int) -> Rows:
-    if not examples:
-        return Rows(torch.empty(0), torch.empty(0))
     ids = [torch.tensor(example.token_ids) for example in examples]
     masks = [torch.tensor(example.loss_mask) for example in examples]
     return Rows(
@@ -222,7 +207,12 @@ def two_turn(
 def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
     """Encode the prompt, a call of the calculator, its result and the right answer. The result is not in the loss."""
     solution = problem.solutions[0]
-    messages = [_user(problem.prompt), _call(expression(problem.prompt)), _result(solution), _answer(solution)]
+    messages = [
+        _user(problem.prompt),
+        _call(expression(problem.prompt)),
+        {"role": "tool", "content": solution},
+        _answer(solution),
+    ]
     return _example(tokenizer, messages, [1, 3], CALCULATOR)
 
 
@@ -240,25 +230,21 @@ def _example(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], taught: Sequence[int], tools: Tools
 ) -> Example:
     """Encode a conversation; the messages with the indices `taught` are in the loss."""
-    ids, end = _render(tokenizer, messages, tools, add_generation_prompt=False), 0
+
+    def render(shown: list[Message], *, answer_follows: bool) -> list[int]:
+        offered = list(tools) or None
+        ids = tokenizer.apply_chat_template(
+            shown, tools=offered, add_generation_prompt=answer_follows, return_dict=False
+        )
+        return cast(list[int], ids)
+
+    ids, end = render(messages, answer_follows=False), 0
     mask = [False] * len(ids)
     for place in taught:
-        start = len(_render(tokenizer, messages[:place], tools, add_generation_prompt=True))
+        start = len(render(messages[:place], answer_follows=True))
         end = ids.index(tokenizer.eos_token_id, start) + 1
         mask[start:end] = [True] * (end - start)
     return Example(ids[:end], mask[:end])  # a policy does not sample what the template writes after a turn's end
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: Tools, *, add_generation_prompt: bool
-) -> list[int]:
-    ids = tokenizer.apply_chat_template(
-        messages,
-        tools=list(tools) or None,
-        add_generation_prompt=add_generation_prompt,
-        return_dict=False,
-    )
-    return cast(list[int], ids)
 
 
 def _user(content: str) -> Message:
@@ -272,7 +258,3 @@ def _answer(number: str) -> Message:
 def _call(text: str) -> Message:
     function = {"name": "calculator", "arguments": {"expression": text}}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-
-
-def _result(text: str) -> Message:
-    return {"role": "tool", "content": text}

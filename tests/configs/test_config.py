@@ -141,7 +141,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ("run.lease_s=5", "it is no knob any more: .* dead after 60 s without a sign of life"),
         (
             "problems.train={kind: jsonl, path: x, preset: gsm8k, max_line_mb: 1}",
-            "a line of more than 16 MB is a bad row",
+            "a line of more than 16 MB is an error",
         ),
         ("ppo.use_decoupled_loss=false", "no knob any more: ppo.objective says it: decoupled, recomputed or behaviour"),
         (

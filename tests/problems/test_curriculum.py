@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.records import CURRICULUM_SCHEMA, CurriculumEntry, Problem, ProblemHistory
 from storage.versions import datasets
 from storage.versions.drafts import Draft
-from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows, suspects
+from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, spares
 from tests.support.chain_helpers import provenance
@@ -107,7 +107,7 @@ def test_tables_for_people() -> None:
         {"standing": "suspect", "problems": "2", "episodes": "96", "mean rate": "0.000"},
     ]
     assert standing_rows(rows[:1])[0] == {"standing": "unknown", "problems": "0", "episodes": "0", "mean rate": ""}
-    assert [row.problem_id for row in suspects(rows)] == ["5", "1"]
+    assert [row["problem"] for row in suspect_rows(rows, PROBLEMS)] == ["5", "1"]
     assert suspect_rows(rows, PROBLEMS)[0] == {
         "problem": "5",
         "prompt": "What is 5?",

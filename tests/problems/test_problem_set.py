@@ -79,12 +79,6 @@ def test_laws_of_the_union(one: list[Problem], two: list[Problem], three: list[P
     assert union() == []
 
 
-def test_union_of_many_sets_with_the_same_ids() -> None:
-    """A union of 20,000 sets whose problems have the same id takes no quadratic time."""
-    together = union(*([Problem("1", str(number), ["1"])] for number in range(20_000)))
-    assert together[-1].problem_id == "1~20000"
-
-
 @given(st.integers(0, 40), st.floats(0, 0.99), st.integers(0, 40), st.integers(0, 5))
 def test_share_of_the_replayed(count: int, share: float, common: int, seed: int) -> None:
     """Replayed problems have the asked share of the whole, or are all old ones; none is among the new ones."""

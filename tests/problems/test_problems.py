@@ -17,6 +17,7 @@ from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.arithmetic import answer, render, split_of
 from tasks.problems.presets import PRESETS
+from tasks.problems.problem_set import Place
 from tests.support import real_data
 
 FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}
@@ -105,10 +106,6 @@ def test_seed_orders_and_count_cuts() -> None:
     assert arithmetic(seed=3, count=10) == problems[:10]
     assert arithmetic(seed=4) != problems
     assert {p.prompt for p in arithmetic(seed=4)} == {p.prompt for p in problems}
-
-
-def test_repeated_operator_counts_once() -> None:
-    """Ids stay unique when the configuration repeats an operator."""
     assert arithmetic(operators=["+", "+"]) == arithmetic(operators=["+"])
 
 
@@ -177,8 +174,8 @@ def test_areal_rows(tmp_path: Path) -> None:
     result = load_rows(tmp_path, [row, other, text], preset="areal")
     assert result.problems == [Problem("q1", "P", [r"\boxed{1}", "1"], "areal")]
     assert result.bad == [
-        BadRow(2, "column 'task' is 'proof': only 'math' and 'code' can be graded"),
-        BadRow(3, "column 'solutions' is not a list: '1'"),
+        BadRow(Place(2), "column 'task' is 'proof': only 'math' and 'code' can be graded"),
+        BadRow(Place(3), "column 'solutions' is not a list: '1'"),
     ]
 
 
@@ -187,7 +184,7 @@ def test_placeholders_are_no_solutions(tmp_path: Path) -> None:
     rows = [{"q": f"{n}?", "a": a} for n, a in enumerate(["1", "proof", "notfound", "B", "proof"])]
     result = load_rows(tmp_path, rows, max_bad_share=0.0, fields={"prompt": "q", "solutions": "a"})
     assert [problem.solutions for problem in result.problems] == [["1"], ["B"]]
-    assert (result.bad, [row.line for row in result.left_out]) == ([], [2, 3, 5])
+    assert (result.bad, [row.place.line for row in result.left_out]) == ([], [2, 3, 5])
     assert result.left_out[0].reason == "no answer can be right: the solution is a placeholder, 'proof'"
     several = [{"q": "?", "a": ["proof", "2"]}]
     assert load_rows(tmp_path, several, fields={"prompt": "q", "solutions": "a"}).problems[0].solutions == ["2"]
@@ -206,7 +203,7 @@ def test_verifiers_rows(tmp_path: Path) -> None:
         Problem("0", "Add.\n\n1 + 2?", ["3"], "verifiers", json.dumps({"row": kept})),
         Problem("1", "Hi", [], "verifiers", '{"row": {"example_id": 1, "prompt": "Hi"}}'),
     ]
-    assert [each.line for each in result.bad] == [3]
+    assert [each.place.line for each in result.bad] == [3]
 
 
 def test_presets_are_those_of_the_schema() -> None:
@@ -231,10 +228,13 @@ def test_own_mapping(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         (b'{"key": "x", "ask": ', "not JSON: Expecting value at column 20"),
-        (b'{"key": "x", "ask": "\xff\xfe", "gold": "1"}', "text is not UTF-8: invalid start byte at byte 21"),
+        (
+            b'{"key": "x", "ask": "\xff\xfe", "gold": "1"}',
+            "a line that Python cannot read: 'utf-8' codec can't decode byte 0xff in position 21",
+        ),
         (b"[1, 2]", "a JSON list where an object is needed"),
-        (b"[" * 100_000, "JSON that Python refuses: maximum recursion depth"),
-        (b"9" * 5000, "JSON that Python refuses: Exceeds the limit"),
+        (b"[" * 100_000, "a line that Python cannot read: maximum recursion depth"),
+        (b"9" * 5000, "a line that Python cannot read: Exceeds the limit"),
         ({"key": "x", "ask": "Why?"}, "no column 'gold'; there are key, ask"),
         ({"key": "x", "ask": "Why?", "gold": []}, "column 'gold' is an empty list"),
         ({"key": "x", "ask": "Why?", "gold": ""}, "column 'gold' is blank"),
@@ -251,7 +251,7 @@ def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reas
     """One bad row is reported and does not stop the import; blank lines count as lines but not as rows."""
     result = load_rows(tmp_path, [GOOD, b"", line, GOOD | {"key": "last"}])
     assert [problem.problem_id for problem in result.problems] == ["good", "last"]
-    assert [row.line for row in result.bad] == [3]
+    assert [row.place.line for row in result.bad] == [3]
     assert result.bad[0].reason.startswith(reason)
     assert len(result.bad[0].reason) < 200
 
@@ -260,7 +260,7 @@ def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reas
 def test_gsm8k_row_without_solution_is_bad(tmp_path: Path, row: dict[str, str]) -> None:
     """A whole explanation never becomes the gold answer."""
     result = load_rows(tmp_path, [{"question": "Q", "answer": "#### 1"}, row], preset="gsm8k")
-    assert result.bad == [BadRow(2, f"column 'answer' does not end in '#### n': {row['answer']!r}")]
+    assert result.bad == [BadRow(Place(2), f"column 'answer' does not end in '#### n': {row['answer']!r}")]
 
 
 def test_share_of_bad_rows(tmp_path: Path) -> None:
@@ -308,13 +308,13 @@ def test_parquet_rows(tmp_path: Path) -> None:
     source = parquet(tmp_path / "x.parquet", rows, fields={"prompt": "ask", "solutions": "gold"})
     assert load_problems(source, 0.5) == ProblemSet(
         [Problem("000001", "a", ["1"]), Problem("000002", "b", ["2", "3"])],
-        [BadRow(3, "column 'ask' is not text: None")],
+        [BadRow(Place(3), "column 'ask' is not text: None")],
     )
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
-    """One broken string makes only its own row bad; row numbers continue over batches (65,536 rows)."""
-    count, broken = 66_000, 65_999
+    """One broken string makes only its own row bad; row numbers continue over batches of 64 rows."""
+    count, broken = 200, 199
     asked = pa.array([b"\xff" if row == broken else b"q" for row in range(1, count + 1)])
     source = parquet(
         tmp_path / "x.parquet",
@@ -322,8 +322,13 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
         fields={"prompt": "ask", "solutions": "gold"},
     )
     result = load_problems(source, 0.1)
-    assert result.bad == [BadRow(broken, "text is not UTF-8: invalid start byte at byte 0")]
-    assert (len(result.problems), result.problems[-1].problem_id) == (count - 1, "066000")
+    assert result.bad == [
+        BadRow(
+            Place(broken),
+            "a value cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        )
+    ]
+    assert (len(result.problems), result.problems[-1].problem_id) == (count - 1, "000200")
 
 
 def test_file_that_is_not_parquet(tmp_path: Path) -> None:

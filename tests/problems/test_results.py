@@ -16,7 +16,6 @@ from storage.maintenance.verify import verify
 from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.records import (
-    HISTORY_SCHEMA,
     SCORE_SCHEMA,
     TRAJECTORY_SCHEMA,
     Fault,
@@ -313,12 +312,3 @@ def test_success_rates_by_one_query(store: Store, model: Path, tmp_path: Path) -
     assert {name: tuple(values) for name, *values in found} == expected
     assert [row[4] for row in found] == sorted(row[4] for row in found)
     assert sum(row[2] for row in found) == 2 * 2 * 4 * 3
-
-
-def test_rows_are_written_and_read_as_they_are(store: Store, tmp_path: Path) -> None:
-    """History rows survive storage unchanged."""
-    rows = summary(episode("a", 0, 1), episode("b", 0, 0))
-    with Draft(store, layout.history("r", 1), "history") as draft:
-        datasets.write_rows(draft, HISTORY_SCHEMA, rows, 1)
-        draft.commit(provenance(0), [])
-    assert read_history(store, [layout.history("r", 1)], tmp_path) == rows

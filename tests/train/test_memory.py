@@ -162,7 +162,7 @@ def test_other_models_are_refused(config: object, message: str, tmp_path: Path) 
 
 def test_an_unknown_name_is_reported(tmp_path: Path) -> None:
     """The tests are offline, so the hub cannot be asked."""
-    with pytest.raises(UnavailableError, match="'some/model' is neither a folder nor in the hub's cache"):
+    with pytest.raises(UnavailableError, match="'some/model' is not a folder here, and it cannot be downloaded"):
         policy_sizes(load("demo", ["policy={path: some/model}"]))
     with pytest.raises(ValueError, match="there is no .*/none/config.json"):
         policy_sizes(load("demo", [f"policy={{path: {tmp_path}/none}}"]))
