@@ -41,7 +41,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
 
     config = workspace.config
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
-        folder, metrics, parents = Path(scratch), dict[str, Any](), [layout.run(workspace.name)]
+        folder, metrics, parents = Path(scratch), dict[str, Any](), list[str]([layout.run(workspace.name)])
         if config.policy.path is None:
             metrics |= _warm_start(config, folder)
         else:

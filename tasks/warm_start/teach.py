@@ -232,9 +232,8 @@ def _example(
     """Encode a conversation; the messages with the indices `taught` are in the loss."""
 
     def render(shown: list[Message], *, answer_follows: bool) -> list[int]:
-        offered = list(tools) or None
         ids = tokenizer.apply_chat_template(
-            shown, tools=offered, add_generation_prompt=answer_follows, return_dict=False
+            shown, tools=list(tools) or None, add_generation_prompt=answer_follows, return_dict=False
         )
         return cast(list[int], ids)
 
