@@ -6,7 +6,7 @@ python -m tests.support.waiting_server SOCKET SECONDS TOKENS     seconds and tok
 import asyncio
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ _TAIL = 16
 class UnprovenEngine(Engine):
     """An engine that does not ask its servers which weights they have."""
 
-    async def _establish(self, replica: _Replica, policy: Checkpoint) -> None:
+    async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         pass
 
 
