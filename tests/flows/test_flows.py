@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import fsspec
 import pytest
 
 from configs import ConfigError
@@ -42,7 +41,8 @@ from tests.support.waiting_engine import WaitingEngine, opens
 
 def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
     """Run the main flow; return the numbers of its report."""
-    summary: dict[str, Any] = json.loads(fsspec.open(f"{math_mt_ppo(config, overrides)}/summary.json").open().read())
+    root, _, report = math_mt_ppo(config, overrides).partition("/runs/")
+    summary: dict[str, Any] = json.loads(Store(root).read(f"runs/{report}/summary.json"))
     return summary
 
 
