@@ -19,6 +19,8 @@ from tests.support.paths import ROOT
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK, scaled
 
+pytestmark = pytest.mark.long
+
 SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled(2, 30)))
 """Environment variables repeat what has failed, or make it longer."""
 PACE = 2
@@ -67,8 +69,6 @@ import os, sys, time
 from pathlib import Path
 from configs import load
 from tasks.cluster.connection import connected, environment
-
-pytestmark = pytest.mark.long
 
 class Starts:
     def start(self, log):

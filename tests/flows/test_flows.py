@@ -208,6 +208,7 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
     assert {version for version, newest in seen if newest == version} >= {0, 1}
 
 
+@pytest.mark.long
 def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str], tmp_path: Path) -> None:
     """A run that stopped after the next rollout trains on it. Tokens record the versions that sampled them.
 
@@ -420,6 +421,7 @@ def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_pat
         check_protected(tomllib.loads(settings.read_text())["api"]["url"], settings)
 
 
+@pytest.mark.long
 def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str], tmp_path: Path) -> None:
     """`prefect flow-run cancel` during the run ends its process, and the server gets the state Cancelled."""
     parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=100000'])}"]

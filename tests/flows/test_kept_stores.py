@@ -61,7 +61,7 @@ class Kept:
         return [*logs.findings, *verify(self.store, logs.versions, deep=True).findings]
 
 
-@pytest.fixture(scope="module", params=KEPT)
+@pytest.fixture(scope="module", params=[KEPT[0], *(pytest.param(name, marks=pytest.mark.long) for name in KEPT[1:])])
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(request.param, tmp_path_factory.mktemp("kept"))
 

@@ -137,6 +137,7 @@ def test_a_server_that_does_not_start_is_an_error(folder: Path, scratch: Path) -
         start(folder, scratch)
 
 
+@pytest.mark.long
 def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scratch: Path) -> None:
     """Prefect's migrations fail if a second server begins them at the same time."""
     with ThreadPoolExecutor() as pool:

@@ -274,6 +274,7 @@ def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: l
     engine.serve(policies[0])
 
 
+@pytest.mark.long
 def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: list[Checkpoint]) -> None:
     """Until then the engine serves nothing, least of all half of the weights, and a running rollout ends at once."""
     engine.serve(policies[1])

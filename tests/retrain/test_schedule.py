@@ -27,6 +27,8 @@ from tests.support.paths import ROOT
 from tests.support.prefect_services import PATIENCE_S, Postgres, PrefectServer, Worker
 from tests.support.soak import scaled
 
+pytestmark = pytest.mark.long
+
 DEPLOYMENT = "retrain"
 INTERVAL_S = 5
 NIGHTS = scaled(2, 4)
@@ -150,8 +152,6 @@ def automation(block: str) -> str:
 
 EMIT = """\
 from prefect.events import emit_event
-
-pytestmark = pytest.mark.long
 
 resource = {"prefect.resource.id": "math-mt-ppo.retraining.nightly"}
 emit_event("math-mt-ppo.retrain.rejected", resource, payload={"version": 6})

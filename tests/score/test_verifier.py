@@ -221,6 +221,7 @@ def test_an_answer_that_a_breaking_pool_loses_is_graded(others: set[int]) -> Non
         assert len(workers_of(os.getpid()) - others) == 2  # none of the broken pool is left
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(scaled(600, 7200))
 def test_workers_killed_at_random_moments_cost_nothing(others: set[int]) -> None:
