@@ -29,7 +29,9 @@ class Cluster(Knobs):
 
     address: Annotated[str, Field(pattern=rf"^(local|auto|{_HOST_AND_PORT})$")] | None = None
     """Ray that runs the processes: `local` for one of this host alone, which the flow starts and ends, `auto` for the
-    cluster that this host belongs to, or `host:port` of its head. Empty: one process, or `local` if more are needed."""
+    cluster that this host belongs to, or `host:port` of its head. Empty: one process, or `local` if more are needed.
+    With Ray, episodes move into worker processes with vLLM servers of their own, unless `inference.urls` names some;
+    the trainer stays in the flow's process, unless it must leave (`trainer.on_cluster`)."""
     workers_per_node: PositiveInt = 1
     """Rollout workers on each node, each with its own `inference.replicas` servers, or its share of `inference.urls`,
     and its own `rollout.concurrency` and `score.workers`. One is full at about 110,000 tokens/s, or 370 short

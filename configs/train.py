@@ -190,7 +190,7 @@ class PPO(Knobs):
     """Number of optimizer steps in an epoch, each on a random share of the groups."""
     micro_batch_tokens: PositiveInt | None = None
     """Largest number of tokens in one forward pass, padding included. Empty: a number for the device
-    (`tasks/train/batches.py`); a run that was begun with another one keeps that."""
+    (`tasks/train/memory.py`); a run that was begun with another one keeps that."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the trainer."""
     autocast: Literal["none", "bfloat16"] = "none"

@@ -46,7 +46,9 @@ def connected(config: Config) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise ImportError("cluster.address needs Ray: install the extra, math-mt-ppo[ray]") from error
+        raise ImportError(
+            "this run needs Ray (cluster.address, run.overlap or several ranks): install the extra, math-mt-ppo[ray]"
+        ) from error
     address = config.ray_address
     assert address
     if ray.is_initialized():  # by the trainer, which is opened first

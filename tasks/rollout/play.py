@@ -1,6 +1,6 @@
 """The groups of a rollout, which workers play, and the play of one data set.
 
-Workers take one group after another, and give each back when it is finished or lost (`Groups`). A `Batch` has those of
+Workers take one group after another, and give each back when it is finished or lost (`Groups`). A `_Batch` has those of
 one data set, `tasks.rollout.stream.Stream` those of a run.
 """
 

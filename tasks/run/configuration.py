@@ -128,10 +128,6 @@ def _gpus(config: Config) -> str:
     return f"On GPUs, the flow's host needs {needed}: {ranks} for the trainer, {servers} for servers.{fewer}"
 
 
-def _devices_of_a_server(config: Config) -> int:
-    return devices_of_a_server(config.inference.extra_args)
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 

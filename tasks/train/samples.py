@@ -92,7 +92,7 @@ def build_samples(
     credit: Literal["causes", "order"] = "causes",
     mask_truncated: bool = False,
 ) -> list[Sample]:
-    """Build a sample from each trainable trajectory (`endings.is_trainable`) and its scores.
+    """Build a sample from each trainable trajectory (`returns.is_trainable`) and its scores.
 
     The samples are sorted by trajectory id, so the order of the input does not matter. What a stored row says of itself
     was checked when it was admitted (`tasks.rollout.admission`).

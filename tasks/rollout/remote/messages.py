@@ -95,8 +95,7 @@ class StoredShard:
 class Failure:
     """An error of a worker.
 
-    `kind` is the first of InferenceError, StorageError, OSError, ValueError, RuntimeError that fits; of the trainer's
-    ranks also RanksLostError.
+    `kind` is the first of InferenceError, StorageError, OSError, ValueError, RuntimeError that fits.
     """
 
     kind: str

@@ -1,6 +1,6 @@
 """A worker in a process of its own, perhaps on another host: it plays the groups that the flow gives it.
 
-It stores trajectories, and never commits. `give` and `report` are its whole interface, so any
+It stores trajectories, and never commits. `give` and `report` are its interface for playing, so any
 way to call two methods of another process connects it (`tasks.cluster` uses Ray).
 """
 
