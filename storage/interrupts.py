@@ -37,6 +37,13 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
     """
     _open_missing()
     watch = _Watch()
+    try:
+        _run(watch, command, advice)
+    except KeyboardInterrupt:  # a second Ctrl-C, right after the first one's clean-up
+        os._exit(128 + signal.SIGINT)
+
+
+def _run(watch: "_Watch", command: Callable[[], int | None], advice: str) -> NoReturn:
     status: str | int | None = None
     try:
         status = command()

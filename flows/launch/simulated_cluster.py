@@ -21,6 +21,7 @@ def simulated_cluster(nodes: int) -> Iterator[str]:
     folder = TemporaryFolder()
     try:
         with local_ray(folder.path / "ray.log", nodes=nodes, cpus=_CORES) as (address, token):
+            os.environ.pop("RAY_AUTH_TOKEN", None)  # the user's, of another cluster, which would come first
             os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
             yield address
     finally:

@@ -121,7 +121,7 @@ def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: p
         math_mt_ppo("smoke", [*settings, "cluster.gpus_per_worker=8"])
     ranks = ["ppo.parallel.shard=8", "ppo.ppo_n_minibatches=1"]
     with pytest.raises(ValueError, match=r"the trainer needs 1 core\(s\) and 0 GPU\(s\) for each of 8 rank\(s\)"):
-        math_mt_ppo("smoke", [*settings, *ranks])
+        math_mt_ppo("smoke", [*settings, *ranks, "run.name=ranks"])
     with pytest.raises(ConnectionError, match="no Ray cluster answers at 127.0.0.1:1"):
         math_mt_ppo("smoke", [*settings, "cluster.address=127.0.0.1:1"])
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")

@@ -271,9 +271,9 @@ def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, envi
     witness = Witness(f"{tmp_path}/var", 1, overrides, tmp_path / "log", environment)
     scratch = tmp_path / "cache/scratch/smoke"
     assert witness.run(Point("train", SAVE, 1, "after")) != 0
-    assert list(scratch.glob("checkpoint-*"))  # as large as a checkpoint
+    assert list(scratch.rglob("checkpoint-*"))  # as large as a checkpoint
     assert witness.run(Point("commit", ALIAS, 1)) != 0
-    assert not list(scratch.glob("*"))
+    assert not list(scratch.rglob("checkpoint-*"))
     assert aliases.current(witness.store, "smoke/latest") is None
     assert witness.run(None) == 0
     assert aliases.resolve_version(witness.store, "smoke/latest") == layout.checkpoint("smoke", 1)
