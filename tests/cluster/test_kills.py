@@ -48,7 +48,13 @@ class SetUp:
 
 SETUPS = {
     "local": SetUp("local_settings", ("flow",), {"worker": "ray::WaitingNode"}, long=False),
-    "workers": SetUp("settings", ("node", "flow"), {"worker": "ray::WaitingNode"} if SOAK else {}, long=False),
+    "workers": SetUp(  # the trainer of a stream may be on the node that is killed
+        "settings",
+        ("node", "flow"),
+        {"worker": "ray::WaitingNode"} if SOAK else {},
+        ("trainer.max_restarts=99",),
+        long=False,
+    ),
     "ranks": SetUp(
         "settings",
         ("node", "flow"),
