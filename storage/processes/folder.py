@@ -55,6 +55,15 @@ def for_sockets() -> str:
     )
 
 
+def keep_compiled_code_private() -> None:
+    """Choose the folder that torch makes when it is imported, and loads compiled code from.
+
+    The default is a fixed name in TMPDIR, which another user may have made before.
+    """
+    if os.access(os.path.expanduser("~"), os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))
+
+
 _remove_abandoned = functools.cache(reaper.remove_abandoned)  # once in this process
 
 

@@ -28,7 +28,7 @@ def keep_logs(
     Args:
         store: the store of the run.
         run: its name.
-        processes: actors of `tasks.cluster.node_process.NodeProcess`; some may be gone.
+        processes: actors that have `store_logs`; some may be gone.
         causes: the errors that led to the end; the last one ends the flow.
         progress: called with a line of text that says where the logs are.
     """

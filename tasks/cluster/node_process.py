@@ -1,9 +1,7 @@
-"""What the processes of a run on the nodes of a cluster have in common: they end when the flow is silent."""
+"""What the processes of a run on the nodes of a cluster have in common: configuration, store and logs."""
 
 import logging
 import os
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,61 +9,12 @@ from configs import Config
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store
+from storage.processes.folder import keep_compiled_code_private
 from storage.versions import manifests
 from tasks.cluster.connection import require_token
 
-logger = logging.getLogger(__name__)
-_LOOK_S = 1.0
 _LOG_BYTES = 1_000_000
 """Bytes of a log file that are kept, from its end."""
-
-
-class NodeProcess:
-    """A process that the flow has started on a node.
-
-    The environment of the node holds the credentials of the store. If the flow says nothing for twice
-    `cluster.silence_s` (it was killed, or the node is cut off), the process ends, and with it the processes that it
-    has started.
-
-    Args:
-        values: the run's configuration; its paths are absolute.
-        name: the name of its folder for logs.
-    """
-
-    def __init__(self, values: dict[str, Any], name: str) -> None:
-        self._config = Config.model_validate(values)
-        self._cache = Path(self._config.storage.cache)
-        self._logs = logs_of(self._config) / name
-        # Until it has started, it cannot hear the flow.
-        starting = max(self._config.cluster.start_timeout_s, self._config.trainer.startup_timeout_s)
-        self._heard = time.monotonic() + starting
-        threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
-
-    def store_logs(self, folder: str) -> None:
-        """Upload the ends of all logs of the run on this node."""
-        store_logs(self._config, folder)
-
-    def _hear(self) -> None:
-        """Note that the flow is alive."""
-        self._heard = time.monotonic()
-
-    def _open_store(self) -> Store:
-        """Open the store, and the log of this process.
-
-        Raises:
-            StorageError: this node does not see the run in the store.
-            ValueError: Ray asks for no token on this node.
-        """
-        return open_store(self._config, self._logs / "process.log")
-
-    def _end_without_flow(self) -> None:
-        """End this process when the flow is silent; the body of a thread."""
-        limit = 2 * self._config.cluster.silence_s
-        while time.monotonic() < self._heard + limit:
-            time.sleep(_LOOK_S)
-        logger.error("the flow has been silent for %g s: this process ends", limit)
-        logging.shutdown()
-        os._exit(1)  # the reaper ends what it has started
 
 
 def for_nodes(config: Config) -> dict[str, Any]:
@@ -79,13 +28,14 @@ def for_nodes(config: Config) -> dict[str, Any]:
 
 
 def open_store(config: Config, log: Path) -> Store:
-    """Open the store of a run in a process on a node, and the log of this process.
+    """Open the store of a run in a process on a node, and the log of this process, before anything imports torch.
 
     Raises:
         StorageError: this node does not see the run in the store.
         ValueError: Ray asks for no token on this node.
     """
     require_token()
+    keep_compiled_code_private()
     _log_to(log)
     store = Store.of(config.storage)
     if not manifests.committed(store, layout.run(config.run.name)):

@@ -1,15 +1,21 @@
 """The worker's program: an actor that plays and grades episodes, on this host or on a node of a cluster."""
 
 import logging
+import os
+import threading
+import time
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
+from configs import Config
+from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.fetch import trim_to_limit
-from tasks.cluster.node_process import NodeProcess
+from tasks.cluster.node_process import logs_of, open_store, store_logs
 from tasks.inference.engine import Engine
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.worker import Worker
@@ -20,17 +26,29 @@ from tasks.score.verifier import Verifier
 logger = logging.getLogger(__name__)
 
 
-class NodeWorker(NodeProcess):
+_LOOK_S = 1.0
+
+
+class NodeWorker:
     """A worker with engine, verifier, store and cache; an error while it starts is in its first report.
 
+    The environment of the node holds the credentials of the store. If the flow says nothing for twice
+    `cluster.silence_s` (it was killed, or the node is cut off), the process ends, and with it the processes that it
+    has started.
+
     Args:
-        values: see `NodeProcess`.
-        name: see `NodeProcess`.
+        values: the run's configuration; its paths are absolute.
+        name: the name of its folder for logs.
         plays: whether it plays episodes, or only grades.
     """
 
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
-        super().__init__(values, name)
+        self._config = Config.model_validate(values)
+        self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
+        # Until it has started, it cannot hear the flow.
+        starting = max(self._config.cluster.start_timeout_s, self._config.trainer.startup_timeout_s)
+        self._heard = time.monotonic() + starting
+        threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
         self._stack, self._engines = ExitStack(), ExitStack()
         self._failure: Failure | None = None
         try:
@@ -59,6 +77,10 @@ class NodeWorker(NodeProcess):
             logger.exception("a shard was not scored")
             return Failure.of(error)
 
+    def store_logs(self, folder: str) -> None:
+        """Upload the ends of all logs of the run on this node."""
+        store_logs(self._config, folder)
+
     def close(self) -> None:
         """End everything; what is not stored is lost."""
         self._engines.close()  # first, because a thread may wait for the start of a server
@@ -72,6 +94,22 @@ class NodeWorker(NodeProcess):
         engine = self._engines.enter_context(self._open_engine()) if plays else None
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
         self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
+
+    def _hear(self) -> None:
+        """Note that the flow is alive."""
+        self._heard = time.monotonic()
+
+    def _end_without_flow(self) -> None:
+        """End this process when the flow is silent; the body of a thread."""
+        limit = 2 * self._config.cluster.silence_s
+        while time.monotonic() < self._heard + limit:
+            time.sleep(_LOOK_S)
+        logger.error("the flow has been silent for %g s: this process ends", limit)
+        logging.shutdown()
+        os._exit(1)  # the reaper ends what it has started
+
+    def _open_store(self) -> Store:
+        return open_store(self._config, self._logs / "process.log")
 
     def _open_engine(self) -> AbstractContextManager[Engine]:
         return Engine(self._config.inference, self._config.rollout, self._logs)

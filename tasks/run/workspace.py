@@ -4,7 +4,6 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
 from storage.objects.store import Store
+from storage.processes.folder import keep_compiled_code_private
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
@@ -58,7 +58,7 @@ class Workspace:
     """One run's configuration and store. It is a plain class, because Prefect does not traverse plain classes."""
 
     def __init__(self, config: Config) -> None:
-        _keep_compiled_code_private()
+        keep_compiled_code_private()
         self.config = config
         self.store = Store.of(config.storage)
         self.cache = Path(config.storage.cache)
@@ -105,15 +105,6 @@ class Workspace:
         """The name of the flow run, for messages; empty outside of a flow run."""
         name = runtime.flow_run.name
         return f"flow run {name}" if name else ""
-
-
-def _keep_compiled_code_private() -> None:
-    """Choose the folder that torch makes when it is imported, and loads compiled code from.
-
-    The default is a fixed name in TMPDIR, which another user may have made before.
-    """
-    if os.access(os.path.expanduser("~"), os.W_OK):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))
 
 
 @contextmanager
