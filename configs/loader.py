@@ -130,7 +130,7 @@ def _read(name: str | Path) -> DictConfig:
         with open_regular(path) as file:
             data = file.read(_LARGEST + 1)
     except FileNotFoundError:
-        hint = _nearest(str(name), available())
+        hint = nearest(str(name), available())
         raise ConfigError(
             f"no configuration {name!r}{hint}; use one of {', '.join(available())}, or give a YAML file"
         ) from None
@@ -168,7 +168,7 @@ def explain(detail: ErrorDetails) -> str:
         parent, name = detail["loc"][:-1], str(detail["loc"][-1])
         fields = _fields(parent)
         known = f"known keys are {', '.join(sorted(fields))}"
-        return f"{key}={brief(detail['input'])}: unknown key{_nearest(name, fields)}; {known}"
+        return f"{key}={brief(detail['input'])}: unknown key{nearest(name, fields)}; {known}"
     if detail["type"] == "missing":
         return f"{key}: must be given"
     if detail["type"] == "value_error":
@@ -192,6 +192,7 @@ def _fields(location: Sequence[int | str]) -> list[str]:
     return sorted({name for model in models for name in model.model_fields})
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `, did you mean …?` for a message; empty if no name is similar."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""

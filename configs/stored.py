@@ -1,4 +1,4 @@
-"""What became of the knobs of older programs: converts stored configurations to the schema of this one.
+"""Convert stored configurations to the schema of this program, and say what became of the knobs of older ones.
 
 A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. Readers bring it up
 to date: they apply `MIGRATIONS` in order and then add every missing knob, with its value in `BEFORE` or else its
@@ -73,7 +73,7 @@ FORMER: Mapping[str, str] = {
     "trainer.hosts": "Ray places the ranks on the nodes of cluster.address",
     "trainer.address": "the ranks meet through Ray: set cluster.address",
 }
-"""What became of former knobs, for users who still set them. A star stands for any part of a key."""
+"""Sentences for users who still set a former knob: what became of it. A star stands for any part of a key."""
 
 
 def former(key: str) -> str | None:

@@ -1,6 +1,5 @@
 """What a configuration names: registered classes, or one's own classes or functions as `package.module:name`."""
 
-import difflib
 import importlib
 import inspect
 import traceback
@@ -10,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from configs.loader import nearest
 from storage.visible import described
 
 T = TypeVar("T")
@@ -151,9 +151,3 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
         ) from error
     if isinstance(value, str) and isinstance(converted, int | float):  # the constructor would get the text
         raise ValueError(f"{key}={value!r}: is a text; without quotes it is {converted!r}")
-
-
-def nearest(name: str, names: typing.Iterable[str]) -> str:
-    """Return `, did you mean …?` for a message; empty if no name is similar."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""What a store needs of the place that holds its objects: keys, and the protocol of a backend.
+"""The interface between a store and the place that holds its objects: keys, and the protocol of a backend.
 
 Keys are the names of objects: relative paths below the root of a store.
 """

@@ -36,7 +36,7 @@ from storage.versions.fetch import Fetching, appearing, fetch_all, local_path, s
 from storage.versions.manifests import File, Manifest, read
 
 WHOLE_COPY_EVERY = 20
-"""Of the copies in a remote store every so many-th is stored whole, and of the others only what changed."""
+"""A remote store holds each 20th copy whole, and only what changed of the others."""
 SERVING, DELTA = "serving", "delta"
 _WEIGHTS, _ARROW = ".safetensors", ".arrow"
 _NUMBERS = 2**20

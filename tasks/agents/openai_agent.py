@@ -7,11 +7,12 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator
 
+from configs.loader import nearest
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.client import Clients
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
-from tasks.registry import described_with_place, nearest
+from tasks.registry import described_with_place
 
 Solve = Callable[..., Awaitable[object]]
 """async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)"""

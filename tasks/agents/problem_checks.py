@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from configs import Config
+from storage.errors import first_few
 from storage.records import Problem
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
@@ -19,7 +20,6 @@ _LEAST_SHARE = 16
 """A prompt must leave room for this part of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
 _LONGEST_TOKEN = 200
 """Characters of a token, generously: a longer text has no room, and need not be encoded to know it."""
-_NAMED = 5
 
 
 def lacking_room(config: Config) -> str | None:
@@ -72,8 +72,7 @@ def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> 
 
 
 def _named(problems: Sequence[Problem]) -> str:
-    more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
-    return ", ".join([*(problem.problem_id for problem in problems[:_NAMED]), *more])
+    return first_few([problem.problem_id for problem in problems], 5)
 
 
 def _fits(chat: Chat, messages: list[Message], most: int) -> bool:

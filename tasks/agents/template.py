@@ -60,7 +60,7 @@ class Template:
         self._keeps = all(
             self.rest(before, said, [_QUESTION]) is not None for before in ([_QUESTION], longer) for said in _TOYS
         )
-        """Whether it keeps toy completions unchanged."""
+        """True if it keeps toy completions unchanged."""
         if not self._keeps:
             self._warn(longer)
 

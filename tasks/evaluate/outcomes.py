@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from storage.errors import first_few
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets
@@ -26,7 +27,6 @@ _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns wit
 COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status"]
 """The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls."""
 _SCORE = ["trajectory_id", "turn", "verdict", "success"]
-_NAMED = 3  # problems that an error message names
 
 TurnScores = dict[int, dict[str, Any]]
 """The scores of one trajectory by turn."""
@@ -199,7 +199,7 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
     if not old and not new:
         raise ValueError("there are no outcomes to compare")
     unpaired = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
-    if lines := [f"{len(ids)} {side} ({_first_ids(ids)})" for side, ids in unpaired.items() if ids]:
+    if lines := [f"{len(ids)} {side} ({first_few(ids)})" for side, ids in unpaired.items() if ids]:
         raise ValueError(f"the outcomes are not of the same problems: {', '.join(lines)}. Compare results on one set")
     old_tokens, new_tokens = _mean_tokens(before), _mean_tokens(after)
     ratio = new_tokens / old_tokens if old_tokens and new_tokens is not None else None
@@ -210,10 +210,6 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
         "answer_tokens": {"before": old_tokens, "after": new_tokens, "ratio": ratio},
         "truncated": {"before": _truncated(before), "after": _truncated(after)},
     }
-
-
-def _first_ids(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:_NAMED]) + (" …" if len(ids) > _NAMED else "")
 
 
 def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], measure: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Each is a context manager. Heavy libraries are imported when one is opened.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
@@ -18,48 +18,40 @@ if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
 
 
-@contextmanager
-def open_engine(workspace: Workspace) -> Iterator["Engine"]:
+def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
     """Open vLLM. Its servers start when a policy is first served, and end with the block."""
     from tasks.inference.engine import Engine
 
     config = workspace.config
-    with Engine(config.inference, config.rollout, workspace.cache / "logs" / workspace.name) as engine:
-        yield engine
+    return Engine(config.inference, config.rollout, workspace.cache / "logs" / workspace.name)
 
 
 @contextmanager
 def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Workers"]:
-    """Open the workers that play and grade episodes, or only grade them: by default one, in this process."""
+    """Open the workers that play and grade episodes, or only grade them.
+
+    By default there is one, in this process; else they are processes of their own, on this host or on a cluster.
+    """
+    config = workspace.config
+    if config.plays_apart:
+        from tasks.cluster.connection import connected
+
+        with connected(config):
+            from tasks.cluster.workers import NodeWorkers
+
+            with NodeWorkers(config, get_run_logger().info, playing=playing) as workers:
+                yield workers.scheduler
+        return
     from tasks.rollout.workers import LocalWorkers
 
-    if workspace.config.plays_apart:
-        with open_ray_workers(workspace, playing=playing) as scheduler:
-            yield scheduler
-        return
     with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
         yield LocalWorkers(engine, verifier, workspace.open_served, workspace.cache)
 
 
-@contextmanager
-def open_ray_workers(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
-    """Open workers in processes of their own, on this host or on the nodes of a cluster."""
-    from tasks.cluster.connection import connected
-
-    config, progress = workspace.config, get_run_logger().info
-    with connected(config):
-        from tasks.cluster.workers import NodeWorkers
-
-        with NodeWorkers(config, progress, playing=playing) as workers:
-            yield workers.scheduler
-
-
-@contextmanager
-def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
-    """Open the verifier's worker processes and cache."""
+def open_verifier(workspace: Workspace) -> Verifier:
+    """Open the verifier's worker processes and cache; it is a context manager."""
     score = workspace.config.score
-    with Verifier(score.workers, score.timeout_s, reading=score.reading) as verifier:
-        yield verifier
+    return Verifier(score.workers, score.timeout_s, reading=score.reading)
 
 
 @contextmanager

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
 
+from configs.loader import nearest
 from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
-from tasks.registry import Registry, nearest
+from tasks.registry import Registry
 from tasks.score.code import CodeScorer, sandboxed
 from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
 from tasks.score.verdict import Verdict, checked, storable

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from configs.loader import nearest
 from storage.visible import described
-from tasks.registry import nearest
 from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError, shorten
 
 T = TypeVar("T")

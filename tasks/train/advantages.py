@@ -35,10 +35,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float64
 
+from configs.loader import nearest
 from configs.train import Advantage
-from tasks.registry import nearest
+from storage.errors import first_few
 from tasks.train.returns import Causes
-from tasks.train.samples import Bools, Floats, Ints, Sample, name_some
+from tasks.train.samples import Bools, Floats, Ints, Sample
 
 _FEW = 3
 """`mixed` compares a turn with whole episodes if at most so many episodes reached it (measured: README.md)."""
@@ -238,7 +239,7 @@ def _refuse_branches(samples: Sequence[Sample], knobs: Advantage) -> None:
     if branched and knobs.gae_lambda < 1:
         raise ValueError(
             f"ppo.advantage.gae_lambda={knobs.gae_lambda:g} needs turns that follow each other, but these trajectories "
-            f"have candidates, or requests at the same time: {name_some(branched)}. Set ppo.advantage.gae_lambda=1"
+            f"have candidates, or requests at the same time: {first_few(branched, 5)}. Set ppo.advantage.gae_lambda=1"
         )
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from storage.errors import first_few
 from tasks.train.memory import CHUNK_TOKENS
 from tasks.train.mesh import Mesh
 from tasks.train.rows import Batching, Places, Rows, arrange, cut, find_places, pieces
-from tasks.train.samples import Logprobs, Sample, name_some
+from tasks.train.samples import Logprobs, Sample
 
 
 def action_logprobs(
@@ -176,6 +177,6 @@ def refuse_not_finite(quantity: str, samples: Sequence[Sample], arrays: Iterable
     ids = [samples[index].trajectory_id for index, array in arrays if not np.isfinite(array).all()]
     if ids:
         raise ValueError(
-            f"NaN or infinite {quantity} with the trajectories {name_some(ids)}: nothing was trained. "
+            f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: nothing was trained. "
             "Check these rows, or continue from the last checkpoint with a lower optimizer.lr"
         )

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.score import Reward
+from storage.errors import first_few
 from storage.records import Score, Trajectory
 from tasks.train.returns import (
     Causes,
@@ -136,15 +137,9 @@ def with_known_returns(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.after is not None]
 
 
-def name_some(ids: Sequence[str], most: int = 5) -> str:
-    """List the first few ids and the number of the others, for error messages."""
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ", ".join(ids[:most]) + more
-
-
 def _refuse(fault: str, ids: list[str]) -> None:
     if ids:
-        raise ValueError(f"these trajectories {fault}: {name_some(ids)}. Leave them out, or collect them again")
+        raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
 
 
 def _spans(row: Trajectory) -> Ints:

@@ -11,12 +11,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from configs.train import PPO, Optimizer
+from storage.errors import first_few
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.kl import kl_estimate
 from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.mesh import Mesh
 from tasks.train.passes import hidden_states, predicting, read_out, targets_of
-from tasks.train.samples import Sample, name_some
+from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
 
@@ -260,6 +261,6 @@ def _refuse_not_finite(quantity: str, samples: Sequence[Sample], of_token: Tenso
         return
     ids = sorted({samples[int(index)].trajectory_id for index in of_token[~torch.isfinite(values)].tolist()})
     raise ValueError(
-        f"NaN or infinite {quantity} with the trajectories {name_some(ids)}: the step was not taken. "
+        f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: the step was not taken. "
         "Check their logprobs, or continue from the last checkpoint with a lower optimizer.lr"
     )

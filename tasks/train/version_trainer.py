@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from configs import Config
 from storage import layout
+from storage.errors import first_few
 from storage.objects.store import Store
 from storage.records import Score, Trajectory, to_score
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
@@ -104,7 +105,8 @@ class VersionTrainer:
             return rows, {}
         rows, excluded = set_aside(rows, version, read_exclusions(self._store, versions, self._cache))
         if excluded:
-            progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {_short(excluded)}")
+            named = first_few(excluded, _NAMED)
+            progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {named}")
         return rows, {"trajectories/excluded": float(len(excluded))}
 
     def _write(self, draft: Draft, policy: PolicyVersion) -> None:
@@ -143,7 +145,3 @@ class VersionTrainer:
 def scratch_of_rank(config: Config, rank: int) -> Path:
     """Return the folder for files of a rank before they are stored; the nodes may share a cache."""
     return scratch_of(Path(config.storage.cache), f"{config.run.name}/rank-{rank}")
-
-
-def _short(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from configs import Config
-from storage.errors import UnavailableError
+from storage.errors import UnavailableError, first_few
 from storage.objects.store import Store
 from storage.versions import contents, model_files
 from storage.versions.checkpoints import open_checkpoint
@@ -34,7 +34,6 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken
 """Patterns for the files of a hub repository."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _DIGITS = "12345 + 67890"
-_NAMED = 3  # tensors that a message names
 _LONGEST = 400  # characters of another library's message that are quoted
 
 
@@ -141,15 +140,15 @@ def check_weights(folder: Path) -> None:
             types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
         if quantised := [name for name, kind in types.items() if name.endswith("weight") and kind not in _FLOATS]:
             raise ValueError(
-                f"{path}: {_short(quantised)} in {types[quantised[0]]}, which cannot be trained; give weights in one "
-                f"of {', '.join(_FLOATS)}"
+                f"{path}: {first_few(quantised)} in {types[quantised[0]]}, which cannot be trained; give weights in "
+                f"one of {', '.join(_FLOATS)}"
             )
         try:
             broken = not_finite(path)
         except (SafetensorError, RuntimeError, TypeError) as error:
             raise ValueError(f"{path}: its tensors cannot be read: {error}") from error
         if broken:
-            raise ValueError(f"{path}: {_short(broken)} with NaN or infinities; give an earlier checkpoint")
+            raise ValueError(f"{path}: {first_few(broken)} with NaN or infinities; give an earlier checkpoint")
 
 
 def check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabulary: int) -> None:
@@ -176,11 +175,6 @@ def check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabula
         raise ValueError(
             f"the tokenizer in {folder} makes {decoded[:80]!r} of {_DIGITS!r}: give the model's own tokenizer, whole"
         )
-
-
-def _short(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def try_out(folder: Path, config: Config) -> Chat:

@@ -362,7 +362,7 @@ def test_a_comparison_by_hand() -> None:
 def test_other_problems_are_refused() -> None:
     """Different problem sets cannot be compared; the message names some of the problems that differ."""
     before = [played(name, 1) for name in "abcdef"]
-    with pytest.raises(ValueError, match=r"same problems: 5 only before \(a, b, c …\), 1 only after \(z\)"):
+    with pytest.raises(ValueError, match=r"same problems: 5 only before \(a, b, c and 2 more\), 1 only after \(z\)"):
         compare(before, [played("f", 1), played("z", 1)])
     with pytest.raises(ValueError, match="no outcomes"):
         compare([], [])

@@ -97,9 +97,9 @@ class SharedRollout:
         self.parts: dict[Attended, Part] = {}
         self._free: dict[Attended, Part] = {}
         """Those that have capacity, or have not said how much."""
-        self.ledger: Ledger[Attended] = Ledger(number, groups)
+        self.ledger = Ledger(number, groups)
         self.ledger_thread = ThreadPoolExecutor(1, "ledger")
-        self.events: list[Events[Attended]] = []
+        self.events: list[Events] = []
         """What is not entered yet, in order."""
         self.entering: asyncio.Task[None] | None = None
         self.stopping = False

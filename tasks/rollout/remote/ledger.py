@@ -1,42 +1,42 @@
 """The ledger of a rollout that many workers share: which of them hold finished groups, and what is stored."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from storage.versions.drafts import Shard
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.play import OpenDataSet, SharedGroups
 from tasks.rollout.remote.messages import Orders, Place, StoredShard, StoreOrder
 
-Holder = TypeVar("Holder", bound=Hashable)
-"""A worker."""
+if TYPE_CHECKING:
+    from tasks.rollout.remote.jobs import Attended
 
 
 @dataclass(frozen=True, slots=True)
-class Events(Generic[Holder]):
+class Events:
     """What a worker has reported; `lost` has the numbers of the groups that it played, if the worker is lost."""
 
-    worker: Holder
+    worker: "Attended"
     finished: Sequence[FinishedGroup] = ()
     stored: Sequence[StoredShard] = ()
     lost: set[int] | None = None
 
 
 @dataclass(slots=True)
-class Ledger(Generic[Holder]):
+class Ledger:
     """The finished groups of the rollout with a number and the workers that hold them; used by one thread at a time."""
 
     rollout: int
     groups: SharedGroups
-    holders: dict[OpenDataSet, dict[Holder, set[int]]] = field(default_factory=dict)
-    flushing: set[tuple[OpenDataSet, Holder]] = field(default_factory=set)
+    holders: "dict[OpenDataSet, dict[Attended, set[int]]]" = field(default_factory=dict)
+    flushing: "set[tuple[OpenDataSet, Attended]]" = field(default_factory=set)
     """Workers that were told to flush, and got nothing more to store since."""
 
-    def enter(self, events: Sequence[Events[Holder]]) -> dict[Holder, Orders]:
+    def enter(self, events: Sequence[Events]) -> "dict[Attended, Orders]":
         """Enter what workers have reported, commit what is complete, and return the orders that follow."""
-        orders: dict[Holder, Orders] = defaultdict(Orders)
+        orders: dict[Attended, Orders] = defaultdict(Orders)
         shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
         for each in events:
             if each.lost is not None:
@@ -56,13 +56,13 @@ class Ledger(Generic[Holder]):
                 orders[worker].flush.append(_place(data_set))
         return orders
 
-    def _finish(self, worker: Holder, finished: FinishedGroup) -> Place:
+    def _finish(self, worker: "Attended", finished: FinishedGroup) -> Place:
         data_set = self.groups.finish(finished, pending=True)
         self.holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
         self.flushing.discard((data_set, worker))
         return _place(data_set)
 
-    def _lose(self, worker: Holder, playing: set[int]) -> None:
+    def _lose(self, worker: "Attended", playing: set[int]) -> None:
         held = [holders.pop(worker, set()) for holders in self.holders.values()]
         for number in sorted(playing.union(*held)):
             self.groups.lose(number)
@@ -77,7 +77,7 @@ class Ledger(Generic[Holder]):
         if not any(self.holders[data_set].values()):
             del self.holders[data_set]
 
-    def _to_flush(self, data_set: OpenDataSet) -> list[Holder]:
+    def _to_flush(self, data_set: OpenDataSet) -> "list[Attended]":
         """Return the workers that still hold groups of a data set, and were not told to flush them."""
         holding = [worker for worker, numbers in self.holders.get(data_set, {}).items() if numbers]
         told = [worker for worker in holding if (data_set, worker) not in self.flushing]
