@@ -286,5 +286,5 @@ def test_problems_with_control_tokens_are_named() -> None:
     assert all(chat_of("single").control.found_in(f"3<|{mark}|>") for mark in ("eot", "eom"))
     marked = [Problem(f"row-{n}", text, ["3"]) for n, text in enumerate(["a<|observation|>b", *["[gMASK]"] * 6])]
     assert describe_marked(plain, control) is None
-    named = r"7 of 8 problems .*\(row-0, row-1, row-2, row-3, row-4, and 2 more\): the policy reads them as text"
+    named = r"7 of 8 problems .*\(row-0, row-1, row-2, row-3, row-4 and 2 more\): the policy reads them as text"
     assert re.match(named, describe_marked([*plain, *marked], control) or "")
