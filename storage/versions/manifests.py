@@ -43,7 +43,7 @@ class Parent(_Record):
 
 
 class File(_Record):
-    """One data object; `path` is its key in the store, `name` its place in the version."""
+    """One data object; `path` is its key in the store, `name` its path in the version."""
 
     name: Key
     path: Key
@@ -98,6 +98,10 @@ class Manifest(_Record):
     @property
     def parent_names(self) -> list[str]:
         return [parent.version for parent in self.parents]
+
+    def names_in(self, area: str) -> set[str]:
+        """Return the names of the files `<area>/…`, without `<area>/`."""
+        return {file.name.removeprefix(f"{area}/") for file in self.files if file.name.startswith(f"{area}/")}
 
     @property
     def rows(self) -> int:

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +9,17 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
-from s3fs.errors import translate_boto_error
 
 from storage import layout
 from storage.errors import UnavailableError
 from storage.logs import catalog
-from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.s3 import PART_BYTES, is_transient
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
-from storage.versions import aliases, datasets
+from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tests.support.fault_proxy import ALL, FaultProxy
-from tests.support.paths import ROOT
 from tests.support.s3_server import Endpoint, Rgw, make_bucket
 from tests.support.soak import scaled
 
@@ -96,22 +91,6 @@ def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPat
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_log_entries_and_alias_moves_are_stored_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appends to a log and the move of an alias are neither lost nor doubled."""
-    direct = os.environ["AWS_ENDPOINT_URL"]
-    commit(Store(f"s3://{bucket}/root"), 0, 0)
-    with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=3, hang_s=2 * TIMEOUT_S) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        with ThreadPoolExecutor(4) as writers:
-            numbers = list(writers.map(lambda n: Log(open_impatient(bucket), "log").append({"value": n}), range(12)))
-        aliases.move(open_impatient(bucket), "champion", "runs/r/scores/000000/a", None)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", direct)
-    log = Log(open_impatient(bucket), "log")
-    assert sorted(numbers) == list(range(12))
-    assert sorted(log.read(number)["value"] for number in range(log.length())) == list(range(12))
-    assert len(aliases.history(open_impatient(bucket), "champion")) == 1
-
-
 def test_the_server_may_die_and_come_back(rgw: Rgw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Writers wait for a server that is killed during commits and started again; each version is committed once."""
     bucket = make_bucket(Endpoint(rgw.endpoint, is_ours=True), monkeypatch)
@@ -131,14 +110,10 @@ def test_the_server_may_die_and_come_back(rgw: Rgw, monkeypatch: pytest.MonkeyPa
     [
         ("ConditionalRequestConflict", 409, True),
         ("PreconditionFailed", 412, False),
-        ("SlowDown", 503, True),
         ("InternalError", 500, True),
         ("NotImplemented", 501, False),
-        ("TooManyRequests", 429, True),
         ("RequestTimeout", 400, True),
-        ("NoSuchKey", 404, False),
         ("AccessDenied", 403, False),
-        ("InvalidArgument", 400, False),
     ],
 )
 def test_which_errors_are_retried(code: str, status: int, is_retried: bool) -> None:
@@ -147,7 +122,7 @@ def test_which_errors_are_retried(code: str, status: int, is_retried: bool) -> N
     A conditional write is also retried if it met another one (AWS answers 409 then).
     """
     cause = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
-    assert is_transient(translate_boto_error(cause)) == is_retried
+    assert is_transient(cause) == is_retried
 
 
 def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,23 +140,8 @@ def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_bucket(bucket: str) -> None:
-    """The first request reports it; a missing bucket does not count as an empty store."""
-    with pytest.raises(UnavailableError, match=f"there is no bucket '{bucket}-x'"):
-        Store(f"s3://{bucket}-x/root").exists("a")
-
-
-READ = """
-import sys
-from storage.objects.store import Store
-from tests.support.wrong_clock import set_clock_ahead
-set_clock_ahead(float(sys.argv[2]))
-Store(sys.argv[1]).read("runs/x")
-"""
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(3600, "60 minutes ahead of"), (-3600, "60 minutes behind")])
-def test_the_clock_is_named(bucket: str, seconds: int, said: str) -> None:
-    """S3 refuses what a host with a wrong clock signs; the message says that it is the clock."""
-    command = [sys.executable, "-c", READ, f"s3://{bucket}/x", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert f"The clock of this host is {said} the server's" in done.stderr
+    """It does not count as an empty store."""
+    store = Store(f"s3://{bucket}-x/root")
+    for call in (lambda: store.read("a"), lambda: store.write("a", b""), lambda: list(store.walk())):
+        with pytest.raises(UnavailableError, match=f"there is no bucket '{bucket}-x'"):
+            call()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from storage.processes import folder as folders
-from storage.processes.child import Child, mark
+from storage.processes.child import Child
 from storage.processes.folder import TemporaryFolder
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
@@ -57,7 +57,7 @@ def family(command: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["closed", "killed"])
 def test_what_has_left_the_group_ends_with_the_command(end: str, place: Path) -> None:
-    """torchrun gives each rank a session of its own. It also ends if something killed the command."""
+    """A command may give its children sessions of their own. They also end if something killed the command."""
     child = Child(place / "log")
     child.start([sys.executable, "-c", LEAVES_ITS_GROUP], os.environ)
     assert child.pid
@@ -99,16 +99,6 @@ def test_a_command_that_ended_can_be_started_again(place: Path) -> None:
     assert child.log_tail(1) == "1"
     child.close()
     child.log.unlink()
-
-
-def test_a_mark_names_one_owner() -> None:
-    """A process that inherits a mark makes its own for what it starts."""
-    code = "from storage.processes.child import mark; print(mark() == mark(), mark())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | mark(), capture_output=True, text=True
-    )
-    assert done.stdout.startswith("True")
-    assert next(iter(mark().values())) not in done.stdout
 
 
 MAKE = """
@@ -184,19 +174,3 @@ def test_what_another_user_leaves_hangs_nothing(
         theirs.rmdir()
     pipe.unlink()
     link.unlink()
-
-
-def test_a_folder_that_cannot_be_removed_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command that made it goes on."""
-    made = TemporaryFolder()
-    (made.path / "mount").mkdir()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "rmdir", _refuse)
-        made.remove()
-    assert capsys.readouterr().err == f"warning: {made.path} cannot be removed, and stays: [Errno 16] busy\n"
-    (made.path / "mount").rmdir()
-    made.path.rmdir()
-
-
-def _refuse(*_: object, **__: object) -> None:
-    raise OSError(16, "busy")

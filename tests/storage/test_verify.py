@@ -16,15 +16,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from storage import layout
-from storage.errors import StorageError, UnavailableError
+from storage.errors import UnavailableError
 from storage.logs import catalog
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import Report, verify
-from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.versions import checkpoints, manifests
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Draft
 from storage.versions.lineage import ancestors, descendants
 from storage.versions.manifests import MANIFEST_VERSION
 from tasks.train.policy import make_canary
@@ -96,31 +95,30 @@ def test_a_healthy_chain_has_no_findings(any_chain: Store, deep: bool, tmp_path:
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_any_damage_to_any_object_is_found(any_chain: Store) -> None:
+def test_any_damage_to_any_object_is_found(chain: Store) -> None:
     """Flipped bits, truncated, empty and missing objects are found, and the finding names the object."""
     draw = random.Random(0)
-    for path in chains.objects(any_chain):
-        whole = any_chain.read(path)
+    for path in chains.objects(chain):
+        whole = chain.read(path)
         flips = (flipped(whole, bit) for bit in (0, draw.randrange(8 * len(whole)), 8 * len(whole) - 1))
+        version = max((version for version in CHAIN if path.startswith(f"{version}/")), key=len)
         for damaged in (*flips, whole[: len(whole) // 2], b""):
-            any_chain.write(path, damaged)
-            assert has(verify(any_chain, [version_of(path)], ancestors=False), path, ""), path
-        any_chain.delete(path)
-        assert has(verify(any_chain, [SECOND]), path, ""), path  # from the newest version
-        any_chain.write(path, whole)
-    assert verify(any_chain, [SECOND]).findings == []
+            chain.write(path, damaged)
+            assert has(verify(chain, [version], ancestors=False), path, ""), path
+        chain.delete(path)
+        assert has(verify(chain, [SECOND]), path, ""), path  # from the newest version
+        chain.write(path, whole)
+    assert verify(chain, [SECOND]).findings == []
 
 
-@pytest.mark.parametrize("version", [SECOND, TRAJECTORIES])
-def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: str) -> None:
+def test_an_object_that_no_manifest_names_is_found(any_chain: Store) -> None:
     """Libraries load whole folders, so an extra object there is a finding. Killed attempts write to other folders."""
-    with Draft(any_chain, version, "checkpoint") as killed:
+    with Draft(any_chain, SECOND, "checkpoint") as killed:
         killed.add(Path(__file__), "model/test.py")
-    nonce = manifests.read(any_chain, version).nonce
-    stray = f"{version}/{nonce}/model/chat_template.jinja"
+    stray = f"{SECOND}/{manifests.read(any_chain, SECOND).nonce}/model/chat_template.jinja"
     any_chain.write(stray, b"{{ messages }}")
     findings = verify(any_chain, [SECOND]).findings
-    assert [(finding.version, finding.object) for finding in findings] == [(version, stray)]
+    assert [(finding.version, finding.object) for finding in findings] == [(SECOND, stray)]
     assert "its manifest does not name it" in findings[0].problem
     collected = [item.path for plan in garbage.collect(any_chain, Rules(older_than_s=0)) for item in plan.leftovers]
     assert sorted(collected) == sorted([stray, killed.files[0].path])
@@ -130,10 +128,6 @@ def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: st
 def flipped(data: bytes, bit: int) -> bytes:
     byte = data[bit // 8] ^ (1 << bit % 8)
     return data[: bit // 8] + bytes([byte]) + data[bit // 8 + 1 :]
-
-
-def version_of(path: str) -> str:
-    return max((version for version in CHAIN if path.startswith(f"{version}/")), key=len)
 
 
 def misstate_file(version: str, name: str, **claims: Any) -> Damage:
@@ -160,18 +154,8 @@ def column(version: str, name: str, change: Callable[[list[Any]], list[Any]]) ->
     return table(version, changed)
 
 
-def bytes_of(version: str, name: str, change: Callable[[bytes], bytes]) -> Damage:
-    return lambda store, _: replace_file(store, version, name, change(store.read(key(store, version, name))))
-
-
 def tensors(change: Callable[[dict[str, Any]], object]) -> Damage:
     return lambda store, folder: rewrite_tensors(store, change, folder)
-
-
-def name_foreign_object(store: Store, _: Path) -> None:
-    """Make the manifest of the scores name an object of the trajectories."""
-    foreign = key(store, TRAJECTORIES, SHARD)
-    rewrite(store, SCORES, lambda values: chains.file_of(values, SHARD).update(path=foreign))
 
 
 def exchange_names(store: Store, _: Path) -> None:
@@ -182,10 +166,6 @@ def exchange_names(store: Store, _: Path) -> None:
         one["name"], two["name"] = two["name"], one["name"]
 
     rewrite(store, TRAJECTORIES, change)
-
-
-def name_file_twice(store: Store, _: Path) -> None:
-    rewrite(store, TRAJECTORIES, lambda values: values["files"].append(values["files"][0]))
 
 
 def add_pickle(store: Store, _: Path) -> None:
@@ -235,8 +215,12 @@ def misstated(version: str, problem: str, /, **claims: Any) -> Case:
     return misstate(version, **claims), manifest_key(version), problem
 
 
-def replaced(version: str, name: str, change: Callable[[bytes], bytes], problem: str) -> Case:
-    return bytes_of(version, name, change), data_key(version, name), problem
+def replaced(version: str, name: str, content: bytes | Callable[[bytes], bytes], problem: str) -> Case:
+    def damage(store: Store, _: Path) -> None:
+        old = store.read(key(store, version, name))
+        replace_file(store, version, name, content if isinstance(content, bytes) else content(old))
+
+    return damage, data_key(version, name), problem
 
 
 def rewritten(version: str, change: Callable[[pa.Table], pa.Table], problem: str) -> Case:
@@ -251,9 +235,7 @@ DAMAGES: dict[str, Case] = {
         data_key(SECOND, "canary.json"),
         "does not match the sha256",
     ),
-    "object of another": (name_foreign_object, manifest_key(SCORES), "names objects of other versions"),
     "exchanged names": (exchange_names, manifest_key(TRAJECTORIES), "as the object of part-0000"),
-    "a file twice": (name_file_twice, manifest_key(TRAJECTORIES), f"names {SHARD} 2 times"),
     "kind": misstated(TRAJECTORIES, "but these are elsewhere", kind="evaluation"),
     "place": misstated(SCORES, "moved by hand", version="runs/other/scores/000000/5c0e"),
     "an attempt that climbs": misstated(SECOND, "climbs out of the root", nonce="../../.."),
@@ -268,27 +250,22 @@ DAMAGES: dict[str, Case] = {
     "future schema": rewritten(
         SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"}), "schema_version 99"
     ),
-    "fencing token": misstated(SECOND, f"its fencing token is 0, but its parent {SCORES} has 1", fence=0),
     "pickle": (add_pickle, manifest_key(SECOND), "names model/pytorch_model.bin, a pickle"),
     "no canary": (leave_out(SECOND, "canary.json"), manifest_key(SECOND), "names no canary.json"),
     "no weights": (leave_out(SECOND, WEIGHTS), manifest_key(SECOND), "names no model/*.safetensors"),
-    "canary": replaced(SECOND, "canary.json", lambda _: b"{}", "is not a canary"),
+    "canary": replaced(SECOND, "canary.json", b"{}", "is not a canary"),
     "short canary": replaced(
-        SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": []}', "0 logprobs for 2 tokens"
-    ),
-    "canary of NaN": replaced(
-        SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": [NaN]}', "not finite"
+        SECOND, "canary.json", b'{"token_ids": [1, 2], "logprobs": []}', "0 logprobs for 2 tokens"
     ),
     "safetensors too long": replaced(SECOND, WEIGHTS, lambda old: old + b"0", "not fully covered"),
-    "no safetensors": replaced(SECOND, "state/optimizer.safetensors", lambda _: b"{}", "cannot be read as safetensors"),
-    "no configuration": replaced(SECOND, "model/config.json", lambda _: b"{", "is not JSON"),
+    "no safetensors": replaced(SECOND, "state/optimizer.safetensors", b"{}", "cannot be read as safetensors"),
     "a kernel of somebody's": replaced(
         SECOND,
         "model/config.json",
-        lambda _: b'{"_attn_implementation": "org/kernel"}',
+        b'{"_attn_implementation": "org/kernel"}',
         "says _attn_implementation='org/kernel': remove the key, or give one of eager, sdpa",
     ),
-    "no Parquet": replaced(SCORES, SHARD, lambda _: b"PAR1, or not", "cannot be read as Parquet"),
+    "no Parquet": replaced(SCORES, SHARD, b"PAR1, or not", "cannot be read as Parquet"),
     "another type": rewritten(
         PROBLEMS,
         lambda rows: rows.set_column(0, "problem_id", pc.binary_length(rows["problem_id"])),
@@ -297,7 +274,6 @@ DAMAGES: dict[str, Case] = {
     "a column more": rewritten(
         PROBLEMS, lambda rows: rows.append_column("more", rows["problem_id"]), "unknown columns more"
     ),
-    "columns in disorder": rewritten(PROBLEMS, lambda rows: rows.select(rows.column_names[::-1]), "in another order"),
     "a column less": rewritten(
         TRAJECTORIES, lambda rows: rows.drop_columns(["sequence_starts"]), "lacks the columns sequence_starts"
     ),
@@ -381,14 +357,6 @@ def test_the_run_sets_the_tolerance_of_the_canary(chain: Store, tmp_path: Path) 
     assert verify(chain, [SECOND], deep=True).findings == []
 
 
-def test_all_findings_are_reported(chain: Store) -> None:
-    """The first finding does not hide the others."""
-    missing = [key(chain, TRAJECTORIES, SHARD), key(chain, SCORES, SHARD), key(chain, SECOND, WEIGHTS)]
-    for path in missing:
-        chain.delete(path)
-    assert sorted(finding.object for finding in verify(chain, [SECOND], deep=True).findings) == sorted(missing)
-
-
 def test_files_of_schema_1_are_healthy(chain: Store) -> None:
     """Files of schema 1 have no column `sequence_starts`."""
 
@@ -407,26 +375,12 @@ def test_manifests_of_format_1_are_healthy(chain: Store) -> None:
     assert verify(chain, [SECOND]).findings == []
 
 
-def test_data_that_gc_deleted_are_no_finding(chain: Store) -> None:
-    """The manifest of a collected version is still checked, and its missing data are no finding."""
-    for file in manifests.read(chain, TRAJECTORIES).files:
-        chain.delete(file.path)
-    chain.write(layout.tombstone(TRAJECTORIES), b"{}")
-    report = verify(chain, [SECOND], deep=True)
-    assert (report.findings, report.versions, report.collected) == ([], len(CHAIN), 1)
-
-
 def test_without_ancestors_only_the_manifests_of_parents_are_checked(chain: Store) -> None:
     """With `ancestors=False`, missing data of a parent are no finding, but a replaced manifest of a parent is."""
     chain.delete(key(chain, SCORES, SHARD))
-    assert verify(chain, [SECOND], ancestors=False) == Report([], 1, *sized(chain, SECOND))
+    assert verify(chain, [SECOND], ancestors=False).findings == []
     replace_trajectories(chain, Path())
     assert has(verify(chain, [SCORES], ancestors=False), layout.manifest(TRAJECTORIES), "is not what")
-
-
-def sized(store: Store, version: str) -> tuple[int, int]:
-    manifest = manifests.read(store, version)
-    return len(manifest.files), manifest.bytes
 
 
 def test_a_network_that_fails_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,17 +391,6 @@ def test_a_network_that_fails_is_no_finding(chain: Store, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(chain, "read", fail)
     with pytest.raises(UnavailableError):
-        verify(chain, [SECOND])
-
-
-def test_a_full_disk_of_this_machine_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the disk is full, `verify` raises the error, because the object in the store may be whole."""
-
-    def fail(*_: object) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("storage.maintenance.verify.fetch_file", fail)
-    with pytest.raises(OSError, match="No space left"):
         verify(chain, [SECOND])
 
 
@@ -466,18 +409,19 @@ def test_ancestors_are_listed_once_and_nearest_first(chain: Store) -> None:
     }  # fmt: skip
     assert {node.problem for node in nodes} == {""}
     scores = nodes[3]
-    assert (scores.kind, scores.rows, scores.parents, scores.fence) == ("scores", 6, [TRAJECTORIES], 1)
+    assert (scores.kind, scores.rows, scores.parents) == ("scores", 6, [TRAJECTORIES])
     assert scores.bytes == manifests.read(chain, SCORES).bytes
     assert scores.created_at == manifests.read(chain, SCORES).created_at
 
 
-def test_a_damaged_ancestor_does_not_hide_the_others(chain: Store) -> None:
-    """The damaged ancestor is reported, and its own ancestors are listed if other versions name them, too."""
+def test_a_damaged_version_hides_no_other(chain: Store) -> None:
+    """It is reported; its ancestors are listed if other versions name them, too, and it itself by the catalog."""
     chain.write(layout.manifest(SCORES), b"damaged")
     nodes = {node.version: node for node in ancestors(chain, SECOND)}
     assert set(nodes) == set(CHAIN)
     assert "damaged" in nodes[SCORES].problem
     assert (nodes[SCORES].kind, nodes[SCORES].created_at, nodes[TRAJECTORIES].problem) == ("", None, "")
+    assert ["damaged" in node.problem for node in descendants(chain, TRAJECTORIES)] == [True, False]
 
 
 def test_only_committed_descendants_are_listed(chain: Store) -> None:
@@ -490,52 +434,9 @@ def test_only_committed_descendants_are_listed(chain: Store) -> None:
     assert descendants(chain, SECOND) == []
 
 
-def test_parents_come_from_the_manifest_and_not_from_a_killed_attempt(chain: Store) -> None:
-    """The catalog may name other parents, because another attempt committed the version."""
-    catalog.enter(chain, SECOND, "checkpoint", [PROBLEMS], "died")
-    depths = {node.version: node.depth for node in descendants(chain, PROBLEMS)}
-    assert depths == {TRAJECTORIES: 1, SCORES: 2, SECOND: 2}
-
-
-def test_a_damaged_descendant_is_reported(chain: Store) -> None:
-    """If the manifest of a descendant is damaged, the catalog's entry is enough to list it."""
-    chain.write(layout.manifest(SECOND), b"damaged")
-    (node,) = descendants(chain, SCORES)
-    assert (node.version, "damaged" in node.problem) == (SECOND, True)
-
-
-@pytest.mark.slow
-def test_ten_thousand_generations(tmp_path: Path) -> None:
-    """Lineage follows 10,000 generations without recursion, and lists each version once."""
-    store, count = Store(f"memory://{tmp_path.name}"), 10_000
-    with Draft(store, layout.checkpoint("r", 0), "checkpoint") as draft:
-        values = draft.commit(chains.provenance(0), []).model_dump(mode="json")
-    for number in range(1, count):
-        parent = manifests.as_parent(store, layout.checkpoint("r", number - 1))
-        values |= {"version": layout.checkpoint("r", number), "parents": [parent.model_dump()]}
-        store.write(layout.manifest(values["version"]), seal(values))
-    nodes = ancestors(store, values["version"])
-    assert [node.depth for node in nodes] == list(range(count))
-    assert {node.problem for node in nodes} == {""}
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "data"])
-def test_a_pipe_in_the_place_of_an_object_is_not_read(store: Store, name: str) -> None:
-    """A named pipe is a finding. Reading it would never end."""
-    version = "runs/r/scores/000000/a"
-    with Draft(store, version, "run") as draft:
-        draft.add(Path(__file__), "data")
-        manifest = draft.commit(Provenance(config={}), [])
-    (file,) = manifest.files
-    path = Path(store.path(file.path if name == "data" else layout.manifest(version)))
-    path.unlink()
-    os.mkfifo(path)
-    objects = {finding.object for finding in verify(store, [version]).findings}
-    assert (file.path if name == "data" else layout.manifest(version)) in objects
-
-
-def test_a_number_of_5000_digits_in_a_manifest_is_damage(store: Store) -> None:
-    """Python refuses to read a number with so many digits, so the manifest counts as damaged."""
-    store.write(layout.manifest("runs/r/run"), b'{"manifest_version": ' + b"9" * 5000 + b"}")
-    with pytest.raises(StorageError, match="is not a manifest, or is damaged"):
-        manifests.read(store, "runs/r/run")
+def test_a_pipe_in_the_place_of_an_object_is_not_read(chain: Store) -> None:
+    """Reading it would never end."""
+    for path in (key(chain, SECOND, "canary.json"), layout.manifest(SECOND)):
+        Path(chain.path(path)).unlink()
+        os.mkfifo(chain.path(path))
+        assert has(verify(chain, [SECOND]), path, "")
