@@ -5,13 +5,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from textwrap import shorten
 from typing import Literal
 
+from storage.errors import first_few
 from storage.records import Problem
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
-_SHOWN = 120  # largest number of characters of a text in a message
+_shown = partial(shorten, width=120, placeholder=" …")  # a text in a message
 
 _SAME = str.maketrans(
     {superscript: f"^{digit}" for digit, superscript in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}  # NFKC would make 52 of 5²
@@ -68,34 +71,25 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
         whole, grams = " ".join(words), list(_grams(words))
         for name, (prompts, passages) in indexes.items():
             if whole in prompts:
-                overlaps.append(Overlap(problem.problem_id, name, prompts[whole], "exact", _cut(problem.prompt)))
+                overlaps.append(Overlap(problem.problem_id, name, prompts[whole], "exact", _shown(problem.prompt)))
             elif gram := next(filter(passages.__contains__, grams), None):
-                overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _cut(gram)))
+                overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _shown(gram)))
     return overlaps
 
 
-def describe(overlaps: Sequence[Overlap], limit: int = 5) -> str:
-    """Describe overlaps in one sentence: the number of training problems, and the first `limit`, same prompts first.
+def describe(overlaps: Sequence[Overlap]) -> str:
+    """Describe overlaps in one sentence: the number of training problems, and the first few, same prompts first.
 
     >>> print(describe([Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")]))
     1 training problem is also in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): "What is 12 + 7?"
     """
-    count = len({overlap.problem_id for overlap in overlaps})
-    if not count:
-        return "no training problem is in an evaluation set"
-    lines = []
+    count, lines = len({overlap.problem_id for overlap in overlaps}), []
     for overlap in sorted(overlaps, key=lambda overlap: overlap.kind != "exact"):
         verb = "is" if overlap.kind == "exact" else "repeats a part of"
         place = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
         lines.append(f'{overlap.problem_id} {verb} {place}: "{overlap.shared}"')
     subject = "1 training problem is" if count == 1 else f"{count} training problems are"
-    return f"{subject} also in evaluation sets: {_first(lines, limit, '; ')}"
-
-
-def _first(texts: Sequence[str], limit: int, separator: str) -> str:
-    """Join the first `limit` texts, and the number of the others."""
-    more = [f"and {len(texts) - limit} more"] if len(texts) > limit else []
-    return separator.join([*texts[:limit], *more])
+    return f"{subject} also in evaluation sets: {first_few(lines, 5)}"
 
 
 def tokens(prompt: str) -> list[str]:
@@ -132,51 +126,19 @@ def _grams(words: Sequence[str]) -> Iterator[str]:
     return (text[start : end - 1] for start, end in zip([0, *ends], ends[GRAM - 1 :], strict=False))
 
 
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """A problem that asks the same as an earlier one of its set.
-
-    Example: Repeat(problem_id="000004", earlier_id="000001", same_solutions=True)
-    """
-
-    problem_id: str
-    earlier_id: str
-    same_solutions: bool
-
-
-def find_repeats(problems: Sequence[Problem]) -> list[Repeat]:
-    """Find problems whose prompt an earlier one has, under another id or with other spaces.
+def find_repeats(problems: Sequence[Problem]) -> list[str]:
+    """Find problems whose prompt an earlier one has, under another id or with other spaces; name each with that one.
 
     Prompts are compared as in the search for contamination, by words, numbers and symbols.
+
+    >>> find_repeats([Problem("1", "1 + 2?", ["3"]), Problem("2", "1+2", ["3"]), Problem("3", "1+2?", ["4"])])
+    ['2 as 1', '3 as 1 with other solutions']
     """
     first: dict[str, Problem] = {}
     repeats = []
     for problem in problems:
         earlier = first.setdefault(" ".join(tokens(problem.prompt)) or problem.prompt, problem)
         if earlier is not problem:
-            same = set(earlier.solutions) == set(problem.solutions)
-            repeats.append(Repeat(problem.problem_id, earlier.problem_id, same))
+            other = "" if set(earlier.solutions) == set(problem.solutions) else " with other solutions"
+            repeats.append(f"{problem.problem_id} as {earlier.problem_id}{other}")
     return repeats
-
-
-def describe_repeats(repeats: Sequence[Repeat], limit: int = 5) -> list[str]:
-    """Describe repeats in a sentence for each kind: those with the same solutions, and those with others.
-
-    >>> describe_repeats([Repeat("000004", "000001", True)])
-    ['1 row asks the same as an earlier one (000004 as 000001): such problems are drawn more often']
-    """
-    described = []
-    for same, meaning in (
-        (True, "such problems are drawn more often"),
-        (False, "but with other solutions, look at them"),
-    ):
-        found = [repeat for repeat in repeats if repeat.same_solutions == same]
-        named = _first([f"{repeat.problem_id} as {repeat.earlier_id}" for repeat in found], limit, ", ")
-        rows = "1 row asks" if len(found) == 1 else f"{len(found)} rows ask"
-        described += [f"{rows} the same as an earlier one ({named}): {meaning}"] if found else []
-    return described

@@ -129,7 +129,7 @@ def read_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, Row |
     Raises:
         ProblemError: the file cannot be opened or read, is not a regular file, or is not Parquet.
     """
-    with open_file(path, read_ahead=False) as file:  # columns are read in turns, from different places in the file
+    with open_file(path) as file:
         line = 0
         opened = pq.ParquetFile(file, buffer_size=_CHUNK, pre_buffer=False)  # True reads whole columns of a row group
         names = opened.schema_arrow.names
@@ -152,34 +152,21 @@ def _row(single: pa.RecordBatch, names: Sequence[str]) -> Row | RowError:
 def _parse(raw: bytes) -> Row | RowError:
     try:
         row = json.loads(raw.rstrip().decode("utf-8-sig"))  # -sig: some editors write a byte order mark
-    except json.JSONDecodeError as error:
-        return RowError(f"not JSON: {error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # not UTF-8, integers of thousands of digits, lists a thousand deep
-        return RowError(f"a line that Python cannot read: {error}")
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits, or lists a thousand deep
+        return RowError(f"not JSON: {error}")
     return row if isinstance(row, dict) else RowError(f"a JSON {type(row).__name__} where an object is needed")
 
 
 @contextmanager
-def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
+def open_file(path: str) -> Iterator[IO[Any]]:
     """Open a local or remote file to read its bytes. A local file must be a regular file.
-
-    Args:
-        path: a path or URL of fsspec.
-        read_ahead: whether fsspec may fetch more of a remote file than is asked for, which is faster if the file is
-            read from start to end.
 
     Raises:
         ProblemError: the file cannot be opened, or an error occurs within the block.
     """
     with explained(path):
-        outermost, local = fsspec.core.url_to_fs(path.rpartition("::")[2])  # in a chained URL the archive, for example
-        if isinstance(outermost, LocalFileSystem):
-            with open_regular(local) as file:
-                if "::" not in path:
-                    yield file
-                    return
         system, inner = fsspec.core.url_to_fs(path)  # kept: if deleted, an archive's file system closes its files
-        with system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"})) as file:
+        with open_regular(inner) if isinstance(system, LocalFileSystem) else system.open(inner, "rb") as file:
             yield file
 
 

@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from configs.evaluate import HELD_OUT
 from configs.problems import Source, StoredSource
 from storage import layout
-from storage.errors import DamagedError
+from storage.errors import DamagedError, first_few
 from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, Problem
 from storage.version_names import ProblemsVersion, version_of
@@ -19,7 +19,7 @@ from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
 from tasks.evaluate.summary import table
 from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
-from tasks.problems.contamination import Repeat, describe, describe_repeats, find_overlaps, find_repeats
+from tasks.problems.contamination import describe, find_overlaps, find_repeats
 from tasks.problems.problem_set import describe_change, union
 from tasks.run.workspace import Workspace
 
@@ -71,8 +71,7 @@ def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
         if manifests.read(workspace.store, source.version).kind != "problems":
             raise DamagedError(f"{source.version} is not a problem set: give a version whose kind is problems")
         return ProblemsVersion(source.version)
-    problems, repeats = _load(workspace, source)
-    return commit_problems(workspace, problems, source.model_dump(mode="json"), repeated=len(repeats))
+    return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
 
 
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
@@ -116,31 +115,31 @@ def _import_for_run(workspace: Workspace, name: str, source: Source, begun: Prob
 
 def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     """Load the problems of `source`; log the rows that are left out, and problems that ask the same."""
-    return read_problems(workspace, source.version) if isinstance(source, StoredSource) else _load(workspace, source)[0]
-
-
-def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[Repeat]]:
+    if isinstance(source, StoredSource):
+        return read_problems(workspace, source.version)
     loaded, logger = load_problems(source, workspace.config.problems.max_bad_share), get_run_logger()
-    repeats = find_repeats(loaded.problems)
     for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
         for row in rows[:_REPORTED]:
             logger.warning("%s: %s %s: %s", source.kind, row.place, what, row.reason)
         if len(rows) > _REPORTED:
             logger.warning("%s: %d more rows %s", source.kind, len(rows) - _REPORTED, what)
-    for line in describe_repeats(repeats):
-        logger.warning("%s: %s", source.kind, line)
-    return loaded.problems, repeats
+    if repeats := find_repeats(loaded.problems):
+        logger.warning(
+            "%s: %d rows ask the same as an earlier one (%s): such problems are drawn more often",
+            source.kind,
+            len(repeats),
+            first_few(repeats, 5),
+        )
+    return loaded.problems
 
 
-def commit_problems(
-    workspace: Workspace, problems: Sequence[Problem], source: dict[str, object], **counts: int
-) -> ProblemsVersion:
-    """Commit a problem set, unless it exists, and return its version; `counts` are further metrics of it."""
+def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
+    """Commit a problem set, unless it exists, and return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(workspace.store, version):
         with Draft(workspace.store, version, "problems") as draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
-            draft.commit(workspace.provenance(), [], {"problems": len(problems), **counts, "source": source})
+            draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
     get_run_logger().info("%d problems: %s", len(problems), version)
     return version
 

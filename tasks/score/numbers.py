@@ -72,11 +72,8 @@ def _rounded(decimal: Number, exact: Number) -> bool:
 
 
 def _ends(denominator: int) -> bool:
-    """Return whether the decimals of a fraction have an end."""
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
+    """Return whether the decimals of a fraction have an end: then the denominator divides a power of ten."""
+    return pow(10, denominator.bit_length(), denominator) == 0
 
 
 def simplified(text: str) -> str:
@@ -134,16 +131,12 @@ def readings(text: str) -> list[Number]:
     if before is None or before.unit:
         return [number]
     if roughly:
-        return [before, number] if _is_near(before, number) else []
+        difference = abs(before.value - number.value)  # rounded or cut to as many places as it has
+        return [before, number] if difference * Fraction(10) ** max(number.places or 0, 0) < 1 else []
     return [number] if same(before, number) else []
 
 
 ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|≈")
-
-
-def _is_near(exact: Number, decimal: Number) -> bool:
-    """Return whether a decimal is a number, rounded or cut to as many places as it has."""
-    return abs(exact.value - decimal.value) * Fraction(10) ** max(decimal.places or 0, 0) < 1
 
 
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\([^()]*\)|_\{[^{}]*\}|_[A-Za-z0-9]|\\(?:angle|triangle|overline)(?![A-Za-z])")
@@ -169,7 +162,8 @@ def _side(text: str) -> Number | None:
         if (found := prefix.match(text)) and found.end() < len(text):
             text = _unwrapped(text[found.end() :])
     sign, text = _signs(text)
-    return _signed(sign, _unsigned(_unwrapped(text)))
+    number = _unsigned(_unwrapped(text))
+    return replace(number, value=sign * number.value) if number else None
 
 
 def _signs(text: str) -> tuple[int, str]:
@@ -183,10 +177,6 @@ def _signs(text: str) -> tuple[int, str]:
         elif found := _CURRENCY.match(text):
             text = text[found.end() :].lstrip()
     return sign, text
-
-
-def _signed(sign: int, number: Number | None) -> Number | None:
-    return None if number is None else replace(number, value=sign * number.value)
 
 
 def _unwrapped(text: str) -> str:
@@ -208,12 +198,12 @@ def _trimmed(text: str) -> str:
 
 
 def _closing(text: str) -> int:
-    """Return the place of the bracket that closes the first character of a text; -1 if none does."""
+    """Return the position of the bracket that closes the first character of a text; -1 if none does."""
     depth = 0
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         depth += (character == text[0]) - (character == _OPENING[text[0]])
         if depth == 0:
-            return place
+            return position
     return -1
 
 
@@ -254,13 +244,13 @@ def _mixed(text: str) -> Found:
     if not found:
         return None
     if found[3]:
-        part, rest = _quotient(Fraction(found[3]), Fraction(found[4])), text[found.end() :]
+        fraction, rest = _quotient(Fraction(found[3]), Fraction(found[4])), text[found.end() :]
     else:
         number, rest = _fraction(found[5]) or (None, "")
-        part = number.value if number else None
-    if part is None or not 0 < part < 1:
+        fraction = number.value if number else None
+    if fraction is None or not 0 < fraction < 1:
         return None
-    return Number(Fraction(found[1]) + (-part if "-" in found[2] else part)), rest
+    return Number(Fraction(found[1]) + (-fraction if "-" in found[2] else fraction)), rest
 
 
 def _scientific(text: str) -> Found:
@@ -315,8 +305,8 @@ def _argument(text: str) -> tuple[str, str]:
     text = text.lstrip()
     if not text.startswith("{"):
         return text[:1], text[1:]
-    place = _closing(text)
-    return (text[1:place], text[place + 1 :]) if place > 0 else ("", "")
+    position = _closing(text)
+    return (text[1:position], text[position + 1 :]) if position > 0 else ("", "")
 
 
 def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:

@@ -10,7 +10,7 @@ r"""What is read as the final answer of a text: the contract in front of the com
 | other texts | their last statement: the last number, formula or words, whatever is asked for |
 
 A statement is one number only if no other stands beside it: `7 or 8` is a list, `9 * 2` is not a number, and an earlier
-number in the text never takes the place of a last one that cannot be read.
+number in the text never stands in for a last one that cannot be read.
 `last_numbers`, `last_formula`, `last_words` and `last_choice` find these in a statement with other words around them.
 """
 
@@ -22,10 +22,11 @@ from tasks.score.numbers import OPERATIONS, SCALES, UNITS
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled, words_of
 
 _THOUGHT_TAGS = "think|thinking|thought|reasoning"
-_OPENED = re.compile(rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>", re.IGNORECASE)
-_CLOSED = re.compile(rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>", re.IGNORECASE)
+_OPENED = rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>"
+_CLOSED = rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>"
+_THOUGHT = re.compile(rf"(?P<opened>{_OPENED})|{_CLOSED}", re.IGNORECASE)
 _TOKENS = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>")
-_CALL = re.compile(r"<(tool_call|function_call)>")
+_CALL = re.compile(r"<(tool_call|function_call)>.*?(?:</\1>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +65,17 @@ def without_thoughts(text: str) -> str:
     >>> without_thoughts("a</think>b<think>c</think>d<tool_call>e</tool_call>f<think>g")
     'b\ndf'
     """
-    if closed := list(_CLOSED.finditer(text)):
-        text = _outside(text, closed)
-    if opened := _OPENED.search(text):
-        text = text[: opened.start()]
-    return _without_calls(text) if "_call>" in text else text
-
-
-def _outside(text: str, closed: list[re.Match[str]]) -> str:
-    """Return what is not between the marks of thoughts; all before the first end is thought, if none begins there."""
-    kept, begin = list[str](), 0
-    for place, end in enumerate(closed):
-        opened = _OPENED.search(text, begin, end.start())
-        if opened:
-            kept.append(text[begin : opened.start()])
-        elif place:
-            kept.append("")
-        begin = end.end()
-    return "\n".join([*kept, text[begin:]]).lstrip("\n")
-
-
-def _without_calls(text: str) -> str:
-    kept, begin = list[str](), 0
-    while opened := _CALL.search(text, begin):
-        kept.append(text[begin : opened.start()])
-        end = text.find(f"</{opened[1]}>", opened.end())
-        if end < 0:
-            return "".join(kept)
-        begin = end + len(opened[1]) + 3
-    return "".join([*kept, text[begin:]])
+    kept, begin, thinking = list[str](), 0, False
+    for mark in _THOUGHT.finditer(text):
+        if mark["opened"] and not thinking:
+            kept.append(text[begin : mark.start()])
+        elif not mark["opened"]:
+            if begin and not thinking:  # a thought without a beginning reaches back to the one before
+                kept.append("")
+            begin = mark.end()
+        thinking = bool(mark["opened"])
+    kept += [] if thinking else [text[begin:]]
+    return _CALL.sub("", "\n".join(kept).lstrip("\n") if begin else "".join(kept))
 
 
 _BRACES = re.compile(r"(\\?\b(?:boxed|fbox|framebox)\s{0,9}([{(]))|\\boxed\s{1,9}([^\s{}\\$]+)|\\.|[{}()]", re.DOTALL)
@@ -127,7 +110,7 @@ def _are_joined(between: str) -> bool:
 
 
 def _boxes(text: str) -> list[tuple[int, int, int, int]]:
-    """Return the places of the innermost complete boxes: beginning, beginning and end of the content, end.
+    """Return the positions of the innermost complete boxes: beginning, beginning and end of the content, end.
 
     It reads the text in one pass, because a policy that loops may open thousands of boxes.
     """
@@ -183,7 +166,7 @@ def _after_cue(text: str) -> str | None:
 
 
 def _sentence(text: str, begin: int) -> str:
-    """Return the first sentence with content from a place on."""
+    """Return the first sentence with content from a position on."""
     while begin < len(text) and text[begin] in " \t\n*:_":
         begin += 1
     display = _DISPLAY.match(text, begin)
@@ -240,7 +223,7 @@ class _Segment:
     text: str
     before: str  # the four words before, in lower case
     after: str  # the two words after
-    place: int  # how many words are before it
+    position: int  # how many words are before it
     start: int
 
 
@@ -279,7 +262,7 @@ def _groups(sentence: str) -> list[list[_Segment]]:
     groups: list[list[_Segment]] = []
     words = [match[0].casefold() for match in _WORD.finditer(sentence)]
     for segment in _segments(sentence):
-        between = words[groups[-1][-1].place : segment.place] if groups else []
+        between = words[groups[-1][-1].position : segment.position] if groups else []
         if between == ["to"] or (len(between) <= _MOST_BETWEEN and between[-1:] in (["and"], ["or"])):
             groups[-1].append(segment)
         else:
@@ -294,14 +277,14 @@ _MOST_BETWEEN = 2
 def _segments(sentence: str) -> Iterator[_Segment]:
     """Yield what stands between words and has a digit, unless it is the number of a step, a question or the like."""
     begin, words = 0, list(_WORD.finditer(sentence))
-    for place, word in enumerate([*words, None]):
+    for position, word in enumerate([*words, None]):
         text = sentence[begin : word.start() if word else len(sentence)]
-        if place and words[place - 1][0].casefold() in _SKIPPED_AFTER:
+        if position and words[position - 1][0].casefold() in _SKIPPED_AFTER:
             text = _LABEL.sub("", text, count=1)
         if any(character.isdigit() for character in text):
-            before = " ".join(each[0] for each in words[max(place - 4, 0) : place]).casefold()
-            after = " ".join(each[0] for each in words[place : place + 2])
-            yield _Segment(_stripped(text, last=word is None), before, after, place, begin)
+            before = " ".join(each[0] for each in words[max(position - 4, 0) : position]).casefold()
+            after = " ".join(each[0] for each in words[position : position + 2])
+            yield _Segment(_stripped(text, last=word is None), before, after, position, begin)
         if word:
             begin = word.end()
 

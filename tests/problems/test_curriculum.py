@@ -1,23 +1,15 @@
 import math
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.problems import ProblemSampling
-from storage import layout
-from storage.maintenance.verify import verify
-from storage.objects.store import Store
-from storage.records import CURRICULUM_SCHEMA, CurriculumEntry, Problem, ProblemHistory
-from storage.versions import datasets
-from storage.versions.drafts import Draft
+from storage.records import Problem, ProblemHistory
 from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, spares
-from tests.support.chain_helpers import provenance
 
 MIDDLE = ProblemSampling(prefer="middle")
 STRICT = ProblemSampling(prefer="middle", retire_at=0.95, leave_out_suspects=True)
@@ -116,19 +108,6 @@ def test_tables_for_people() -> None:
     }
 
 
-def test_a_curriculum_is_kept_as_it_is(store: Store, tmp_path: Path) -> None:
-    """A stored curriculum is read back unchanged, and `verify --deep` finds a problem that occurs twice in it."""
-    rows = plan_curriculum(PROBLEMS, PAST, STRICT)
-    for run, written in (("r", rows), ("twice", [*rows, replace(rows[0], weight=0.5)])):
-        with Draft(store, layout.curriculum(run), "curriculum") as draft:
-            datasets.write_rows(draft, CURRICULUM_SCHEMA, written, 100)
-            draft.commit(provenance(0), [])
-    assert [CurriculumEntry(**row) for row in datasets.rows(store, layout.curriculum("r"), tmp_path)] == rows
-    assert verify(store, [layout.curriculum("r")], deep=True).findings == []
-    (finding,) = verify(store, [layout.curriculum("twice")], deep=True).findings
-    assert finding.problem == "problem_id of a row are those of another row (rows 5)"
-
-
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)
 
 
@@ -176,25 +155,6 @@ def test_chances_follow_the_weights() -> None:
 def within(found: int, times: int, chance: float) -> bool:
     """Return whether a binomial count is within four standard deviations of its mean."""
     return abs(found - times * chance) <= 4 * math.sqrt(times * chance * (1 - chance))
-
-
-def test_spares_go_on_where_the_draw_ended() -> None:
-    """A rejected problem is replaced by the next one of a longer draw."""
-    weights = {"1": 0.1, "2": 0.4, "3": 0.7, "4": 1.0, "5": 0.2}
-    for iteration in range(20):
-        drawn, rest = draw_all(PROBLEMS, 2, iteration, 3, weights)
-        assert (drawn + rest, []) == draw_all(PROBLEMS, 5, iteration, 3, weights)
-
-
-@given(size=st.integers(1, 20), count=st.integers(1, 8), iteration=st.integers(0, 9), seed=st.integers(0, 5))
-def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, seed: int) -> None:
-    """Equal weights give the order without weights, over the problems that are not left out."""
-    problems = [Problem(str(i), "", ["0"]) for i in range(size)]
-    retired = Problem("retired", "", ["0"])
-    weights = {problem.problem_id: 0.3 for problem in problems} | {"retired": 0.0}
-    drawn = draw(problems, count, iteration, seed)
-    rest = list(spares(problems, drawn, iteration, seed))
-    assert draw_all([retired, *problems], count, iteration, seed, weights) == (drawn, rest)
 
 
 @pytest.mark.parametrize(
