@@ -133,7 +133,7 @@ def make_trainer(
     folder: Path,
     optimizer: Optimizer = UNCLIPPED,
     temperature: float = 1.0,
-    first: Path | None = None,
+    version_0: Path | None = None,
     reward: Reward | None = None,
     **ppo: Any,
 ) -> Trainer:
@@ -141,12 +141,18 @@ def make_trainer(
         {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
     )
     trainer = Trainer(knobs, optimizer, reward or Reward(), temperature)
-    trainer.load(folder, None, seed=1, first=first)
+    trainer.load(folder, None, seed=1, version_0=version_0)
     return trainer
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in trainer._train_state.model.state_dict().items()}
+
+
+def is_unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
+    """Return whether the policy has the weights of before, bit for bit."""
+    now = weights(trainer)
+    return all(torch.equal(value, now[name]) for name, value in before.items())
 
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
