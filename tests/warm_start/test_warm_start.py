@@ -19,10 +19,10 @@ from configs.agent import ToolChoice
 from configs.policy import WarmStart
 from configs.problems import ArithmeticSource
 from storage.records import Problem
+from tasks.agents.answers import AnswerReader, ChatMessage
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.openai_agent import OpenAIAgent
-from tasks.agents.rendering import ChatMessage, TemplateRenderer
 from tasks.problems.arithmetic import answer, expression, generate, render
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
@@ -96,8 +96,8 @@ def test_template_is_chatml_without_an_injected_system_prompt() -> None:
 def test_an_example_is_what_the_agent_will_render(tools: list[dict[str, object]]) -> None:
     """It has the ids of an episode. The loss covers only calls and right answers, each with its <|im_end|>."""
     tokenizer = TOOLS if tools else PLAIN
-    renderer, messages = TemplateRenderer(Chat(tokenizer)), [ChatMessage(role="user", content=PROBLEM.prompt)]
-    prompt = renderer.prompt(messages, tools)
+    chat, messages = Chat(tokenizer), [ChatMessage(role="user", content=PROBLEM.prompt)]
+    prompt = chat.prompt(messages, tools)
     call, wrong, right = (tokenizer.encode(f"{text}<|im_end|>") for text in (CALL, r"\boxed{20}", ANSWER))
 
     def check(parts: list[tuple[list[int], bool]], example: object) -> None:
@@ -105,14 +105,14 @@ def test_an_example_is_what_the_agent_will_render(tools: list[dict[str, object]]
         assert example == type(example)(ids, mask)  # type: ignore[call-arg]
 
     check([(prompt, False), (right, True)], one_turn(tokenizer, PROBLEM, tools))
-    again = renderer.continuation(prompt, wrong, messages, [{"role": "user", "content": FEEDBACK}], tools)
+    again = chat.continuation(messages, wrong, [{"role": "user", "content": FEEDBACK}], tools)
     assert again
     check([(prompt + wrong + again, False), (right, True)], two_turn(tokenizer, PROBLEM, "20", FEEDBACK, tools))
     assert str(tokenizer.decode(prompt)).startswith("<|im_start|>system\nTools: calculator<|im_end|>\n") == bool(tools)
     if tools:
-        (parsed,) = renderer.answer(prompt, call, tools).calls
+        (parsed,) = AnswerReader(chat).read(prompt, call, tools).calls
         assert (parsed.name, parsed.arguments, parsed.readable) == ("calculator", '{"expression": "12 + 7"}', True)
-        between = renderer.continuation(prompt, call, messages, [{"role": "tool", "content": "19"}], tools)
+        between = chat.continuation(messages, call, [{"role": "tool", "content": "19"}], tools)
         assert between
         assert tokenizer.decode(between) == "\n<|im_start|>tool\n19<|im_end|>\n<|im_start|>assistant\n"
         check([(prompt, False), (call, True), (between, False), (right, True)], with_call(tokenizer, PROBLEM))
