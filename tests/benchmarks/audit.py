@@ -21,7 +21,7 @@ SIZES = "10000,100000"
 
 def measure(lab: Lab) -> list[Row]:
     """Make a store of each size and audit it in a new process."""
-    from tests.support.audit_helpers import write_run
+    from tests.support.audit_scene import write_run
 
     rows = []
     for size in map(int, os.environ.get("BENCH_AUDIT_ROWS", SIZES).split(",")):
