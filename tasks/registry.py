@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from configs.loader import nearest
 from storage.visible import described
@@ -72,10 +72,6 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{self.kind}.type={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?"
             ) from error
-        except (Exception, SystemExit) as error:  # any error of a user's module, but not Ctrl-C
-            raise ValueError(
-                f"{self.kind}.type={name!r}: importing {module_name!r} raised {described_with_place(error)}"
-            ) from error
         found = self._accept(getattr(module, class_name, None))
         if found is None:
             there = [key for key, value in vars(module).items() if self._accept(value)]
@@ -97,9 +93,10 @@ class Registry(Generic[T]):
         Raises:
             ValueError: an argument is unknown, missing or of another type.
         """
-        parameters, hints = self._inspect(name)
+        cls, where = self.find(name), f"{self.kind}.args"
+        parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        where = f"{self.kind}.args"
+        hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls, include_extras=True)
         for key, value in arguments.items():
             if key not in parameters and not takes_any:
                 raise ValueError(
@@ -107,28 +104,10 @@ class Registry(Generic[T]):
                     f"it takes {', '.join(parameters) or 'none'}"
                 )
             _check_type(f"{where}.{key}", value, hints.get(key, Any))
-        missing = [
-            key
-            for key, parameter in parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and key not in arguments
-        ]
-        if missing:
-            raise ValueError(f"{where}: {name} needs {', '.join(missing)}")
-
-    def _inspect(self, name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-        """Return the constructor's parameters without the context, and their annotations."""
-        cls = self.find(name)
         try:
-            parameters = list(inspect.signature(cls).parameters.items())
-            annotated = cls.__init__ if inspect.isclass(cls) else cls
-            return dict(parameters[1:]), typing.get_type_hints(annotated, include_extras=True)
-        except Exception as error:  # annotations may be any expression, which is evaluated here
-            raise ValueError(
-                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: "
-                f"{described_with_place(error)}"
-            ) from error
+            inspect.Signature(list(parameters.values())).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(f"{where}: {name}: {error}") from None
 
 
 def described_with_place(error: BaseException) -> str:
@@ -145,9 +124,5 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
         converted = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{key}={value!r}: {error.errors()[0]['msg']}") from None
-    except PydanticUserError as error:
-        raise ValueError(
-            f"{key}: a configuration has no values of its annotated type {annotation!r}; annotate it otherwise"
-        ) from error
     if isinstance(value, str) and isinstance(converted, int | float):  # the constructor would get the text
         raise ValueError(f"{key}={value!r}: is a text; without quotes it is {converted!r}")
