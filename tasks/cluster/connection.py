@@ -18,7 +18,7 @@ from tasks.inference.devices import devices_of_a_server, visible_devices
 
 logger = logging.getLogger(__name__)
 LOCAL = "local"
-_CONNECT_S, _LOOK_S = 10.0, 1.0
+_CONNECT_S, _TRY_S = 10.0, 1.0
 _AUTOSCALERS_METRICS = 44217
 """The port of Ray's head for metrics of its autoscaler."""
 _MODE = "RAY_AUTH_MODE"
@@ -89,16 +89,11 @@ def _connection(address: str) -> Iterator[None]:
 def _started(config: Config) -> Iterator[tuple[str, Path]]:
     """Start Ray on this host, with as many cores for it as the run's processes ask for; yield address and token."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
-    cores = config.ppo.parallel.ranks + config.cluster.workers_per_node
-    with local_ray(log, cpus=cores, gpus=_gpus(config)) as started:
+    ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
+    visible, needed = visible_devices(), workers * settings.replicas * devices_of_a_server(settings.extra_args)
+    gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
+    with local_ray(log, cpus=ranks + workers, gpus=gpus) as started:
         yield started
-
-
-def _gpus(config: Config) -> list[str]:
-    """Return the GPUs for Ray: all, or all but the first, if a trainer of one rank has that one for itself."""
-    visible, settings = visible_devices(), config.inference
-    needed = config.cluster.workers_per_node * settings.replicas * devices_of_a_server(settings.extra_args)
-    return visible[1:] if config.ppo.parallel.ranks == 1 and len(visible) > needed else visible
 
 
 @contextmanager
@@ -155,10 +150,10 @@ def _check_reached(address: str) -> None:
     """Raise ConnectionError if nobody listens at the address of a cluster: Ray itself tries for many minutes."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    place = canonicalize_bootstrap_address(address)
-    if place is None:
+    found = canonicalize_bootstrap_address(address)
+    if found is None:
         raise _unreached(address, "this host belongs to no cluster")
-    host, _, port = place.rpartition(":")
+    host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
@@ -178,7 +173,7 @@ def _warn_of_metrics() -> None:
 
     exporting = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"] > 0}
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(OSError), socket.create_connection((head, _AUTOSCALERS_METRICS), _LOOK_S):
+    with contextlib.suppress(OSError), socket.create_connection((head, _AUTOSCALERS_METRICS), _TRY_S):
         exporting.add(head)
     if exporting:
         logger.warning(
@@ -200,10 +195,10 @@ def require_token() -> None:
 
 def environment() -> dict[str, dict[str, str]]:
     """Return Ray's `runtime_env` with which a node finds this package and the user's agents: where this host does."""
-    places = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
     # Otherwise Ray also kills the reaper of a process that it ends, and nobody ends vLLM and removes its folder.
     own = {"RAY_kill_child_processes_on_worker_exit": "0"}
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places))), **own}}
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **own}}
 
 
 def nodes() -> list[Node]:

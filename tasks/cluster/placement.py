@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tasks.rollout.remote.messages import WorkerFailedError
 
-_PAUSE_S = 5.0
-"""Time before another worker starts on a node whose last one was lost before it finished an episode; it doubles."""
+_PAUSE_S = 10.0
+"""Time before another worker starts on a node whose last one was lost before it finished an episode."""
 _MOST_LOSSES = 5
 """After so many such losses in a row a node counts as broken."""
 
@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The place of one worker: the rollout worker of a node with a `number`, or, with None, one that only grades."""
+    """What a worker is to a node: its rollout worker with a `number`, or, with None, the one that only grades."""
 
     node: str
     number: int | None
@@ -97,14 +97,12 @@ def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
     if any(seat.plays or needs.workers == 0 for seat in seats):
         return
-    on_gpus = needs.gpus and needs.workers != 0
-    wanted = f"1 core and {needs.gpus} GPU(s)" if on_gpus else "1 core"
+    gpus = 0 if needs.workers == 0 else needs.gpus
     having = "; ".join(map(_free, nodes)) or "no node"
-    lower = "add nodes, or lower inference.replicas or the parallel sizes in inference.extra_args"
-    remedy = f"{lower} (cluster.gpus_per_worker)" if on_gpus else "or add nodes"
     raise PlacementError(
-        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer have taken their room "
-        f"already. Wait for other jobs, {remedy}"
+        f"a worker needs 1 core and {gpus} GPU(s) on one node, the cluster has {having}, besides what ranks of the "
+        "trainer have taken. Wait for other jobs, add nodes, or lower inference.replicas or the parallel sizes in "
+        "inference.extra_args (cluster.gpus_per_worker)"
     )
 
 
@@ -148,11 +146,8 @@ class LostWorkers:
 
     def may_start(self, node: str) -> bool:
         """Return whether a worker may start on a node."""
-        if node in self.broken:
-            return False
-        losses = self._losses[node]
-        pause = max(self._rest_s, _PAUSE_S * 2 ** (losses - 1) if losses else 0.0)
-        return time.monotonic() >= self._last.get(node, -pause) + pause
+        pause = _PAUSE_S if self._losses[node] else self._rest_s
+        return node not in self.broken and time.monotonic() >= self._last.get(node, -pause) + pause
 
     @property
     def cause(self) -> BaseException | None:

@@ -1,9 +1,9 @@
 """The trainer's ranks as Ray actors: the flow starts them, gives them orders, and starts them again after a loss."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -13,7 +13,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs import Config
-from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.versions.drafts import new_nonce
 from tasks.cluster.connection import environment, nodes
@@ -22,23 +21,23 @@ from tasks.cluster.node_process import for_nodes
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.cluster.trainer_rank import ASIDE, Line, TrainerRank
 from tasks.inference.devices import visible_devices
+from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
-_LOOK_S = 0.5
-"""Time between two looks for lines of progress."""
+_POLL_S = 0.5
+"""Time between two questions for lines of progress."""
 _END_S = 5.0
 """Longest wait for the other ranks' errors after the first one."""
 _LOOPBACK = "127.0.0.1"
 Result = TypeVar("Result")
-logger = logging.getLogger(__name__)
 
 
 class RayTrainer:
     """Trains with `ppo.parallel` ranks (see `OrderedTrainer`), which run until the end of the block.
 
-    Their room is reserved at once, in a placement group with a bundle for each. They start with the first order. If one
-    is lost, all start again from the last checkpoint, up to `trainer.max_restarts` times: an order names versions in
-    the store, so it can be given again, and the files of each attempt have a folder of their own.
+    Their cores and GPUs are reserved at once, in a placement group with a bundle for each. They start with the first
+    order. If one is lost, all start again from the last checkpoint, up to `trainer.max_restarts` times: an order names
+    versions in the store, so it can be given again, and the files of each attempt have a folder of their own.
 
     Args:
         config: the run's configuration.
@@ -53,13 +52,16 @@ class RayTrainer:
         self._bundle = _bundle(config)
         count = config.ppo.parallel.ranks
         check_ranks(nodes(), count, self._bundle["CPU"], self._bundle.get("GPU", 0.0))
-        self._room: PlacementGroup = placement_group([self._bundle] * count, strategy="PACK")
+        # A single rank lies on the flow's own node if it can: then the end of another node costs no restart.
+        own: dict[str, Any] = {"_soft_target_node_id": ray.get_runtime_context().get_node_id()} if count == 1 else {}
+        strategy = "STRICT_PACK" if count == 1 else "PACK"
+        self._reserved: PlacementGroup = placement_group([self._bundle] * count, strategy, **own)
         self._ranks: list[Any] = []
         self._restarts = 0
 
     def __enter__(self) -> Self:
-        if not self._room.wait(int(self._config.trainer.startup_timeout_s)):
-            remove_placement_group(self._room)
+        if not self._reserved.wait(int(self._config.trainer.startup_timeout_s)):
+            remove_placement_group(self._reserved)
             raise PlacementError("another job has taken the room of the trainer's ranks: start the flow again later")
         return self
 
@@ -69,7 +71,7 @@ class RayTrainer:
                 keep_logs(Store.of(self._config.storage), self._config.run.name, self._ranks, [value], self._progress)
         finally:
             self._kill()
-            remove_placement_group(self._room)
+            remove_placement_group(self._reserved)
 
     def update(self, order: UpdateOrder, progress: Progress) -> Made:
         """See `OrderedTrainer.update`.
@@ -107,20 +109,20 @@ class RayTrainer:
     def _start(self, progress: Progress) -> None:
         """Start all ranks, and wait until they have met."""
         started, limit = time.monotonic(), self._config.trainer.startup_timeout_s
-        if not self._room.wait(int(limit)):
+        if not self._reserved.wait(int(limit)):
             raise RanksLostError(f"there was no room for the ranks within trainer.startup_timeout_s={limit:g}")
-        bundles: dict[int, str] = placement_group_table(self._room)["bundles_to_node_id"]
+        bundles: dict[int, str] = placement_group_table(self._reserved)["bundles_to_node_id"]
         order = sorted(bundles, key=lambda bundle: (bundles[bundle], bundle))  # those of a node get consecutive numbers
-        places = [bundles[bundle] for bundle in order]
-        self._ranks = [self._actor(bundle, number, places) for number, bundle in enumerate(order)]
+        node_ids = [bundles[bundle] for bundle in order]
+        self._ranks = [self._actor(bundle, number, node_ids) for number, bundle in enumerate(order)]
         _refuse_different(self._answers([rank.begin.remote() for rank in self._ranks], progress, limit))
-        first, addresses = self._ranks[0], _addresses(places)
+        first, addresses = self._ranks[0], _addresses(node_ids)
         joining = [rank.join.remote(first, address) for rank, address in zip(self._ranks, addresses, strict=True)]
         self._answers(joining, progress, limit)
         took = time.monotonic() - started
-        progress(f"{len(order)} rank(s) on {len(set(places))} node(s) are ready after {took:.1f} s")
+        progress(f"{len(order)} rank(s) on {len(set(node_ids))} node(s) are ready after {took:.1f} s")
 
-    def _actor(self, bundle: int, number: int, places: list[str]) -> Any:
+    def _actor(self, bundle: int, number: int, node_ids: list[str]) -> Any:
         groups: dict[str, Any] = {"concurrency_groups": {ASIDE: 8}}
         actor: Any = ray.remote(**groups)(TrainerRank)
         around = environment()
@@ -128,9 +130,9 @@ class RayTrainer:
         return actor.options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._room, bundle),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._reserved, bundle),
             runtime_env=around,
-        ).remote(for_nodes(self._config), number, places)
+        ).remote(for_nodes(self._config), number, node_ids)
 
     def _shared_devices(self) -> dict[str, str]:
         """Let a trainer to which Ray gives no GPU, on this host, see those that the flow sees."""
@@ -141,33 +143,45 @@ class RayTrainer:
         return self._answers([getattr(rank, method).remote(*arguments) for rank in self._ranks], progress)
 
     def _answers(self, waiting: Sequence[Any], progress: Progress, limit_s: float | None = None) -> list[Any]:
-        """Return the answers of all ranks.
+        """Return the answers of all ranks; pass on what the first one tells meanwhile.
 
         Raises:
             RanksLostError: a rank is lost, did not answer within `limit_s`, or the first one hangs.
             Exception: a rank failed by itself.
         """
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        listener = _Listener(self._ranks[0], progress, limit_s or self._config.trainer.timeout_s)
-        left = list(waiting)
+        deadline, left = time.monotonic() + (limit_s or math.inf), list(waiting)
         while left:
-            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+            done, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
             try:
                 ray.get(done)
+                self._listen(progress, limit_s or self._config.trainer.timeout_s)
             except RayError:
                 raise self._first_cause(waiting) from None
-            listener.listen()
-            if deadline and time.monotonic() > deadline:
+            if left and time.monotonic() > deadline:
                 raise RanksLostError(f"{len(left)} rank(s) did not answer within {limit_s:g} s")
-        answers: list[Any] = ray.get(list(waiting))
-        listener.finish()
-        return answers
+        return ray.get(list(waiting))
+
+    def _listen(self, progress: Progress, limit_s: float) -> None:
+        """Pass on progress and warnings of the first rank.
+
+        Raises:
+            RanksLostError: it hangs.
+        """
+        try:
+            lines: list[Line] = ray.get(self._ranks[0].lines.remote(), timeout=limit_s)
+        except GetTimeoutError:
+            raise RanksLostError(f"the first rank did not answer for {limit_s:g} s") from None
+        for name, level, text in lines:
+            if name is None:
+                progress(text)
+            else:
+                logging.getLogger(name).log(level, "%s", text)
 
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
         """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
         deadline = time.monotonic() + _END_S
         while True:
-            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_LOOK_S)
+            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_POLL_S)
             errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
             for number, error in errors.items():
                 if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
@@ -177,13 +191,12 @@ class RayTrainer:
         for number, error in errors.items():
             if not isinstance(error, RayTaskError):
                 return RanksLostError(f"rank {number} has ended: its process or its node is gone")
-        return RanksLostError(str(cast(RayTaskError, next(iter(errors.values()))).cause))
+        noticed = next(iter(errors.values()), None)
+        return RanksLostError(str(noticed.cause) if isinstance(noticed, RayTaskError) else "the first rank has ended")
 
     def _own_error(self, number: int, error: RayTaskError) -> Exception:
-        cause = cast(Exception, error.cause)
-        kind = next((known for known in (StorageError, ValueError) if isinstance(cause, known)), RuntimeError)
-        text = str(cause) if kind is not RuntimeError else f"{type(cause).__name__}: {cause}"
-        own = kind(f"rank {number} failed: {text}" if len(self._ranks) > 1 else text)
+        prefix = f"rank {number} failed: " if len(self._ranks) > 1 else ""
+        own = Failure.of(cast(Exception, error.cause)).as_own(prefix)
         own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
         return own
 
@@ -191,45 +204,6 @@ class RayTrainer:
         for rank in self._ranks:
             ray.kill(rank)
         self._ranks = []
-
-
-class _Listener:
-    """Asks the first rank for lines of progress while all carry out an order; it must answer within `limit_s`."""
-
-    def __init__(self, rank: Any, progress: Progress, limit_s: float) -> None:
-        self._rank, self._progress, self._limit = rank, progress, limit_s
-        self._ask()
-
-    def listen(self) -> None:
-        """Pass on what it has answered so far.
-
-        Raises:
-            RanksLostError: it hangs.
-        """
-        try:
-            self._pass_on(ray.get(self._asked, timeout=0))
-        except GetTimeoutError:
-            if time.monotonic() > self._since + self._limit:
-                raise RanksLostError(f"the first rank did not answer for {self._limit:g} s") from None
-        except RayError:  # the order's own answer says so, too
-            return
-
-    def finish(self) -> None:
-        """Pass on the rest of what it has to say."""
-        with suppress(RayError):  # the next order notices that it is lost
-            self._pass_on(ray.get(self._asked, timeout=self._limit))
-            self._pass_on(ray.get(self._asked, timeout=self._limit))
-
-    def _pass_on(self, lines: list[Line]) -> None:
-        for name, level, text in lines:
-            if name is None:
-                self._progress(text)
-            else:
-                logging.getLogger(name).log(level, "%s", text)
-        self._ask()
-
-    def _ask(self) -> None:
-        self._asked, self._since = self._rank.lines.remote(), time.monotonic()
 
 
 def _error_of(answer: Any) -> RayError | None:
@@ -263,9 +237,9 @@ def _bundle(config: Config) -> dict[str, float]:
     return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})
 
 
-def _addresses(places: Sequence[str]) -> list[str]:
+def _addresses(node_ids: Sequence[str]) -> list[str]:
     """Return the IP address at which each rank is reached by the others: that of its node, if they have several."""
-    if len(set(places)) == 1:
-        return [_LOOPBACK] * len(places)
+    if len(set(node_ids)) == 1:
+        return [_LOOPBACK] * len(node_ids)
     of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    return [of_nodes[place] for place in places]
+    return [of_nodes[node_id] for node_id in node_ids]

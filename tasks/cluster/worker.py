@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tasks.score.verifier import Verifier
 logger = logging.getLogger(__name__)
 
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class NodeWorker:
@@ -45,7 +46,7 @@ class NodeWorker:
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
         self._config = Config.model_validate(values)
         self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
-        # Until it has started, it cannot hear the flow.
+        # When the flow was heard last; until this process has started, it cannot hear it.
         starting = max(self._config.cluster.startup_timeout_s, self._config.trainer.startup_timeout_s)
         self._heard = time.monotonic() + starting
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
@@ -56,16 +57,16 @@ class NodeWorker:
         except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
             self._failure = Failure.of(error)
 
-    def give(self, orders: Orders) -> None:
+    def give(self, orders: Sequence[Orders]) -> None:
         """See `Worker.give`."""
-        self._hear()
+        self._heard = time.monotonic()
         if not self._failure:
             self._worker.give(orders)
 
-    def report(self, patience_s: float) -> Report:
+    def report(self) -> Report:
         """See `Worker.report`."""
-        self._hear()
-        return Report(failure=self._failure) if self._failure else self._worker.report(patience_s)
+        self._heard = time.monotonic()
+        return Report(failure=self._failure) if self._failure else self._worker.report()
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
         """Grade a shard of trajectories, which the cache may have."""
@@ -95,15 +96,11 @@ class NodeWorker:
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
         self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
 
-    def _hear(self) -> None:
-        """Note that the flow is alive."""
-        self._heard = time.monotonic()
-
     def _end_without_flow(self) -> None:
         """End this process when the flow is silent; the body of a thread."""
         limit = 2 * self._config.cluster.silence_s
         while time.monotonic() < self._heard + limit:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
         logger.error("the flow has been silent for %g s: this process ends", limit)
         logging.shutdown()
         os._exit(1)  # the reaper ends what it has started

@@ -2,10 +2,9 @@
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -24,8 +23,8 @@ from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedE
 from tasks.rollout.remote.scheduler import Scheduler
 from tasks.score.scoring import ScoredShard, ShardOrder
 
-_LOOK_S = 2.0
-"""Time between two looks for nodes that have joined."""
+_CHECK_S = 2.0
+"""Time between two checks for nodes that have joined."""
 _REST_S = 10.0
 """Time after the loss of a worker in which its servers end and leave their GPUs."""
 _CLOSE_S = 15.0
@@ -53,19 +52,33 @@ class RayWorker:
             .remote(for_nodes(_of_seat(config, seat)), folder, plays=seat.plays)
         )
 
-    async def give(self, orders: Orders) -> None:
-        with _lost_if_dead():
-            await self.process.give.remote(orders)
+    async def give(self, orders: Sequence[Orders]) -> None:
+        await self._call(self.process.give, orders)
 
-    async def report(self, patience_s: float) -> Report:
-        with _lost_if_dead():
-            report: Report = await self.process.report.remote(patience_s)
-        return report
+    async def report(self) -> Report:
+        return cast(Report, await self._call(self.process.report))
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        with _lost_if_dead():
-            scored: ScoredShard | Failure = await self.process.score.remote(order)
-        return scored
+        return cast(ScoredShard | Failure, await self._call(self.process.score, order))
+
+    async def _call(self, method: Any, *arguments: object) -> object:
+        """Return what a method of the actor returns.
+
+        Raises:
+            WorkerLostError: the actor is gone.
+            WorkerFailedError: an error has left it.
+        """
+        try:
+            return await method.remote(*arguments)
+        except ActorDiedError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise WorkerLostError(
+                f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
+            ) from error
+        except RayTaskError as error:
+            raise WorkerFailedError(Failure.of(error)) from error
+        except RayError as error:
+            raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
     def close(self) -> Any:
         """Let it end by itself; return what Ray waits for."""
@@ -91,7 +104,7 @@ class NodeWorkers:
         self._lost = LostWorkers(_REST_S if self._needs.gpus else 0.0)
         self._ended = threading.Event()
         around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
-        self._watch = threading.Thread(target=around, args=[self._look_for_nodes], name="nodes", daemon=True)
+        self._watch = threading.Thread(target=around, args=[self._watch_nodes], name="nodes", daemon=True)
 
     def __enter__(self) -> Self:
         present = nodes()
@@ -138,10 +151,10 @@ class NodeWorkers:
             del self._workers[remote.seat]
             self._lost.note(remote.seat.node, error, useful=useful)
 
-    def _look_for_nodes(self) -> None:
+    def _watch_nodes(self) -> None:
         """Start workers that are missing, on nodes that have joined, too; the body of a thread."""
         try:
-            while not self._ended.wait(_LOOK_S):
+            while not self._ended.wait(_CHECK_S):
                 present = nodes()
                 if not present:
                     raise ConnectionError("Ray has lost all its nodes. The same command continues the run")
@@ -167,21 +180,6 @@ class NodeWorkers:
         seats = [*self._workers, *place([node for node in present if node.id not in self._lost.broken], self._needs)]
         able = any(seat.plays or not playing for seat in seats)
         return None if able or not self._lost.all_broken else self._lost.cause
-
-
-@contextmanager
-def _lost_if_dead() -> Iterator[None]:
-    try:
-        yield
-    except ActorDiedError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise WorkerLostError(
-            f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
-        ) from error
-    except RayTaskError as error:
-        raise WorkerFailedError(Failure.of(error)) from error
-    except RayError as error:
-        raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
 
 def needs_of(config: Config, *, playing: bool) -> Needs:

@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
-from aiohttp import web
 
 from configs.inference import Inference
 from configs.rollout import Rollout
@@ -148,62 +146,19 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
             return await asked, sent.call_count
 
 
-MANY_REQUESTS = """
-import asyncio, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
-from pathlib import Path
-from configs.inference import Inference
-from configs.rollout import Rollout
-from tasks.inference.api import GenerationConfig
-from tasks.inference import engine as engines
-from tasks.inference.engine import Engine
-
-engines.RETRIES = 0
-
-async def ask(engine):
-    engine._replicas = [engines._Replica(sys.argv[1], None, None)]
-    async with engine._client(engine._replicas[0]) as client:
-        asked = [client.generate([5], GenerationConfig(max_new_tokens=6), seed) for seed in range(300)]
-        return await asyncio.gather(*asked)
-
-with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300), Path()) as engine:
-    print(len(asyncio.run(ask(engine))))
-"""
-
-
-@pytest.mark.parametrize(("hard", "warned"), [(200, True), (4096, False)])
-async def test_few_open_files_lose_no_request(hard: int, warned: bool) -> None:
-    """If the hard limit is below `rollout.concurrency`, requests wait for a connection. The soft limit is raised."""
-    answer = {
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "token_ids": [], "weight_versions": [], "logprobs": {"content": []}}
-        ]
-    }
-
-    async def generate(_: web.Request) -> web.Response:
-        await asyncio.sleep(0.2)
-        return web.json_response(answer)
-
-    app = web.Application()
-    app.router.add_post("/inference/v1/generate", generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    asking = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        MANY_REQUESTS,
-        url,
-        str(hard),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    printed, logged = await asking.communicate()
-    await runner.cleanup()
-    assert printed == b"300\n", logged.decode()
-    assert (b"the hard limit of open files (`ulimit -Hn`) allows 100 connections" in logged) == warned
+@pytest.mark.parametrize(
+    ("limits", "asked"), [((1024, 4096), [(1156, 4096)]), ((64, 500), [(500, 500)]), ((5000, 5000), [])]
+)
+def test_open_files(limits: tuple[int, int], asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The soft limit is raised to what connections and agents need; a hard limit below the connections is an error."""
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda _, limit: changed.append(limit))
+    settings = Inference(urls=["http://127.0.0.1:9"])
+    Engine(settings, Rollout(concurrency=100), Path())
+    assert changed == asked
+    with pytest.raises(InferenceError, match=r"concurrency=6000 needs 6256 open files.*ulimit -Hn"):
+        Engine(settings, Rollout(concurrency=6000), Path())
 
 
 def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
@@ -241,37 +196,6 @@ def test_vllm_returns_what_it_has_sampled_of_a_request_that_is_cut(engine: Engin
         assert completion.versions == [1] * len(completion.token_ids)
         assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, 2.0), abs=1e-3)
     assert cut
-
-
-@pytest.mark.parametrize("path", ["/pause?mode=keep", "/collective_rpc", "/update_weight_version"])
-def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: list[Checkpoint], path: str) -> None:
-    """Other users of a server given by URL would wait for ever. Its tokens must not count as the policy's either."""
-    engine.serve(policies[1])
-    post = Client._post
-
-    async def interrupted(client: Client, asked: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        answer = await post(client, asked, body)
-        if asked == path:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        return answer
-
-    server = engine.servers[0]
-    settings = Inference(urls=[server.url], max_model_len=128)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        other = Engine(settings, engine.rollout, Path())
-        monkeypatch.setattr(Client, "_post", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            other.serve(policies[2])
-    engine.forget()
-
-    async def ask() -> list[Completion]:
-        async with asyncio.timeout(120), Client(server.url, None, 600, 128) as client:
-            return await client.generate(PROMPT, GenerationConfig(max_new_tokens=2), seed=7)
-
-    (completion,) = asyncio.run(ask())
-    assert set(completion.versions) == {-1}
-    engine.serve(policies[0])
 
 
 @pytest.mark.long
@@ -394,7 +318,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
     failing = [sys.executable, "-c", "import sys; sys.exit('no config.json in this folder')"]
     monkeypatch.setattr(Server, "_command", lambda *_: failing)
     server = Server(INFERENCE, tmp_path / "vllm.log")
-    server.start(tmp_path)
+    server.start_serving(tmp_path)
     with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):
         server.wait_until_healthy()
     server.close()
@@ -425,7 +349,7 @@ from pathlib import Path
 from configs.inference import Inference
 from tasks.inference.server import Server
 server = Server(Inference.model_validate_json(sys.argv[1]), Path(sys.argv[2]) / "vllm.log")
-server.start(Path(sys.argv[3]))
+server.start_serving(Path(sys.argv[3]))
 server.wait_until_healthy()
 print(server.pid, server.url, flush=True)
 time.sleep(600)
@@ -452,7 +376,7 @@ def test_a_closed_server_leaves_neither_process_nor_folder(tmp_path: Path) -> No
     """This holds for a server that is still starting, too."""
     server = Server(INFERENCE, tmp_path / "vllm.log")
     folder = Path(server.url.removeprefix("unix://")).parent
-    server.start(tmp_path)
+    server.start_serving(tmp_path)
     process = psutil.Process(server.pid)
     assert folder.exists()
     server.close()

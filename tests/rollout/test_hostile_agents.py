@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from tasks.rollout.play import run_loop
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, context, play
-from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -404,38 +402,6 @@ def test_every_call_has_a_thread_of_its_own(chat: Chat, verifier: Verifier) -> N
     assert [row.status for row in played] == ["completed"] * at_once
 
 
-STOPPED = """
-import asyncio, sys
-from tasks.rollout import watch
-watch.WARN_S, watch.LEAST_S = 0.5, 1.5
-
-async def main():
-    with watch.Watch(1.0):
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        await asyncio.sleep(1)  # a few checks of the watcher
-    print("done")
-
-asyncio.run(main())
-"""
-
-
-def test_a_process_that_was_stopped_continues() -> None:
-    """After Ctrl-Z or `docker pause` nothing ends the process, because no agent blocked the loop."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(scaled(1, 3)):  # the watcher or the loop may wake up first
-        with subprocess.Popen(
-            [sys.executable, "-c", STOPPED], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(2.5)
-            process.send_signal(signal.SIGCONT)
-            assert process.communicate("\n", timeout=120)[0] == "done\n"
-            assert process.returncode == 0
-
-
 STUCK = """
 import asyncio, ctypes, logging, re, sys, threading, time
 from tasks.rollout import watch
@@ -506,14 +472,3 @@ def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reaso
         run_loop(cancels())
     with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
         run_loop(stops())
-
-
-def test_an_engine_that_returns_too_few_completions_fails_the_group(chat: Chat, verifier: Verifier) -> None:
-    """If a group's request gets fewer completions than episodes, all episodes that wait for it fail."""
-
-    class Mean(ScriptedEngine):
-        async def generate(self, *arguments: Any) -> Any:
-            return (await super().generate(*arguments))[:-1]
-
-    rows = play(Mean(chat, lambda *_: "3"), MathMultiTurnAgent(context(chat)), verifier)
-    assert {row.status for row in rows} == {"failed"}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -20,37 +19,23 @@ from storage import layout
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from storage.versions import datasets, manifests
-from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from storage.versions.manifests import Manifest
-from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
-from tasks.rollout.remote.messages import Capacity
 from tasks.rollout.remote.scheduler import Scheduler
-from tasks.rollout.remote.worker import RequestsAhead, Worker
+from tasks.rollout.remote.worker import Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
+from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
 from tests.support.remote_workers import ThreadWorker
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.waiting_engine import WaitingEngine
 
-RUN, SAMPLES = "r", 2
+pytestmark = pytest.mark.usefixtures("without_weights")
+
+SAMPLES = 2
 PROBLEMS = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def chat(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
-
-    chat = Chat(AutoTokenizer.from_pretrained(policy_folder))
-    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
-
-
-def policy(number: int) -> Checkpoint:
-    manifest = Manifest.model_construct(files=[])
-    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), manifest)
 
 
 def settings(*more: str) -> Config:
@@ -90,18 +75,6 @@ def team(
             worker.close()
 
 
-def heavy_tail(seed: int) -> float:
-    return min(0.2, random.Random(seed).lognormvariate(-5.5, 1.0))
-
-
-def prepare(store: Store, policies: int = 1) -> None:
-    with Draft(store, "problems/x", "problems") as draft:
-        draft.commit(Provenance(config={}), [])
-    for number in range(policies):
-        with Draft(store, layout.checkpoint(RUN, number), "checkpoint") as draft:
-            draft.commit(Provenance(config={}), [])
-
-
 def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
     """Play all problems but the spare ones, and return what is committed."""
     version = layout.trajectories(RUN, 0)
@@ -112,10 +85,6 @@ def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
         metrics = play(plan, PROBLEMS[:used], made.scheduler, draft, made.log.append, PROBLEMS[used:])
         draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
     return rows_of(made.store, 0)
-
-
-def rows_of(store: Store, iteration: int) -> list[Trajectory]:
-    return list(datasets.trajectories(store, layout.trajectories(RUN, iteration), Path(store.root)))
 
 
 def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
@@ -195,7 +164,6 @@ def test_a_worker_without_more_groups_stores_what_it_has(
     store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the last group is played, finished ones are stored: otherwise a lost worker costs all of them."""
-    monkeypatch.setattr("tasks.rollout.remote.worker.IDLE_S", 0.3)
     monkeypatch.setattr("tasks.rollout.remote.worker.KEPT_S", 0.3)
     prepare(store)
     calls = iter(range(10**6))
@@ -204,23 +172,6 @@ def test_a_worker_without_more_groups_stores_what_it_has(
     rows = [file.rows or 0 for file in manifests.read(store, layout.trajectories(RUN, 0)).files]
     assert len(rows) == 2
     assert rows[0] > rows[1]
-
-
-def test_capacity_is_reported_only_if_there_is_more() -> None:
-    """A worker that got what it had asked for does not report it."""
-    assert not Capacity(0, got=18).exceeds(Capacity(2, got=16))
-    assert Capacity(1, got=18).exceeds(Capacity(2, got=16))
-    assert Capacity(0, got=0).exceeds(None)
-
-
-def test_a_worker_with_short_groups_asks_for_several() -> None:
-    """It asks about once within the flow's patience, and for one group again if groups last longer."""
-    ahead, now, asked = RequestsAhead(most=16, patience_s=3.0), 0.0, []
-    for seconds_a_group in (0.4,) * 6 + (20.0,) * 4:
-        ahead.note_empty(now)
-        asked.append(ahead.groups)
-        now += ahead.groups * seconds_a_group
-    assert asked == [1, 2, 4, 8, 8, 8, 8, 4, 2, 1]
 
 
 def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
@@ -289,7 +240,7 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
             if loss and iteration in (1, 3):
                 made.workers[iteration].kill()
                 made.join()
-        stream.stop(keep=True)
+        stream.stop()
         player.join()
     everything = [rows_of(store, index) for index in range(iterations)]
     for index, rows in enumerate(everything):
@@ -301,53 +252,6 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     committed = [manifests.read(store, layout.trajectories(RUN, index)) for index in range(iterations)]
     numbers = [manifest.metrics["stream"]["groups"] for manifest in committed]
     assert sorted(itertools.chain(*numbers)) == list(range(size * iterations))
-
-
-def test_a_stopped_stream_keeps_what_workers_have_finished(store: Store, verifier: Verifier) -> None:
-    """The next flow run finds in the journal what was finished, although no shard was full."""
-    prepare(store, 2)
-    bound = "rollout.max_head_offpolicyness=1"
-    config = settings(bound, "run.iterations=2", "run.overlap=true", "rollout.rows_per_shard=999")
-
-    def open_stream(made: Team) -> Stream:
-        plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-        made.scheduler.serve(plan.policy)
-
-        def drawn(number: int) -> list[Problem]:
-            return PROBLEMS[6 * number : 6 * number + 6]
-
-        return Stream(plan, 2, drawn, made.scheduler, store, Provenance(config={}), made.log.append)
-
-    release = threading.Event()
-    calls = iter(range(10**6))
-
-    def seconds(_: int) -> float:
-        return 30.0 if next(calls) == 3 and not release.is_set() else 0.01
-
-    with team(store, verifier, 2, seconds) as made:
-        stream = open_stream(made)
-        player = threading.Thread(target=stream.play)
-        player.start()
-        deadline = time.monotonic() + 120
-        while not (second := stream._open_data_sets.get(1)) or not second.pending:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        stream.stop(keep=True)
-        player.join()
-    assert manifests.committed(store, layout.trajectories(RUN, 0))
-    with JournaledDraft(store, layout.trajectories(RUN, 1), "trajectories") as before:
-        assert len(before.notes) > 0
-    release.set()
-    with team(store, verifier, 2, seconds) as made:
-        stream = open_stream(made)
-        player = threading.Thread(target=stream.play)
-        player.start()
-        stream.wait(1)
-        stream.stop(keep=False)
-        player.join()
-    resumed = manifests.read(store, layout.trajectories(RUN, 1)).metrics["episodes_resumed"]
-    assert resumed == len(before.notes) * SAMPLES
-    check_whole([*rows_of(store, 0), *rows_of(store, 1)], 12)
 
 
 def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) -> None:
@@ -368,7 +272,7 @@ def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) ->
             draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
         stream.wait(0)
         stream.wait(1)
-        stream.stop(keep=True)
+        stream.stop()
         player.join()
     check_whole(rows_of(store, 9))
     assert [len(rows_of(store, index)) for index in range(2)] == [12, 12]
@@ -402,11 +306,11 @@ def test_a_worker_closes_its_files_after_each_rollout(
 ) -> None:
     """Also those that nobody had to flush, because all their groups were stored before."""
     prepare(store)
-    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writing[place].flush())
+    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writers[place].flush())
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
         deadline = time.monotonic() + 30
-        while any(worker.worker._writing for worker in made.workers):
+        while any(worker.worker._writers for worker in made.workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

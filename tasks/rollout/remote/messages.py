@@ -8,7 +8,6 @@ The classes have no slots: Python 3.11 takes twice as long to pickle frozen ones
 """
 
 import traceback
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from storage.errors import StorageError
@@ -31,11 +30,11 @@ class GroupOrder:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A version for which a worker stores trajectories. It is committed by the flow, which names the files of workers.
+class Destination:
+    """The version in which a worker stores trajectories. The flow commits it, with the files of all workers.
 
     Each worker writes into folders of its own, as another attempt to make the version would. So what a lost worker has
-    left is no part of the version, and `gc` deletes it.
+    left does not belong to the version, and `gc` deletes it.
     """
 
     version: str
@@ -49,37 +48,27 @@ class StoreOrder:
 
     rollout: int
     number: int
-    place: Place
+    destination: Destination
 
 
 @dataclass(slots=True)
 class Orders:
     """What a worker is to do, in the order of the fields.
 
-    Example: Orders(policy=PolicyVersion("runs/demo/checkpoints/000003"), store=[StoreOrder(1, 17, Place(…))])
+    Example: Orders(policy=PolicyVersion("runs/demo/checkpoints/000003"), store=[StoreOrder(1, 17, Destination(…))])
     """
 
     policy: PolicyVersion | None = None
     """Serve this policy, as soon as possible; None: no change."""
     begin: dict[int, RolloutPlan] = field(default_factory=dict)
     """Be ready to play groups of these rollouts."""
-    groups: dict[int, list[GroupOrder]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[int, list[GroupOrder]] = field(default_factory=dict)
     """Play these groups, by rollout."""
     store: list[StoreOrder] = field(default_factory=list)
-    flush: list[Place] = field(default_factory=list)
+    flush: list[Destination] = field(default_factory=list)
     """Write a shard of what should be stored there, though it is not full."""
     end: list[int] = field(default_factory=list)
     """Forget these rollouts; what still runs of them is cancelled."""
-
-    def add(self, later: "Orders") -> None:
-        """Add later orders."""
-        self.policy = later.policy or self.policy
-        self.begin |= later.begin
-        for rollout, groups in later.groups.items():
-            self.groups[rollout] += groups
-        self.store += later.store
-        self.flush += later.flush
-        self.end += later.end
 
 
 @dataclass(frozen=True)
@@ -114,10 +103,10 @@ class Failure:
         """True if others may go on: a full disk, a GPU that is gone, a server that does not start."""
         return self.kind in ("InferenceError", "StorageError", "OSError")
 
-    def as_own(self) -> Exception:
+    def as_own(self, prefix: str = "") -> Exception:
         """Return an error that the flow can raise; one without a kind that it knows is a RuntimeError."""
         kinds = {"ValueError": ValueError, "StorageError": StorageError, "InferenceError": InferenceError}
-        error = kinds.get(self.kind, RuntimeError)(self.text)
+        error = kinds.get(self.kind, RuntimeError)(prefix + self.text)
         error.add_note(f"in another process:\n{self.traceback}")
         return error
 
@@ -128,10 +117,6 @@ class Capacity:
 
     groups: int
     got: int
-
-    def exceeds(self, reported: "Capacity | None") -> bool:
-        """True if this exceeds the capacity that the flow can infer from the last report and what it sent since."""
-        return reported is None or self.groups + self.got > reported.groups + reported.got
 
 
 @dataclass(frozen=True)

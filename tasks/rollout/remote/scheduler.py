@@ -31,19 +31,10 @@ from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJo
 from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.score.scoring import Grades, ScoredShard, ShardOrder
 
-_KEEP_S = 30.0
-"""Longest wait for the storing of finished groups when a stream ends early."""
-_KEEP_LOOK_S = 0.2
-"""Time between two looks whether they are stored."""
-_LOOK_S = 1.0
-"""Time between two looks for what nothing notes, such as a worker that never came."""
+_CHECK_S = 1.0
+"""Time between two checks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
-"""Time between two looks at the workers in the log."""
-_PACE_S = 0.003
-"""Time, for each worker that there is, by which a message may be late that is not urgent, such as a finished group.
-
-So the flow exchanges few messages with each of many workers, and is not busy with messages alone.
-"""
+"""Time between two lines in the log about the workers."""
 Result = TypeVar("Result")
 
 
@@ -58,7 +49,6 @@ class Scheduler:
         start_s: longest wait without any worker.
         progress: called with lines of text.
         on_loss: called with a worker that is lost, the error, and whether it had finished an episode or graded a shard.
-        loop: runs in the thread, and is closed at the end; None: a new one.
     """
 
     def __init__(
@@ -67,11 +57,10 @@ class Scheduler:
         start_s: float,
         progress: Callable[[str], None],
         on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
-        self._loop = loop or asyncio.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="scheduler", daemon=True)
@@ -112,15 +101,6 @@ class Scheduler:
         """See `Workers.serve`: each worker serves it as soon as it can."""
         self._loop.call_soon_threadsafe(self._serve, policy)
 
-    def serving(self, policy: PolicyVersion) -> int:
-        """Return the number of workers that serve a policy."""
-        return sum(worker.policy == policy for worker in list(self._workers))
-
-    @property
-    def ready(self) -> int:
-        """The number of workers that have started."""
-        return sum(worker.answered for worker in list(self._workers))
-
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """See `Workers.play`."""
         rollout = SharedRollout(next(self._numbers), plan, groups)
@@ -152,7 +132,7 @@ class Scheduler:
                 self._check(able=bool(self._workers))
                 self._let_grade(job)
                 job.changed.clear()
-                await _within(job.changed.wait(), _LOOK_S)
+                await _within(job.changed.wait(), _CHECK_S)
         finally:
             self._scoring = None
             for worker in self._workers:
@@ -186,7 +166,7 @@ class Scheduler:
     def _add(self, remote: RemoteWorker) -> None:
         worker = Attended(remote)
         if remote.plays:
-            worker.order(Orders(policy=self._policy))
+            worker.orders.put_nowait(Orders(policy=self._policy))
             for rollout in self._rollouts:
                 rollout.add(worker)
         self._workers[worker] = self._loop.create_task(self._attend(worker))
@@ -195,7 +175,7 @@ class Scheduler:
         self._policy = policy
         for worker in self._players:
             worker.asked = time.monotonic()
-            worker.order(Orders(policy=policy))
+            worker.orders.put_nowait(Orders(policy=policy))
 
     def _fail(self, error: BaseException) -> None:
         self._fatal = self._fatal or error
@@ -220,9 +200,8 @@ class Scheduler:
                 while not groups.complete and not rollout.stopping:
                     self._check(able=any(worker.remote.plays for worker in self._workers))
                     rollout.hand_out(self._policy)
-                    await _within(groups.changed.wait(), _LOOK_S)
+                    await _within(groups.changed.wait(), _CHECK_S)
                 if rollout.stopping:
-                    await self._keep(rollout)
                     raise asyncio.CancelledError
             finally:
                 telling.cancel()
@@ -232,8 +211,8 @@ class Scheduler:
                 self._rollouts.remove(rollout)
                 if not self._rollouts:
                     self._idle.set()
-                for worker in rollout.parts:
-                    worker.order(Orders(end=[rollout.number]))
+                for worker in rollout.loads:
+                    worker.orders.put_nowait(Orders(end=[rollout.number]))
 
     @property
     def _players(self) -> list[Attended]:
@@ -247,16 +226,6 @@ class Scheduler:
         if self._fatal:
             raise self._fatal
 
-    async def _keep(self, rollout: SharedRollout) -> None:
-        """Wait until finished groups are stored, if the rollout wants that (`SharedGroups.unstored`)."""
-        deadline = time.monotonic() + _KEEP_S
-        while time.monotonic() < deadline and not self._fatal:
-            unstored = await _in_ledger_thread(rollout, rollout.groups.unstored)
-            if not unstored and not rollout.entering and not rollout.events:
-                return
-            self._enter_events(rollout)
-            await asyncio.sleep(_KEEP_LOOK_S)
-
     async def _attend(self, worker: Attended) -> None:
         """Exchange orders and reports with a worker until it is lost."""
         try:
@@ -268,24 +237,19 @@ class Scheduler:
 
     async def _deliver(self, worker: Attended) -> None:
         while True:
-            await worker.has_orders.wait()
-            worker.has_orders.clear()
-            orders, worker.orders = worker.orders, None
-            if orders:  # otherwise they went with more urgent ones
-                async with self._patiently(worker):
-                    await worker.remote.give(orders)
+            orders = [await worker.orders.get()]
+            while not worker.orders.empty():
+                orders.append(worker.orders.get_nowait())
+            async with self._patiently(worker):
+                await worker.remote.give(orders)
 
     async def _listen(self, worker: Attended) -> None:
         while True:
             async with self._patiently(worker):
-                report = await worker.remote.report(self._patience_s)
+                report = await worker.remote.report()
             self._take(worker, report)
             if report.failure:
                 raise WorkerFailedError(report.failure)
-
-    @property
-    def _patience_s(self) -> float:
-        return min(_PACE_S * len(self._workers), self._silence_s / 8)
 
     @asynccontextmanager
     async def _patiently(self, worker: Attended) -> AsyncIterator[None]:
@@ -328,7 +292,7 @@ class Scheduler:
 
     def _enter_events(self, rollout: SharedRollout) -> None:
         """Enter what is new into the ledger, unless its thread is at it already."""
-        if not rollout.entering and (rollout.events or rollout.stopping):
+        if not rollout.entering and rollout.events:
             rollout.entering = self._loop.create_task(self._enter_all(rollout))
 
     async def _enter_all(self, rollout: SharedRollout) -> None:
@@ -337,7 +301,7 @@ class Scheduler:
                 events, rollout.events = rollout.events, []
                 orders = await _in_ledger_thread(rollout, rollout.ledger.enter, events)
                 for worker, own in orders.items():
-                    worker.order(own, 0 if own.flush else self._patience_s)
+                    worker.orders.put_nowait(own)
                 if not rollout.events:
                     break
         except Exception as error:  # noqa: BLE001 # the rollout ends with it
@@ -347,11 +311,11 @@ class Scheduler:
             rollout.groups.changed.note()
 
     async def _tell(self, rollout: SharedRollout) -> None:
-        """Tell from time to time what each worker does, or all together if they are many."""
+        """Tell from time to time what the workers do."""
         while True:
             await asyncio.sleep(_TELL_S)
-            for line in rollout.log_lines():
-                self._progress(line)
+            if rollout.loads:
+                self._progress(rollout.summary())
 
 
 async def _in_ledger_thread(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:
