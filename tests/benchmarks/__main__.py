@@ -20,8 +20,6 @@ from tests.benchmarks.result import Row
 
 BENCHMARKS = {
     "rollout": "the rollout stage against the same bare requests to the same vLLM server",
-    "endpoint": "an agent written against OpenAI's client, against the same agent with queues",
-    "overhead": "the time that Prefect, storage and everything else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
@@ -30,10 +28,8 @@ BENCHMARKS = {
     "cluster": "simulated nodes: episodes/s of 1 to 16, the score stage on 2, and what Ray costs on one machine",
     "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
-    "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",
     "deltas": "the next copy for servers as a delta against a whole one: bytes, and time to fetch it from S3",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
-    "growth": "how cost grows with episodes in an iteration, versions in a store, problems in a set",
 }
 WIDTH = 140  # columns of the table if the output is no terminal
 
@@ -69,8 +65,7 @@ def _run(name: str, lab: Lab) -> Iterator[Row]:
     print(f"{name}: {BENCHMARKS[name]}", flush=True)
     start = time.monotonic()
     for row in importlib.import_module(f"tests.benchmarks.{name}").measure(lab):
-        goal = f" (goal: {row.goal})" if row.goal else ""
-        print(f"  {row.benchmark}: {row.measured}{goal}; {row.detail}", flush=True)
+        print(f"  {row.benchmark}: {row.measured}; {row.detail}", flush=True)
         yield row
     print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
 
@@ -80,9 +75,9 @@ def show(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("benchmark", "measured", "goal", "met", "detail", show_lines=True)
+    table = Table("benchmark", "measured", "detail", show_lines=True)
     for row in rows:
-        table.add_row(row.benchmark, row.measured, row.goal, {None: "", True: "yes", False: "no"}[row.met], row.detail)
+        table.add_row(row.benchmark, row.measured, row.detail)
     Console(width=max(Console().width, WIDTH)).print(table)
 
 

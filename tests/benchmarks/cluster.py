@@ -33,12 +33,10 @@ WORKERS = (1, 2, 4, 8, 16)
 TURN_S = 2.0
 GROUPS, AT_ONCE, GROUP = 12, 2, 16
 """Groups that each worker plays, those at the same time, and the episodes of a group."""
-GOAL = 0.9
 PAIRS, ITERATIONS, FIRST = 3, 16, 2
 """Pairs of runs with and without Ray; iterations of a run, and the number of those at its start that do not count."""
-MOST = 1.02
-SHARDS, BATCHES, MOST_OF_ONE = 16, 6, 0.55
-"""Shards of the data set that is graded, batches of its answers, and the goal; two nodes could at best need 0.5."""
+SHARDS, BATCHES = 16, 6
+"""Shards of the data set that is graded, and batches of its answers."""
 
 
 def measure(lab: Lab) -> Iterator[Row]:
@@ -58,9 +56,7 @@ def _scoring(lab: Lab) -> Row:
             seconds.append(_score_s(lab, address, nodes, graded))
     one, two = seconds
     what = f"{BATCHES * scoring.PROBLEMS * scoring.GROUP} LaTeX answers in {SHARDS} shards: {one:.1f} s and {two:.1f} s"
-    return Row(
-        "score stage: two nodes / one", f"{two / one:.2f}", f"{MOST_OF_ONE} or less", two / one <= MOST_OF_ONE, what
-    )
+    return Row("score stage: two nodes / one", f"{two / one:.2f}", what)
 
 
 def _answers(lab: Lab) -> TrajectoriesVersion:
@@ -111,8 +107,7 @@ def _overhead(lab: Lab) -> Row:
             seconds.append((alone, _iteration_s(lab, f"ray-{pair}", f"cluster.address={address}")))
             ratios.append(seconds[-1][1] / alone)
     detail = "median seconds of an iteration, alone and on Ray: " + ", ".join(f"{a:.2f} {b:.2f}" for a, b in seconds)
-    what = "the demo on a cluster of one node / without Ray"
-    return Row(what, spread(ratios, "{:.3f}".format), f"{MOST} or less", median(ratios) <= MOST, detail)
+    return Row("the demo on a cluster of one node / without Ray", spread(ratios, "{:.3f}".format), detail)
 
 
 def _iteration_s(lab: Lab, name: str, cluster: str) -> float:
@@ -143,7 +138,7 @@ def _scaling(lab: Lab) -> Row:
         f"least time for the waits / measured time, {shown}; single-turn episodes of {TURN_S:g} s (median), groups of "
         f"{GROUP}, {GROUPS} for each worker, two at a time"
     )
-    return Row("workers: episodes/s in proportion", f"{worst:.2f}", f"{GOAL} or more", worst >= GOAL, detail)
+    return Row("workers: episodes/s in proportion", f"{worst:.2f}", detail)
 
 
 def _share_of_ideal(lab: Lab, address: str, count: int) -> float:

@@ -4,11 +4,14 @@ The weights have the shapes of a quarter of Qwen2.5-1.5B (7 of 28 layers, a quar
 them with random gradients.
 """
 
+import os
 import shutil
 import time
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
+
+import s3fs
 
 from storage import layout
 from storage.objects.store import Store
@@ -18,8 +21,7 @@ from storage.versions.drafts import Draft, Provenance
 from storage.versions.serving_copies import DELTA, SERVING, ServingCopy, add_copy, fetch_copy
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
-from tests.benchmarks.storage import bucket
-from tests.support.s3_server import available
+from tests.support.s3_server import KEY, SECRET, Rgw, available
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +30,16 @@ HIDDEN, INTERMEDIATE, LAYERS, VOCABULARY, KEYS = 1536, 8960, 7, 151_936 // 4, 25
 STEPS_BEFORE = 5
 RATES = (1e-6, 1e-5)
 PAIRS = 5
-GOAL_BYTES = 0.05
 
 
 def measure(lab: Lab) -> list[Row]:
     """Commit a copy and its successor on S3 for each learning rate, and fetch the successor in both ways."""
     if reason := available():
         return [Row("deltas", "not measured", detail=reason)]
-    with bucket(lab):
+    with Rgw(lab.scratch / "s3") as server:
+        os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        os.environ |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+        s3fs.S3FileSystem().call_s3("create_bucket", Bucket="bench")
         return [row for rate in RATES for row in _measure(lab, Store(f"s3://bench/deltas-{rate:g}"), rate)]
 
 
@@ -56,9 +60,8 @@ def _measure(lab: Lab, store: Store, rate: float) -> list[Row]:
         delta.append(_fetch(lab, copies[2], copies[1]))
     share, what = sizes[DELTA] / sizes[SERVING], f"AdamW, lr {rate:g}, 2 steps, {sizes[SERVING] / 1e6:.0f} MB"
     seconds = f"{median(delta):.2f} s and {median(whole):.2f} s from a server on the same cores"
-    goal, met = (f"{GOAL_BYTES:g} or less", share <= GOAL_BYTES) if rate == RATES[0] else ("", None)
     return [
-        Row("delta / whole copy: bytes to fetch", f"{share:.3f}", goal, met, what),
+        Row("delta / whole copy: bytes to fetch", f"{share:.3f}", what),
         Row("delta / whole copy: time to fetch", f"{median(delta) / median(whole):.2f}", detail=f"{what}: {seconds}"),
     ]
 

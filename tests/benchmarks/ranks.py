@@ -5,7 +5,7 @@ Everything runs on the same cores, one after the other, so ratios are those of t
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -35,15 +35,6 @@ class Times(NamedTuple):
 
     training: float
     order: float
-
-
-class Goal(NamedTuple):
-    text: str
-    met: Callable[[float], bool]
-
-
-OVERHEAD = Goal("1.02 or less", lambda ratio: ratio <= 1.02)
-COPIES = Goal("0.9 or more", lambda ratio: ratio >= 0.9)
 
 
 def measure(lab: Lab) -> list[Row]:
@@ -81,10 +72,8 @@ def _speed_rows(folder: Path, model: Path) -> list[Row]:
                 times[name].append(_timed(runs[name], trainer, iteration))
     plain = _plain(runs["one process"], folder / "plain.safetensors")
     return [
-        _row(times, "own process", "one process", "training: one rank in Ray / in the flow's process", OVERHEAD),
-        _row(
-            times, "one process", "two copies", "training: one process with two threads / two copies with one", COPIES
-        ),
+        _row(times, "own process", "one process", "training: one rank in Ray / in the flow's process"),
+        _row(times, "one process", "two copies", "training: one process with two threads / two copies with one"),
         _row(times, "one process", "two shards", "training: one process with two threads / two shards with one"),
         *_file_rows(times, plain),
     ]
@@ -97,15 +86,13 @@ def _timed(run: "TrainingRun", trainer: "OrderedTrainer", iteration: int) -> Tim
     return Times(training, time.perf_counter() - start)
 
 
-def _row(times: dict[str, list[Times]], dividend: str, divisor: str, benchmark: str, goal: Goal | None = None) -> Row:
+def _row(times: dict[str, list[Times]], dividend: str, divisor: str, benchmark: str) -> Row:
     pairs = list(zip(times[dividend][WARM_UP:], times[divisor][WARM_UP:], strict=True))
     ratios = [one.training / other.training for one, other in pairs]
     seconds = [median(pair[place].training for pair in pairs) for place in (0, 1)]
     return Row(
         benchmark,
         spread(ratios, "{:.3f}".format),
-        goal.text if goal else "",
-        goal.met(median(ratios)) if goal else None,
         f"training {seconds[0]:.2f} s / {seconds[1]:.2f} s; whole orders "
         f"{median(one.order / other.order for one, other in pairs):.2f}; {len(pairs)} pairs",
     )

@@ -1,7 +1,7 @@
 """The results of benchmarks, and the peak memory of a process."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,17 +11,15 @@ from statistics import median
 class Row:
     """One line of the table of results.
 
-    Example: Row("rollout", "0.91", "0.85 or more", True, "512 episodes in 0.66 s, bare 0.60 s")
+    Example: Row("rollout", "0.91", "512 episodes in 0.66 s, bare 0.60 s")
     """
 
     benchmark: str
     measured: str
-    goal: str = ""
-    met: bool | None = None  # None: no goal
     detail: str = ""
 
 
-def spread(values: list[float], show: Callable[[float], str]) -> str:
+def spread(values: Sequence[float], show: Callable[[float], str]) -> str:
     """Format the median and the range.
 
     >>> spread([1.0, 2.0, 4.0], "{:.1f}".format)

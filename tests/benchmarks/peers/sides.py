@@ -1,32 +1,69 @@
-"""The measurements of one side, and the checks that both sides did the same work."""
+"""Both sides as processes, what is measured of each, and the check that both did the same work."""
 
+import json
 import math
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median, variance
+
+from configs import Config, load
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import datasets, manifests
+from storage.versions.fetch import fetch_folder
+from tests.support.paths import ROOT
 
 SURE = 5.0
 """Largest difference of the mean lengths, in standard errors."""
 SLACK = 0.02
-"""Further difference, as a share of the mean, because two trainings from one policy drift apart."""
+"""Further difference, as a fraction of the mean, because two trainings from one policy drift apart."""
+MICRO_BATCH = 128
+"""Samples in one forward and backward pass of TRL."""
+OPTIMIZER = {
+    "learning_rate": "lr",
+    "weight_decay": "weight_decay",
+    "adam_epsilon": "eps",
+    "max_grad_norm": "max_grad_norm",
+}
+"""Arguments of GRPOConfig and the knobs of `optimizer` that they are taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Overrides of the demo. One round is 32 problems x 16 episodes and two optimizer steps."""
+
+    what: str
+    overrides: tuple[str, ...]
+    rounds: int  # that are counted
+    warm_up: int = 3  # rounds at the beginning of each process that are not counted
+
+
+WORKLOADS = {
+    "short": Workload("one turn, answers of about 6 tokens", ("agent.args={num_turns: 1}",), 12),
+    # TRL's environments cannot end an episode: every episode has all its turns, here as well.
+    "two-turn": Workload("two turns with feedback", ("agent.args={num_turns: 2, stop_on_success: false}",), 10),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """The counted rounds of one process.
 
-    Example: Side([1.1, 1.0], {"generating": [0.4, 0.4]}, [6, 5, …], 1024, 4, 619328, ("float32",), 2, 0.01)
+    Example: Side([1.1, 1.0], [6, 5, …], 1024, 4, 619328, ("float32",), 2)
     """
 
     seconds: list[float]  # of each round
-    parts: dict[str, list[float]]  # seconds of each round for some of the work in it
     lengths: list[int]  # sampled tokens of each episode, all rounds
     samples: int
     updates: int  # optimizer steps
     parameters: int
     dtypes: tuple[str, ...]
     threads: int  # of the trainer
-    others: float  # share of the processors that other processes used meanwhile
 
     @property
     def typical(self) -> float:
@@ -65,3 +102,108 @@ def check_same_work(theirs: Side, ours: Side) -> None:
 def ratios(pairs: Sequence[tuple[Side, Side]]) -> list[float]:
     """Return TRL's seconds of a round divided by ours, for each pair."""
     return [theirs.typical / ours.typical for theirs, ours in pairs]
+
+
+def pipeline(name: str, model: Path, folder: Path) -> Side:
+    """Run the main flow, as a user would, in the empty `folder`. A round ends when its checkpoint is committed."""
+    from safetensors import safe_open
+
+    workload, cache = WORKLOADS[name], folder / "cache"
+    last = workload.warm_up + workload.rounds
+    settings = [f"run.name={name}", f"run.iterations={last}", f"evaluation.every={last}", f"policy={{path: {model}}}"]
+    settings += [f"storage.root={folder}/store", f"storage.cache={cache}", *workload.overrides]
+    added = {"PYTHONPATH": str(ROOT), "PREFECT_HOME": f"{folder}/prefect", "OMP_WAIT_POLICY": "passive"}
+    added |= {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    _run([sys.executable, "-m", "flows.math_mt_ppo", "demo", *settings], folder, added, without="PREFECT_API_URL")
+    store, config = Store(f"{folder}/store"), load("demo", settings)
+    checkpoints = [manifests.read(store, layout.checkpoint(name, i)) for i in range(workload.warm_up, last + 1)]
+    moments = [checkpoint.created_at for checkpoint in checkpoints]
+    rows = [
+        row
+        for iteration in range(workload.warm_up, last)
+        for row in datasets.trajectories(store, layout.trajectories(name, iteration), cache)
+    ]
+    begun, done = (
+        json.loads((fetch_folder(store, checkpoint, "state", cache) / "state.json").read_text())["steps"]
+        for checkpoint in (checkpoints[0], checkpoints[-1])
+    )
+    with safe_open(fetch_folder(store, checkpoints[-1], "model", cache) / "model.safetensors", "np") as weights:
+        tensors = [weights.get_tensor(tensor) for tensor in weights.keys()]  # noqa: SIM118 - it is no mapping
+    stopped = sum(checkpoint.metrics["policy/early_stopped"] for checkpoint in checkpoints[1:])
+    return Side(
+        seconds=[(later - earlier).total_seconds() for earlier, later in pairwise(moments)],
+        lengths=[sum(row.action_mask) for row in rows],
+        samples=len(rows),
+        updates=done - begun - round(stopped * _updates(config)),  # without those that `ppo.early_stop_imp_ratio` left
+        parameters=sum(tensor.size for tensor in tensors),
+        dtypes=tuple(sorted({str(tensor.dtype) for tensor in tensors})),
+        threads=config.ppo.threads,
+    )
+
+
+def trl(workload: Workload, model: Path, folder: Path, python: Path) -> Side:
+    """Run TRL's side with the problems of the same iterations, in the empty `folder`."""
+    total, path = workload.warm_up + workload.rounds, folder / "job.json"
+    path.write_text(json.dumps(job(load("demo", list(workload.overrides)), total, model)))
+    # Threads that spin are right where nothing else runs. OMP_WAIT_POLICY is for servers that share the cores.
+    added = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+    command = [str(python), str(Path(__file__).with_name("trl_side.py")), str(path)]
+    measured = json.loads(_run(command, folder, added, without="OMP_WAIT_POLICY").splitlines()[-1])
+    lengths = measured["lengths"][workload.warm_up :]
+    assert len(measured["seconds"]) == len(measured["lengths"]) == total
+    return Side(
+        seconds=measured["seconds"][workload.warm_up :],
+        lengths=[length for of_round in lengths for length in of_round],
+        samples=sum(map(len, lengths)),
+        updates=measured["updates"] * workload.rounds // total,
+        parameters=measured["parameters"],
+        dtypes=tuple(measured["dtypes"]),
+        threads=measured["threads"],
+    )
+
+
+def job(config: Config, rounds: int, model: Path) -> dict[str, object]:
+    """Return the job of TRL's side (`Job` in trl_side.py) for the pipeline's configuration."""
+    from tasks.agents.math_multi_turn import CORRECT_FEEDBACK, WRONG_FEEDBACK
+    from tasks.problems import load_problems
+    from tasks.rollout.plan import draw
+
+    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    groups, seed = config.rollout.problems_per_iteration, config.run.seed
+    drawn = [problem for i in range(rounds) for problem in draw(problems, groups, i, seed)]
+    beta1, beta2 = config.optimizer.betas
+    return {
+        "model": str(model),
+        "problems": [{"prompt": problem.prompt, "solution": problem.solutions[0]} for problem in drawn],
+        "groups": groups,
+        "samples": config.rollout.group_size,
+        "updates": _updates(config),
+        "rounds": rounds,
+        "turns": config.agent.args["num_turns"],
+        "max_new_tokens": config.sampling.max_new_tokens,
+        "max_model_len": config.inference.max_model_len,
+        "feedback": {"right": CORRECT_FEEDBACK, "wrong": WRONG_FEEDBACK},
+        "optimizer": {
+            **{name: getattr(config.optimizer, knob) for name, knob in OPTIMIZER.items()},
+            "adam_beta1": beta1,
+            "adam_beta2": beta2,
+            "epsilon": config.ppo.eps_clip,
+        },
+        "threads": config.ppo.threads,
+        "seed": seed,
+        "micro_batch": MICRO_BATCH,
+    }
+
+
+def _updates(config: Config) -> int:
+    """Return the number of optimizer steps in a round."""
+    return config.ppo.ppo_n_minibatches * config.ppo.epochs
+
+
+def _run(command: list[str], folder: Path, added: Mapping[str, str], without: str) -> str:
+    """Run a command in an environment with some variables `added` and one left out; return its output."""
+    environment = {key: value for key, value in os.environ.items() if key not in (without, "PYTHONPATH")} | added
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout

@@ -7,21 +7,17 @@ from configs import load
 from storage.records import Problem
 from tasks.problems import load_problems
 from tasks.rollout.plan import draw
-from tests.benchmarks.peers.processes import job
-from tests.benchmarks.peers.sides import Side, check_same_work, ratios
+from tests.benchmarks.peers.sides import WORKLOADS, Side, check_same_work, job, ratios
 from tests.benchmarks.peers.trl_side import TEMPLATE, Job
-from tests.benchmarks.peers.workloads import WORKLOADS
 
 SIDE = Side(
     seconds=[2.0, 1.0, 3.0],
-    parts={},
     lengths=[5, 6, 7, 6] * 100,
     samples=400,
     updates=6,
     parameters=10,
     dtypes=("float32",),
     threads=2,
-    others=0.0,
 )
 
 
@@ -57,14 +53,14 @@ def test_a_ratio_is_of_the_medians() -> None:
 def test_both_sides_have_the_settings_of_one_configuration(name: str) -> None:
     """TRL gets the problems that the pipeline draws, in its order, and the knobs that decide how much work there is."""
     config = load("demo", list(WORKLOADS[name].overrides))
-    made = Job(**job(config, 3, Path("model"), 128))  # type: ignore[arg-type]  # the values are JSON
+    made = Job(**job(config, 3, Path("model")))  # type: ignore[arg-type]  # the values are JSON
     problems: list[Problem] = load_problems(config.problems.train, 0.0).problems
     drawn = [problem.prompt for iteration in range(3) for problem in draw(problems, 32, iteration, config.run.seed)]
     assert [problem["prompt"] for problem in made.problems] == drawn
     assert (made.groups, made.samples, made.updates, made.threads) == (32, 16, 2, 2)
     assert made.turns == config.agent.args["num_turns"]
     assert (made.max_new_tokens, made.optimizer["learning_rate"]) == (config.sampling.max_new_tokens, 1e-4)
-    assert {field.name for field in fields(Job)} == job(config, 1, Path("model"), 128).keys()
+    assert {field.name for field in fields(Job)} == job(config, 1, Path("model")).keys()
 
 
 def test_a_tools_reply_is_rendered_as_the_users_feedback() -> None:

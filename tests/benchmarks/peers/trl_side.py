@@ -11,9 +11,8 @@ the pipeline's agent does.
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,36 +48,6 @@ class Job:
     micro_batch: int  # samples in one forward and backward pass
 
 
-@dataclass(slots=True)
-class Seconds:
-    """Seconds of one round."""
-
-    whole: float = 0.0
-    generating: float = 0.0  # verdicts of environments included
-    judging: float = 0.0
-
-
-@dataclass(slots=True)
-class Clock:
-    """Measures the rounds, from the end of one to the end of the next."""
-
-    rounds: list[Seconds] = field(default_factory=list)
-    current: Seconds = field(default_factory=Seconds)
-    began: float = field(default_factory=time.perf_counter)
-
-    @contextmanager
-    def timing(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        setattr(self.current, part, getattr(self.current, part) + time.perf_counter() - began)
-
-    def end_round(self) -> None:
-        now = time.perf_counter()
-        self.current.whole = now - self.began
-        self.rounds.append(self.current)
-        self.current, self.began = Seconds(), now
-
-
 def main(path: Path) -> None:
     """Train as the job at `path` says."""
     import torch
@@ -87,23 +56,22 @@ def main(path: Path) -> None:
 
     job = Job(**json.loads(path.read_text()))
     torch.set_num_threads(job.threads)
-    clock, lengths = Clock(), list[list[int]]()
+    moments, lengths = list[float](), list[list[int]]()  # the ends of rounds, and tokens of the episodes of each
 
     class Timed(GRPOTrainer):  # type: ignore[misc]  # TRL is not installed where types are checked
         def _generate(self, prompts: list[Any]) -> Any:
-            with clock.timing("generating"):
-                generated = super()._generate(prompts)
+            generated = super()._generate(prompts)
             _, completions, tool_mask = generated[:3]
             lengths.append([sum(mask) for mask in tool_mask or [[1] * len(tokens) for tokens in completions]])
             return generated
 
     class Rounds(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            clock.began = time.perf_counter()
+            moments.append(time.perf_counter())
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % job.updates == 0:
-                clock.end_round()
+                moments.append(time.perf_counter())
 
     with TemporaryDirectory(prefix="trl-") as scratch:
         trainer = Timed(
@@ -112,16 +80,14 @@ def main(path: Path) -> None:
             train_dataset=_dataset(job),
             processing_class=_tokenizer(job),
             callbacks=[Rounds()],
-            **_environment(job, clock),
+            **_environment(job),
         )
         trainer.train()
     parameters = list(trainer.model.parameters())
     print(
         json.dumps(
             {
-                "seconds": [seconds.whole for seconds in clock.rounds],
-                "generating": [seconds.generating for seconds in clock.rounds],
-                "judging": [seconds.judging for seconds in clock.rounds],
+                "seconds": [end - begin for begin, end in pairwise(moments)],
                 "lengths": lengths,
                 "updates": trainer.state.global_step,
                 "parameters": sum(parameter.numel() for parameter in parameters),
@@ -194,13 +160,12 @@ def _tokenizer(job: Job) -> Any:
     return tokenizer
 
 
-def _environment(job: Job, clock: Clock) -> dict[str, Any]:
+def _environment(job: Job) -> dict[str, Any]:
     """Return GRPOTrainer's arguments for rewards and turns. All verdicts are those of TRL's own `accuracy_reward`."""
     from trl.rewards import accuracy_reward
 
     def judge(answers: list[str], solutions: list[str]) -> list[float]:
-        with clock.timing("judging"):
-            rewards = accuracy_reward([[{"content": answer}] for answer in answers], solutions)
+        rewards = accuracy_reward([[{"content": answer}] for answer in answers], solutions)
         return [reward or 0.0 for reward in rewards]
 
     class Attempts:
