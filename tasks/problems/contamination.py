@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from storage.errors import first_few
 from storage.records import Problem
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
+_REPORTED = 5  # overlaps and repeats that a message names
 _SHOWN = 120  # largest number of characters of a text in a message
 
 _SAME = str.maketrans(
@@ -74,8 +76,8 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
     return overlaps
 
 
-def describe(overlaps: Sequence[Overlap], limit: int = 5) -> str:
-    """Describe overlaps in one sentence: the number of training problems, and the first `limit`, same prompts first.
+def describe(overlaps: Sequence[Overlap]) -> str:
+    """Describe overlaps in one sentence: the number of training problems, and the first few, same prompts first.
 
     >>> print(describe([Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")]))
     1 training problem is also in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): "What is 12 + 7?"
@@ -89,13 +91,8 @@ def describe(overlaps: Sequence[Overlap], limit: int = 5) -> str:
         place = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
         lines.append(f'{overlap.problem_id} {verb} {place}: "{overlap.shared}"')
     subject = "1 training problem is" if count == 1 else f"{count} training problems are"
-    return f"{subject} also in evaluation sets: {_first(lines, limit, '; ')}"
-
-
-def _first(texts: Sequence[str], limit: int, separator: str) -> str:
-    """Join the first `limit` texts, and the number of the others."""
-    more = [f"and {len(texts) - limit} more"] if len(texts) > limit else []
-    return separator.join([*texts[:limit], *more])
+    more = [f"and {len(lines) - _REPORTED} more"] if len(lines) > _REPORTED else []
+    return f"{subject} also in evaluation sets: {'; '.join([*lines[:_REPORTED], *more])}"
 
 
 def tokens(prompt: str) -> list[str]:
@@ -164,7 +161,7 @@ def find_repeats(problems: Sequence[Problem]) -> list[Repeat]:
     return repeats
 
 
-def describe_repeats(repeats: Sequence[Repeat], limit: int = 5) -> list[str]:
+def describe_repeats(repeats: Sequence[Repeat]) -> list[str]:
     """Describe repeats in a sentence for each kind: those with the same solutions, and those with others.
 
     >>> describe_repeats([Repeat("000004", "000001", True)])
@@ -176,7 +173,7 @@ def describe_repeats(repeats: Sequence[Repeat], limit: int = 5) -> list[str]:
         (False, "but with other solutions, look at them"),
     ):
         found = [repeat for repeat in repeats if repeat.same_solutions == same]
-        named = _first([f"{repeat.problem_id} as {repeat.earlier_id}" for repeat in found], limit, ", ")
+        named = first_few([f"{repeat.problem_id} as {repeat.earlier_id}" for repeat in found], _REPORTED)
         rows = "1 row asks" if len(found) == 1 else f"{len(found)} rows ask"
         described += [f"{rows} the same as an earlier one ({named}): {meaning}"] if found else []
     return described

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,21 +47,6 @@ def scorer_fingerprint(settings: ScoreSettings) -> str:
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """The mean of some numbers."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def __add__(self, other: "Mean") -> "Mean":
-        return Mean(self.total + other.total, self.count + other.count)
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-
 @dataclass(slots=True)
 class Grades:
     """What the scorers have found in turns of trajectories.
@@ -71,12 +56,13 @@ class Grades:
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)
-    means: dict[str, Mean] = field(default_factory=dict)
+    totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums, for the means
+    counts: Counter[str] = field(default_factory=Counter)  # turns in each of the sums
     example: str = ""  # the first timeout or error; empty if there was none
     disputed: str = ""  # the first turn about which environment and scorer disagree
 
-    def mean(self, name: str) -> Mean:
-        return self.means.get(name, Mean())
+    def mean(self, name: str) -> float | None:
+        return self.totals[name] / self.counts[name] if self.counts[name] else None
 
     def add(self, score: Score, heard: str) -> None:
         """Add a score of a turn on which the environment said `heard`."""
@@ -92,18 +78,17 @@ class Grades:
                 read = f"which reads {score.extracted!r}" if score.extracted else "which reads nothing"
                 self.disputed = f"{turn}: {heard} for the environment, {score.verdict} for the scorer, {read}"
         for name, value in numbers.items():
-            self.means[name] = self.mean(name) + Mean(value, 1)
+            self.totals[name] += value
+            self.counts[name] += 1
 
-    def __add__(self, other: "Grades") -> "Grades":
-        return Grades(
-            self.verdicts + other.verdicts,
-            {name: self.mean(name) + other.mean(name) for name in {**self.means, **other.means}},
-            self.example or other.example,
-            self.disputed or other.disputed,
-        )
-
-
-NO_GRADES = Grades()
+    def join(self, other: "Grades") -> None:
+        """Add what was found in other turns."""
+        self.verdicts.update(other.verdicts)
+        self.counts.update(other.counts)
+        for name, total in other.totals.items():
+            self.totals[name] += total
+        self.example = self.example or other.example
+        self.disputed = self.disputed or other.disputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +148,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
             f"{settings.max_failure_share:g} (score.max_failure_share, in evaluations also "
             f"evaluation.max_failed_share); the first one is {grades.example}"
         )
-    means = {name: mean.value for name, mean in sorted(grades.means.items())}
+    means = {name: grades.mean(name) for name in sorted(grades.counts)}
     return {
         "turns": verdicts.total(),
         "verdicts": dict(verdicts),
@@ -179,7 +164,7 @@ def disagreement(grades: Grades) -> str:
 
     The policy then hears other verdicts than those that it is trained on: one of the two misreads its answers.
     """
-    share, turns = grades.mean("disagreement").value or 0.0, grades.mean("disagreement").count
+    share, turns = grades.mean("disagreement") or 0.0, grades.counts["disagreement"]
     if share <= _DISAGREEMENT or turns < _LEAST_COMPARED:
         return ""
     return (

@@ -12,7 +12,7 @@ worker dies, its answers are graded again one by one. Only the answer that cause
 The limit is processor time, which the kernel measures: a machine that stalls or has other work changes no verdict.
 If a worker dies for another reason, or makes no progress for minutes, that proves nothing: its answer is graded again.
 If an idle worker dies, pebble breaks the whole pool, and can lose a chunk that it receives at that moment. So a thread
-checks the pool, replaces it if it is broken, and sends its chunks to the new one.
+checks the pool, replaces it if it is broken, and sends all requests without a verdict to the new one.
 The cache keeps only verdicts that math-verify returned. After a timeout, a dead worker or too little memory, the next
 request for this pair is graded again.
 """
@@ -62,22 +62,14 @@ def _running() -> "Future[Verdict]":
     return future
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     key: bytes
     judge: str  # the function that the workers call
     item: tuple[Any, ...]  # its arguments
     solutions: tuple[str, ...]  # of the problem
     future: "Future[Verdict]" = field(default_factory=_running)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chunk:
-    """Requests for one function, for a worker of `pool`; `retries`: how many times they may be sent again."""
-
-    requests: Sequence[_Request]
-    retries: int
-    pool: ProcessPool
+    lost: int = 0  # how often a worker, or a whole pool, ended or hung with it
 
 
 MEMORY_MB = 2048
@@ -106,11 +98,9 @@ class Verifier:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._pool = self._make_pool()
-        self._chunks: set[_Chunk] = set()
-        """Chunks without a result. Those of a broken pool are sent to the next one."""
         self._cache_size = cache_size
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._in_flight: dict[bytes, Future[Verdict]] = {}
+        self._in_flight: dict[bytes, _Request] = {}
         self.sent = 0
         """Number of pairs sent to workers so far; the cache, or a pair already in flight, answered all others."""
         self._watch = threading.Thread(target=self._watch_pool, name="verifier", daemon=True)
@@ -133,8 +123,8 @@ class Verifier:
         _end(self._pool)
         with self._lock:
             waiting, self._in_flight = list(self._in_flight.values()), {}
-        for future in waiting:  # the pool does not complete all of them
-            future.set_exception(VerifierBrokenError("the verifier was closed"))
+        for request in waiting:  # the pool does not complete all of them
+            request.future.set_exception(VerifierBrokenError("the verifier was closed"))
 
     def _make_pool(self) -> ProcessPool:
         # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
@@ -164,15 +154,14 @@ class Verifier:
         except Exception as error:  # noqa: BLE001 - passed to the callers that wait for the verdicts
             pool, why = broken, f"its workers cannot be started again: {error!r}"
             logger.error("Verifier: %s", why)
-        with self._lock:
-            self._pool = pool
-            lost = [chunk for chunk in self._chunks if chunk.pool is broken]
-            self._chunks.difference_update(lost)
-        for chunk in lost:
-            if chunk.retries and pool is not broken:
-                self._send(chunk.requests, chunk.retries - 1)
+        with self._lock:  # requests that come later are sent to the new pool
+            self._pool, waiting = pool, [*self._in_flight.values()]
+        for request in waiting:
+            request.lost += 1
+            if request.lost < _TRIES and pool is not broken:
+                self._send([request])
             else:
-                self._give_up(chunk.requests, why)
+                self._give_up([request], why)
 
     def grade(self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None) -> list[Verdict]:
         """Return the verdicts on (answer, solutions) pairs, in order; an answer may match any of its solutions."""
@@ -214,7 +203,7 @@ class Verifier:
             for request in requests:
                 known = self._known(request.key)
                 if known is None:
-                    self._in_flight[request.key] = request.future
+                    self._in_flight[request.key] = request
                     new.append(request)
                 futures.append(known or request.future)
             self.sent += len(new)
@@ -226,32 +215,25 @@ class Verifier:
 
     def _known(self, key: bytes) -> "Future[Verdict] | None":
         if key not in self._verdicts:
-            return self._in_flight.get(key)
+            return self._in_flight[key].future if key in self._in_flight else None
         self._verdicts.move_to_end(key)
         future: Future[Verdict] = Future()
         future.set_result(self._verdicts[key])
         return future
 
-    def _send(self, requests: Sequence[_Request], retries: int = _TRIES - 1) -> None:
-        with self._lock:
-            chunk = _Chunk(requests, retries, self._pool)
-            self._chunks.add(chunk)
+    def _send(self, requests: Sequence[_Request]) -> None:
+        """Send requests for one function to a worker."""
         call = [requests[0].judge, [request.item for request in requests]]
         try:
-            result = chunk.pool.schedule(worker.judge_all, args=call, timeout=self._patience_s)
-        except RuntimeError:  # the pool is broken, or closed: `_replace_pool` or `close` handles the chunk
+            result = self._pool.schedule(worker.judge_all, args=call, timeout=self._patience_s)
+        except RuntimeError:  # the pool is broken, or closed: `_replace_pool` or `close` handles the requests
             return
-        result.add_done_callback(partial(self._receive, chunk))
+        result.add_done_callback(partial(self._receive, requests))
 
-    def _receive(self, chunk: _Chunk, result: "ProcessFuture[Any]") -> None:
+    def _receive(self, requests: Sequence[_Request], result: "ProcessFuture[Any]") -> None:
         failure = result.exception()
-        if isinstance(failure, BrokenProcessPool):  # `_replace_pool` handles the chunk
+        if isinstance(failure, BrokenProcessPool):  # `_replace_pool` handles the requests
             return
-        with self._lock:
-            if chunk not in self._chunks:  # it was sent again
-                return
-            self._chunks.remove(chunk)
-        requests = chunk.requests
         if failure is None:
             for request, verdict in zip(requests, result.result(), strict=True):
                 self._settle(request, verdict, keep=request.judge in worker.GRADES.values())
@@ -260,26 +242,28 @@ class Verifier:
         elif len(requests) > 1:
             for request in requests:
                 self._send([request])
-        elif verdict := self._caused(failure, requests[0], last_try=not chunk.retries):
-            self._settle(requests[0], verdict, keep=False)
         else:
-            self._send(requests, chunk.retries - 1)
+            requests[0].lost += 1
+            if verdict := self._caused(failure, requests[0]):
+                self._settle(requests[0], verdict, keep=False)
+            else:
+                self._send(requests)
 
     def _give_up(self, requests: Sequence[_Request], why: str) -> None:
         for request in requests:
             with self._lock:
                 waiting = self._in_flight.pop(request.key, None)
             if waiting:
-                waiting.set_exception(VerifierBrokenError(f"the verifier broke: {why}"))
+                waiting.future.set_exception(VerifierBrokenError(f"the verifier broke: {why}"))
 
-    def _caused(self, failure: BaseException, request: _Request, *, last_try: bool) -> Verdict | None:
+    def _caused(self, failure: BaseException, request: _Request) -> Verdict | None:
         """Return the verdict on an answer that failed; None if a worker died or hung, which proves nothing yet."""
         name: VerdictName = "timeout"
         if isinstance(failure, ProcessExpired) and failure.exitcode == OUT_OF_TIME:
             reason = f"needs more than {self._timeout_s:g} s of processor time"
         elif isinstance(failure, MemoryError):
             name, reason = "error", f"needs more than {failure}"
-        elif not last_try:
+        elif request.lost < _TRIES:
             return None
         elif isinstance(failure, TimeoutError):
             reason = f"no end within {self._patience_s:g} s, {_TRIES} times"
@@ -289,13 +273,13 @@ class Verifier:
 
     def _settle(self, request: _Request, verdict: Verdict, *, keep: bool) -> None:
         with self._lock:
-            if self._in_flight.pop(request.key, None) is None:  # the verifier was closed
-                return
-            if keep:
+            waiting = self._in_flight.pop(request.key, None)
+            if waiting and keep:
                 self._verdicts[request.key] = verdict
                 if len(self._verdicts) > self._cache_size:
                     self._verdicts.popitem(last=False)
-        request.future.set_result(verdict)
+        if waiting:  # otherwise it has a verdict, or the verifier was closed
+            waiting.future.set_result(verdict)
 
 
 def _end(pool: ProcessPool) -> None:

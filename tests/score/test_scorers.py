@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.metadata
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from tasks.score.scorers import (
     check_scorers,
     identity,
 )
-from tasks.score.scoring import Grades, Mean, disagreement, metrics_of, scorer_fingerprint
+from tasks.score.scoring import Grades, disagreement, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict, checked
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.support.train_helpers import make_trajectory
@@ -425,7 +425,8 @@ def test_environment_and_scorer_that_disagree_raise_an_alarm(tmp_path: Path, ver
     assert metrics_of(grades, ScoreSettings(), 1.0)["disagreement"] == 0.1
     assert "disagree about 10.0% of 40 turns" in disagreement(grades)
     assert "t0 turn 0: correct for the environment, wrong for the scorer, which reads '0.9'" in disagreement(grades)
-    assert disagreement(Grades(means={"disagreement": Mean(1, 10)})) == disagreement(Grades()) == ""
+    few = Grades(totals=defaultdict(float, disagreement=1), counts=Counter(disagreement=10))
+    assert disagreement(few) == disagreement(Grades()) == ""
 
 
 def test_every_registered_scorer_says_what_it_reads() -> None:

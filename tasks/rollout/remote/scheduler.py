@@ -29,7 +29,7 @@ from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups
 from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJob, SharedRollout
 from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
-from tasks.score.scoring import NO_GRADES, Grades, ScoredShard, ShardOrder
+from tasks.score.scoring import Grades, ScoredShard, ShardOrder
 
 _KEEP_S = 30.0
 """Longest wait for the storing of finished groups when a stream ends early."""
@@ -139,9 +139,11 @@ class Scheduler:
         files = [file for file in read(draft.store, trajectories).files if file.name.endswith(".parquet")]
         orders = [ShardOrder(file, draft.version, settings, rows_per_shard) for file in files]
         scored = asyncio.run_coroutine_threadsafe(self._score(orders), self._loop).result()
+        grades = Grades()
         for shard in scored:
             draft.accept(shard.files)
-        return sum((shard.grades for shard in scored), NO_GRADES)
+            grades.join(shard.grades)
+        return grades
 
     async def _score(self, orders: Sequence[ShardOrder]) -> list[ScoredShard]:
         job = self._scoring = ScoringJob(orders)
