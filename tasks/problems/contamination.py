@@ -12,7 +12,6 @@ from storage.errors import first_few
 from storage.records import Problem
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
-_REPORTED = 5  # overlaps and repeats that a message names
 _SHOWN = 120  # largest number of characters of a text in a message
 
 _SAME = str.maketrans(
@@ -82,17 +81,13 @@ def describe(overlaps: Sequence[Overlap]) -> str:
     >>> print(describe([Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")]))
     1 training problem is also in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): "What is 12 + 7?"
     """
-    count = len({overlap.problem_id for overlap in overlaps})
-    if not count:
-        return "no training problem is in an evaluation set"
-    lines = []
+    count, lines = len({overlap.problem_id for overlap in overlaps}), []
     for overlap in sorted(overlaps, key=lambda overlap: overlap.kind != "exact"):
         verb = "is" if overlap.kind == "exact" else "repeats a part of"
         place = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
         lines.append(f'{overlap.problem_id} {verb} {place}: "{overlap.shared}"')
     subject = "1 training problem is" if count == 1 else f"{count} training problems are"
-    more = [f"and {len(lines) - _REPORTED} more"] if len(lines) > _REPORTED else []
-    return f"{subject} also in evaluation sets: {'; '.join([*lines[:_REPORTED], *more])}"
+    return f"{subject} also in evaluation sets: {first_few(lines, 5)}"
 
 
 def tokens(prompt: str) -> list[str]:
@@ -134,46 +129,19 @@ def _cut(text: str) -> str:
     return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """A problem that asks the same as an earlier one of its set.
-
-    Example: Repeat(problem_id="000004", earlier_id="000001", same_solutions=True)
-    """
-
-    problem_id: str
-    earlier_id: str
-    same_solutions: bool
-
-
-def find_repeats(problems: Sequence[Problem]) -> list[Repeat]:
-    """Find problems whose prompt an earlier one has, under another id or with other spaces.
+def find_repeats(problems: Sequence[Problem]) -> list[str]:
+    """Find problems whose prompt an earlier one has, under another id or with other spaces; name each with that one.
 
     Prompts are compared as in the search for contamination, by words, numbers and symbols.
+
+    >>> find_repeats([Problem("1", "1 + 2?", ["3"]), Problem("2", "1+2", ["3"]), Problem("3", "1+2?", ["4"])])
+    ['2 as 1', '3 as 1 with other solutions']
     """
     first: dict[str, Problem] = {}
     repeats = []
     for problem in problems:
         earlier = first.setdefault(" ".join(tokens(problem.prompt)) or problem.prompt, problem)
         if earlier is not problem:
-            same = set(earlier.solutions) == set(problem.solutions)
-            repeats.append(Repeat(problem.problem_id, earlier.problem_id, same))
+            other = "" if set(earlier.solutions) == set(problem.solutions) else " with other solutions"
+            repeats.append(f"{problem.problem_id} as {earlier.problem_id}{other}")
     return repeats
-
-
-def describe_repeats(repeats: Sequence[Repeat]) -> list[str]:
-    """Describe repeats in a sentence for each kind: those with the same solutions, and those with others.
-
-    >>> describe_repeats([Repeat("000004", "000001", True)])
-    ['1 row asks the same as an earlier one (000004 as 000001): such problems are drawn more often']
-    """
-    described = []
-    for same, meaning in (
-        (True, "such problems are drawn more often"),
-        (False, "but with other solutions, look at them"),
-    ):
-        found = [repeat for repeat in repeats if repeat.same_solutions == same]
-        named = first_few([f"{repeat.problem_id} as {repeat.earlier_id}" for repeat in found], _REPORTED)
-        rows = "1 row asks" if len(found) == 1 else f"{len(found)} rows ask"
-        described += [f"{rows} the same as an earlier one ({named}): {meaning}"] if found else []
-    return described

@@ -6,7 +6,7 @@ iteration. They are made from trajectories and scores, and outlive these.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import get_args
@@ -36,6 +36,7 @@ _ROWS_PER_SHARD = 50_000
 _EPISODE = ["trajectory_id", "problem_id", "sample", "status", "fault"]  # files before schema 5 have no fault
 _TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "policy_version"]
 _SCORE_COLUMNS = ["trajectory_id", "turn", "verdict", "success"]
+_OF_PROBLEM = ("problem_id", "prompt", "solutions", "run", "iteration", "policy_version")
 
 
 def plan_curriculum(
@@ -130,13 +131,6 @@ def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -
     ]
 
 
-@dataclass(slots=True)
-class _Episode:
-    row: Row  # the first of its trajectories
-    first: bool = False  # the first graded turn is right
-    any: bool = False  # any turn is right
-
-
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:
     """Count the successes of one iteration by problem, ordered by key.
 
@@ -148,38 +142,28 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
         trajectories: rows of a trajectory data set.
         scores: rows of its scores.
     """
-    first, any_right = dict[str, tuple[int, bool]](), set[str]()
+    first, solved = dict[str, tuple[int, bool]](), set[str]()  # the first graded turn of a trajectory, and its success
     for score in scores:
         if score["verdict"] != "none":
             name, result = score["trajectory_id"], (score["turn"], score["success"] > 0)
             first[name] = min(first.get(name, result), result)
-            any_right |= {name} if score["success"] > 0 else set()
-    played: dict[tuple[str, int], _Episode] = {}
+            solved |= {name} if score["success"] > 0 else set()
+    played: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in trajectories:
         if row["status"] != "failed" or row.get("fault") == "policy":
-            episode = played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
-            episode.first |= first.get(row["trajectory_id"], (0, False))[1]
-            episode.any |= row["trajectory_id"] in any_right
-    groups: dict[str, list[_Episode]] = defaultdict(list)
-    for (problem_id, _), episode in sorted(played.items(), key=lambda item: item[0]):
-        groups[key(Problem(problem_id, episode.row["prompt"], episode.row["solutions"]))].append(episode)
-    return [_count(content, groups[content]) for content in sorted(groups)]
-
-
-def _count(content: str, episodes: list[_Episode]) -> ProblemHistory:
-    row = episodes[0].row
-    return ProblemHistory(
-        problem_key=content,
-        problem_id=row["problem_id"],
-        prompt=row["prompt"],
-        solutions=row["solutions"],
-        run=row["run"],
-        iteration=row["iteration"],
-        policy_version=row["policy_version"],
-        episodes=len(episodes),
-        first_turn=sum(episode.first for episode in episodes),
-        any_turn=sum(episode.any for episode in episodes),
-    )
+            played[row["problem_id"], row["sample"]].append(row)
+    counted: dict[str, ProblemHistory] = {}
+    for episode in sorted(played):
+        row, names = played[episode][0], [each["trajectory_id"] for each in played[episode]]
+        content = key(Problem(row["problem_id"], row["prompt"], row["solutions"]))
+        found = counted.get(content) or ProblemHistory(content, *(row[name] for name in _OF_PROBLEM), 0, 0, 0)
+        counted[content] = replace(
+            found,
+            episodes=found.episodes + 1,
+            first_turn=found.first_turn + any(first[name][1] for name in names if name in first),
+            any_turn=found.any_turn + any(name in solved for name in names),
+        )
+    return [counted[content] for content in sorted(counted)]
 
 
 def commit_history(

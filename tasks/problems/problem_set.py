@@ -172,13 +172,12 @@ def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
     """Say how a set has changed.
 
     >>> describe_change([Problem("1", "1 + 1?", ["2"])], [Problem("1", "1 + 1?", ["2"]), Problem("2", "1 + 2?", ["3"])])
-    '2 problems instead of 1, of which 1 is new; none is gone'
+    '2 problems instead of 1: 1 new, 0 gone'
     """
     new, gone = len(new_problems(now, before)), len(new_problems(before, now))
     if not new and not gone:
         return f"the same {len(before)} problems in another order, with other ids or other metadata"
-    counts = f"{len(now)} problems instead of {len(before)}, of which {new or 'none'} {'are' if new > 1 else 'is'} new"
-    return f"{counts}; {gone or 'none'} {'are' if gone > 1 else 'is'} gone"
+    return f"{len(now)} problems instead of {len(before)}: {new} new, {gone} gone"
 
 
 def union(*sets: Sequence[Problem]) -> list[Problem]:

@@ -129,7 +129,7 @@ def read_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, Row |
     Raises:
         ProblemError: the file cannot be opened or read, is not a regular file, or is not Parquet.
     """
-    with open_file(path, read_ahead=False) as file:  # columns are read in turns, from different places in the file
+    with open_file(path) as file:
         line = 0
         opened = pq.ParquetFile(file, buffer_size=_CHUNK, pre_buffer=False)  # True reads whole columns of a row group
         names = opened.schema_arrow.names
@@ -160,13 +160,8 @@ def _parse(raw: bytes) -> Row | RowError:
 
 
 @contextmanager
-def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
+def open_file(path: str) -> Iterator[IO[Any]]:
     """Open a local or remote file to read its bytes. A local file must be a regular file.
-
-    Args:
-        path: a path or URL of fsspec.
-        read_ahead: whether fsspec may fetch more of a remote file than is asked for, which is faster if the file is
-            read from start to end.
 
     Raises:
         ProblemError: the file cannot be opened, or an error occurs within the block.
@@ -179,7 +174,7 @@ def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
                     yield file
                     return
         system, inner = fsspec.core.url_to_fs(path)  # kept: if deleted, an archive's file system closes its files
-        with system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"})) as file:
+        with system.open(inner, "rb") as file:
             yield file
 
 

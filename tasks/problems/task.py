@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from configs.evaluate import HELD_OUT
 from configs.problems import Source, StoredSource
 from storage import layout
-from storage.errors import DamagedError
+from storage.errors import DamagedError, first_few
 from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, Problem
 from storage.version_names import ProblemsVersion, version_of
@@ -19,7 +19,7 @@ from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
 from tasks.evaluate.summary import table
 from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
-from tasks.problems.contamination import Repeat, describe, describe_repeats, find_overlaps, find_repeats
+from tasks.problems.contamination import describe, find_overlaps, find_repeats
 from tasks.problems.problem_set import describe_change, union
 from tasks.run.workspace import Workspace
 
@@ -119,7 +119,7 @@ def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     return read_problems(workspace, source.version) if isinstance(source, StoredSource) else _load(workspace, source)[0]
 
 
-def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[Repeat]]:
+def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[str]]:
     loaded, logger = load_problems(source, workspace.config.problems.max_bad_share), get_run_logger()
     repeats = find_repeats(loaded.problems)
     for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
@@ -127,8 +127,13 @@ def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[Rep
             logger.warning("%s: %s %s: %s", source.kind, row.place, what, row.reason)
         if len(rows) > _REPORTED:
             logger.warning("%s: %d more rows %s", source.kind, len(rows) - _REPORTED, what)
-    for line in describe_repeats(repeats):
-        logger.warning("%s: %s", source.kind, line)
+    if repeats:
+        logger.warning(
+            "%s: %d rows ask the same as an earlier one (%s): such problems are drawn more often",
+            source.kind,
+            len(repeats),
+            first_few(repeats, 5),
+        )
     return loaded.problems, repeats
 
 

@@ -87,7 +87,8 @@ def _with_numbers(statement: Statement, gold: Gold) -> Compared:
     """Compare numbers. An answer that is none is an expression without any digit, or wrong."""
     texts = [statement.text] if statement.boxed else last_numbers(statement)
     read = ", ".join(texts)
-    if gold.number and texts and all(_is_number(text, gold.number) for text in texts):
+    number = gold.number
+    if number and texts and all(any(same(number, each) for each in readings(text)) for text in texts):
         return not _renamed(gold.text, read), read, ""
     formula = statement.text if statement.boxed else last_formula(statement) or ""
     if listed := read_list(_plain_list(read)) or read_list(_plain_list(formula)):
@@ -111,10 +112,6 @@ def _is_repeated(gold: Gold, listed: Listed) -> bool:
     """Return whether a list is a number in several notations: `1/2 or 0.5`."""
     one = not listed.brackets and len(listed.distinct_names) < 2
     return one and gold.number is not None and all(same(gold.number, number) for number in listed.numbers)
-
-
-def _is_number(text: str, gold: Number) -> bool:
-    return any(same(gold, number) for number in readings(text))
 
 
 def _renamed(gold: str, answer: str) -> bool:

@@ -229,6 +229,8 @@ _SIGNS = {
 }
 _SIGN = re.compile(r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt)(?![A-Za-z])|<=|>=|<|>)\s*")
 _VARIABLE = re.compile(r"[A-Za-z]")
+_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(r"\s*(?:,\s*)?(?:(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z]))\s*")
 
 _BUILT = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)(.*)\\\}")
@@ -260,18 +262,11 @@ def _part(text: str) -> tuple[str, str] | None:
         return None
     if len(signs) == 1:
         terms, signs = (
-            (["-\\infty", *terms], ["<", *signs]) if _is_variable(terms[0]) else ([*terms, "\\infty"], [*signs, "<"])
+            (["-\\infty", *terms], ["<", *signs])
+            if _VARIABLE.fullmatch(terms[0])
+            else ([*terms, "\\infty"], [*signs, "<"])
         )
     low, variable, high = terms
-    if not _is_variable(variable) or _has_letters(low) or _has_letters(high):
+    if not _VARIABLE.fullmatch(variable) or any(map(_LETTER.search, (_COMMAND.sub("", low), _COMMAND.sub("", high)))):
         return None
     return variable, f"{'[' if '=' in signs[0] else '('}{low},{high}{']' if '=' in signs[1] else ')'}"
-
-
-def _is_variable(term: str) -> bool:
-    return _VARIABLE.fullmatch(term) is not None
-
-
-def _has_letters(term: str) -> bool:
-    """Return whether a bound has letters, other than those of LaTeX's commands."""
-    return re.search(r"(?<![A-Za-z\\])[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", term)) is not None

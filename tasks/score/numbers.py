@@ -72,11 +72,8 @@ def _rounded(decimal: Number, exact: Number) -> bool:
 
 
 def _ends(denominator: int) -> bool:
-    """Return whether the decimals of a fraction have an end."""
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
+    """Return whether the decimals of a fraction have an end: then the denominator divides a power of ten."""
+    return pow(10, denominator.bit_length(), denominator) == 0
 
 
 def simplified(text: str) -> str:
@@ -134,16 +131,12 @@ def readings(text: str) -> list[Number]:
     if before is None or before.unit:
         return [number]
     if roughly:
-        return [before, number] if _is_near(before, number) else []
+        difference = abs(before.value - number.value)  # rounded or cut to as many places as it has
+        return [before, number] if difference * Fraction(10) ** max(number.places or 0, 0) < 1 else []
     return [number] if same(before, number) else []
 
 
 ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|≈")
-
-
-def _is_near(exact: Number, decimal: Number) -> bool:
-    """Return whether a decimal is a number, rounded or cut to as many places as it has."""
-    return abs(exact.value - decimal.value) * Fraction(10) ** max(decimal.places or 0, 0) < 1
 
 
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\([^()]*\)|_\{[^{}]*\}|_[A-Za-z0-9]|\\(?:angle|triangle|overline)(?![A-Za-z])")
@@ -169,7 +162,8 @@ def _side(text: str) -> Number | None:
         if (found := prefix.match(text)) and found.end() < len(text):
             text = _unwrapped(text[found.end() :])
     sign, text = _signs(text)
-    return _signed(sign, _unsigned(_unwrapped(text)))
+    number = _unsigned(_unwrapped(text))
+    return replace(number, value=sign * number.value) if number else None
 
 
 def _signs(text: str) -> tuple[int, str]:
@@ -183,10 +177,6 @@ def _signs(text: str) -> tuple[int, str]:
         elif found := _CURRENCY.match(text):
             text = text[found.end() :].lstrip()
     return sign, text
-
-
-def _signed(sign: int, number: Number | None) -> Number | None:
-    return None if number is None else replace(number, value=sign * number.value)
 
 
 def _unwrapped(text: str) -> str:

@@ -22,10 +22,11 @@ from tasks.score.numbers import OPERATIONS, SCALES, UNITS
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled, words_of
 
 _THOUGHT_TAGS = "think|thinking|thought|reasoning"
-_OPENED = re.compile(rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>", re.IGNORECASE)
-_CLOSED = re.compile(rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>", re.IGNORECASE)
+_OPENED = rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>"
+_CLOSED = rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>"
+_THOUGHT = re.compile(rf"(?P<opened>{_OPENED})|{_CLOSED}", re.IGNORECASE)
 _TOKENS = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>")
-_CALL = re.compile(r"<(tool_call|function_call)>")
+_CALL = re.compile(r"<(tool_call|function_call)>.*?(?:</\1>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +65,17 @@ def without_thoughts(text: str) -> str:
     >>> without_thoughts("a</think>b<think>c</think>d<tool_call>e</tool_call>f<think>g")
     'b\ndf'
     """
-    if closed := list(_CLOSED.finditer(text)):
-        text = _outside(text, closed)
-    if opened := _OPENED.search(text):
-        text = text[: opened.start()]
-    return _without_calls(text) if "_call>" in text else text
-
-
-def _outside(text: str, closed: list[re.Match[str]]) -> str:
-    """Return what is not between the marks of thoughts; all before the first end is thought, if none begins there."""
-    kept, begin = list[str](), 0
-    for place, end in enumerate(closed):
-        opened = _OPENED.search(text, begin, end.start())
-        if opened:
-            kept.append(text[begin : opened.start()])
-        elif place:
-            kept.append("")
-        begin = end.end()
-    return "\n".join([*kept, text[begin:]]).lstrip("\n")
-
-
-def _without_calls(text: str) -> str:
-    kept, begin = list[str](), 0
-    while opened := _CALL.search(text, begin):
-        kept.append(text[begin : opened.start()])
-        end = text.find(f"</{opened[1]}>", opened.end())
-        if end < 0:
-            return "".join(kept)
-        begin = end + len(opened[1]) + 3
-    return "".join([*kept, text[begin:]])
+    kept, begin, thinking = list[str](), 0, False
+    for mark in _THOUGHT.finditer(text):
+        if mark["opened"] and not thinking:
+            kept.append(text[begin : mark.start()])
+        elif not mark["opened"]:
+            if begin and not thinking:  # a thought without a beginning reaches back to the one before
+                kept.append("")
+            begin = mark.end()
+        thinking = bool(mark["opened"])
+    kept += [] if thinking else [text[begin:]]
+    return _CALL.sub("", "\n".join(kept).lstrip("\n") if begin else "".join(kept))
 
 
 _BRACES = re.compile(r"(\\?\b(?:boxed|fbox|framebox)\s{0,9}([{(]))|\\boxed\s{1,9}([^\s{}\\$]+)|\\.|[{}()]", re.DOTALL)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from storage.processes.limits import address_space, hard_address_space, limited, prepare_for_limits
 from tasks.registry import described_with_place
@@ -72,11 +72,7 @@ def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any])
 
 def _verdict(result: Any) -> Verdict:
     if isinstance(result, Verdict):
-        try:
-            valid = TypeAdapter(Verdict).validate_python(asdict(result))
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise TypeError(f"{first['loc'][0]}={first['input']!r:.80} of the verdict: {first['msg']}") from None
+        valid = TypeAdapter(Verdict).validate_python(asdict(result))
         texts = {name: storable(getattr(valid, name)) for name in ("extracted", "solution", "reason")}
         return checked(Verdict(valid.name, **texts, reward=valid.reward, parts=valid.parts))
     if result in (0, 1):  # also True and False, of numpy, too
