@@ -167,14 +167,8 @@ def open_file(path: str) -> Iterator[IO[Any]]:
         ProblemError: the file cannot be opened, or an error occurs within the block.
     """
     with explained(path):
-        outermost, local = fsspec.core.url_to_fs(path.rpartition("::")[2])  # in a chained URL the archive, for example
-        if isinstance(outermost, LocalFileSystem):
-            with open_regular(local) as file:
-                if "::" not in path:
-                    yield file
-                    return
         system, inner = fsspec.core.url_to_fs(path)  # kept: if deleted, an archive's file system closes its files
-        with system.open(inner, "rb") as file:
+        with open_regular(inner) if isinstance(system, LocalFileSystem) else system.open(inner, "rb") as file:
             yield file
 
 

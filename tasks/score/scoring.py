@@ -27,10 +27,6 @@ _ABSENT: dict[str, Any] = {"source": "", "metadata": "{}"}
 _ABSENT |= {name: [] for name in ("calls", "ungraded", "follows", "reward_parts", "answers")}
 """The values of columns that files before schema 5 lack."""
 _FAILED = ("timeout", "error")
-_COMPARED = ("correct", "wrong", "unparsable")
-_DISAGREEMENT = 0.03
-"""Share of turns that environment and scorer judge differently; above it something is wrong with one of them."""
-_LEAST_COMPARED = 20
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
 _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
 
@@ -51,32 +47,24 @@ def scorer_fingerprint(settings: ScoreSettings) -> str:
 class Grades:
     """What the scorers have found in turns of trajectories.
 
-    Means are those of the reward over graded turns, of each part (`parts/format`) over the turns that have it, and of
-    the `disagreement`: over the turns that the environment judged, too, 1 where its verdict was another one.
+    Means are those of the reward over graded turns, and of each part (`parts/format`) over the turns that have it.
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)
     totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums, for the means
     counts: Counter[str] = field(default_factory=Counter)  # turns in each of the sums
     example: str = ""  # the first timeout or error; empty if there was none
-    disputed: str = ""  # the first turn about which environment and scorer disagree
 
     def mean(self, name: str) -> float | None:
         return self.totals[name] / self.counts[name] if self.counts[name] else None
 
-    def add(self, score: Score, heard: str) -> None:
-        """Add a score of a turn on which the environment said `heard`."""
+    def add(self, score: Score) -> None:
         self.verdicts[score.verdict] += 1
-        turn, numbers = f"{score.trajectory_id} turn {score.turn}", {f"parts/{k}": v for k, v in score.parts.items()}
+        numbers = {f"parts/{name}": value for name, value in score.parts.items()}
         if score.verdict != "none":
             numbers["reward"] = score.reward
         if score.verdict in _FAILED and not self.example:
-            self.example = f"{turn}: {score.verdict}, {score.reason}"
-        if heard in _COMPARED and score.verdict in _COMPARED:
-            numbers["disagreement"] = float((heard == "correct") != (score.verdict == "correct"))
-            if numbers["disagreement"] and not self.disputed:
-                read = f"which reads {score.extracted!r}" if score.extracted else "which reads nothing"
-                self.disputed = f"{turn}: {heard} for the environment, {score.verdict} for the scorer, {read}"
+            self.example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
         for name, value in numbers.items():
             self.totals[name] += value
             self.counts[name] += 1
@@ -88,7 +76,6 @@ class Grades:
         for name, total in other.totals.items():
             self.totals[name] += total
         self.example = self.example or other.example
-        self.disputed = self.disputed or other.disputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +115,8 @@ def score_rows(
     """
     grades = Grades()
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
-        for score, heard in _scores(rows, scorers):
-            grades.add(score, heard)
+        for score in _scores(rows, scorers):
+            grades.add(score)
             writer.write(score)
     return grades
 
@@ -152,42 +139,26 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     return {
         "turns": verdicts.total(),
         "verdicts": dict(verdicts),
-        "disagreement": means.get("disagreement"),
         "reward": means.get("reward"),
         "parts": {name.removeprefix("parts/"): value for name, value in means.items() if name.startswith("parts/")},
         "seconds": seconds,
     }
 
 
-def disagreement(grades: Grades) -> str:
-    """Return an alarm if scorer and environment disagree about many turns, else an empty text.
-
-    The policy then hears other verdicts than those that it is trained on: one of the two misreads its answers.
-    """
-    share, turns = grades.mean("disagreement") or 0.0, grades.counts["disagreement"]
-    if share <= _DISAGREEMENT or turns < _LEAST_COMPARED:
-        return ""
-    return (
-        f"environment and scorer disagree about {share:.1%} of {turns:,} turns, so one of them misreads answers; the "
-        f"first one is {grades.disputed}"
-    )
-
-
-def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[Score, str]]:
-    """Yield the scores, and what the environment said of the same turns."""
+def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
     stream = iter(rows)
     while batch := [_ABSENT | row for row in itertools.islice(stream, _BATCH_ROWS)]:
         turns = [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)
-            yield _score(turn.row["trajectory_id"], turn.turn, verdict), turn.row["turns"][turn.turn]["verdict"]
+            yield _score(turn, verdict)
 
 
-def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:
+def _score(turn: Answer, verdict: Verdict) -> Score:
     return Score(
-        trajectory_id=trajectory_id,
-        turn=turn,
+        trajectory_id=turn.row["trajectory_id"],
+        turn=turn.turn,
         verdict=verdict.name,
         success=verdict.success,
         extracted=verdict.extracted,

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from prefect import get_run_logger, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
@@ -11,7 +11,7 @@ from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tasks.run.workspace import Workspace
-from tasks.score.scoring import disagreement, metrics_of, scorer_fingerprint
+from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
@@ -28,7 +28,5 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
         started = time.monotonic()
         grades = workers.score(trajectories, draft, settings.score, settings.rollout.rows_per_shard)
         metrics = metrics_of(grades, settings.score, time.monotonic() - started)
-        if alarm := disagreement(grades):
-            get_run_logger().warning(alarm)
         draft.commit(workspace.provenance(), [trajectories], metrics)
     return version

@@ -178,25 +178,6 @@ def within(found: int, times: int, chance: float) -> bool:
     return abs(found - times * chance) <= 4 * math.sqrt(times * chance * (1 - chance))
 
 
-def test_spares_go_on_where_the_draw_ended() -> None:
-    """A rejected problem is replaced by the next one of a longer draw."""
-    weights = {"1": 0.1, "2": 0.4, "3": 0.7, "4": 1.0, "5": 0.2}
-    for iteration in range(20):
-        drawn, rest = draw_all(PROBLEMS, 2, iteration, 3, weights)
-        assert (drawn + rest, []) == draw_all(PROBLEMS, 5, iteration, 3, weights)
-
-
-@given(size=st.integers(1, 20), count=st.integers(1, 8), iteration=st.integers(0, 9), seed=st.integers(0, 5))
-def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, seed: int) -> None:
-    """Equal weights give the order without weights, over the problems that are not left out."""
-    problems = [Problem(str(i), "", ["0"]) for i in range(size)]
-    retired = Problem("retired", "", ["0"])
-    weights = {problem.problem_id: 0.3 for problem in problems} | {"retired": 0.0}
-    drawn = draw(problems, count, iteration, seed)
-    rest = list(spares(problems, drawn, iteration, seed))
-    assert draw_all([retired, *problems], count, iteration, seed, weights) == (drawn, rest)
-
-
 @pytest.mark.parametrize(
     ("weights", "problem"),
     [

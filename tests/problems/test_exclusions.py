@@ -34,7 +34,6 @@ from tasks.problems.problem_set import key
 from tasks.provenance.proposals import propose_ids, propose_problem
 from tasks.provenance.questions import Unknown, trained_on, training_data
 from tasks.run.workspace import open_leased
-from tests.support.chain_helpers import rewrite_shard
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -195,14 +194,6 @@ def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     assert listed.findings == []
 
 
-def test_verify_finds_duplicate_rows_of_exclusions(family: Place, tmp_path: Path) -> None:
-    """A trajectory is excluded once."""
-    version = commit_exclusions(family.store, propose_problem(family.store, "2", tmp_path, WHY).rows)
-    rewrite_shard(family.store, version, lambda table: table.take([0, 1, 1, 3]))
-    (finding,) = verify(family.store, [version], deep=True, ancestors=False).findings
-    assert finding.problem == "trajectory_id and data_set and problem_key of a row are those of another row (rows 2)"
-
-
 def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: Store, tmp_path: Path) -> None:
     """Unknown versions, aliases, URIs and other kinds are refused before the run starts, each with a remedy."""
     remedy = r"ls --kind exclusions` lists the existing ones, `python -m tasks.provenance .* exclude` makes one"
@@ -242,28 +233,6 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
     assert printed.startswith("2 trajectories in 1 data sets; 1 checkpoints were trained on some of them")
     assert "give either PROBLEM or --ids FILE" in call("exclude", "--reason", WHY, status=1)
     assert "no such file" in call("exclude", "--ids", "none", "--reason", WHY, status=1).lower()
-
-
-def test_a_file_of_ids_as_editors_save_it(family: Place, call: Call, tmp_path: Path) -> None:
-    """A byte order mark is not part of the first id; a file that is not UTF-8 is refused with the byte position."""
-    ids = tmp_path / "ids"
-    arguments = ["exclude", "--ids", str(ids), "--reason", WHY, "--dry-run"]
-    ids.write_bytes("\ufeffb/000000/1/0\r\n".encode())
-    assert call(*arguments).startswith("1 trajectories in 1 data sets")
-    for data, place in ((b"b/000000/1/0\n\x89PNG\r\n", 13), ("b/000000/1/0".encode("utf-16"), 0)):
-        ids.write_bytes(data)
-        message = f"{ids} is not UTF-8 text (byte {place}): give one trajectory id in each line"
-        assert message in call(*arguments, status=1)
-
-
-def test_arguments_that_are_not_utf8_are_refused(family: Place, call: Call) -> None:
-    """Python passes such arguments on as halves of surrogate pairs, which Parquet and DuckDB refuse."""
-    printed = call("exclude", key(ONE), "--reason", "x\udcff", status=1)
-    assert "reason='x\\udcff' holds half a surrogate pair" in printed
-    for arguments in (["a\udcff"], ["--prompt", "a\udcff"], [key(ONE), "--run", "a\udcff"]):
-        printed = call("trained-on", *arguments, status=1)
-        assert "a\\udcff'" in printed
-        assert "codec" not in printed
 
 
 @pytest.mark.usefixtures("prefect_api")

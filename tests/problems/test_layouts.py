@@ -13,7 +13,7 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
-from tasks.problems.contamination import Repeat, describe_repeats, find_repeats
+from tasks.problems.contamination import find_repeats
 from tasks.problems.messages import first_messages, with_instructions
 from tasks.problems.problem_set import Place, RowError
 
@@ -184,13 +184,8 @@ def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:
 
 
 def test_repeated_rows_are_named(tmp_path: Path) -> None:
-    """They are drawn more often than others; those with other gold answers are named apart, one of them is wrong."""
+    """They are drawn more often than others; of those with other gold answers one is wrong."""
     rows = [("a", "Compute 12 + 30.", "42"), ("b", "Compute  12+30", "42"), ("c", "Compute 12 + 30.", "43")]
     rows += [("d", "Compute 12 + 31.", "43")]
     problems = load(tmp_path, [dict(zip(("key", "ask", "gold"), row, strict=True)) for row in rows], fields=FIELDS)
-    repeats = find_repeats(problems.problems)
-    assert repeats == [Repeat("b", "a", True), Repeat("c", "a", False)]
-    assert describe_repeats(repeats * 4, limit=2) == [
-        "4 rows ask the same as an earlier one (b as a, b as a, and 2 more): such problems are drawn more often",
-        "4 rows ask the same as an earlier one (c as a, c as a, and 2 more): but with other solutions, look at them",
-    ]
+    assert find_repeats(problems.problems) == ["b as a", "c as a with other solutions"]

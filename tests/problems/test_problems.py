@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from configs.problems import ArithmeticSource, Fields, FileSource, HubSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.arithmetic import answer, render, split_of
+from tasks.problems.arithmetic import split_of
 from tasks.problems.presets import PRESETS
 from tasks.problems.problem_set import Place
-from tests.support import real_data
 
 FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}
 
@@ -67,36 +66,10 @@ def test_splits_never_share_a_problem(train: tuple[int, int, int], held_out: tup
     assert not found[0] & found[1]
 
 
-def test_splits_cover_the_range() -> None:
-    """The splits cover all 21 * 21 pairs with two operators; about a quarter is held out."""
-    train, held_out = arithmetic(split="train"), arithmetic(split="held-out")
-    ids = {problem.problem_id for problem in train + held_out}
-    assert len(ids) == len(train) + len(held_out) == 21 * 21 * 2
-    assert 0.2 < len(held_out) / len(ids) < 0.3
-
-
 def test_split_is_pinned() -> None:
     """Another hash would leak the held-out problems of older runs into training."""
     assert {split_of("What is 12 + 7?"), split_of("What is 3 - 4?")} == {"train"}
     assert split_of("What is 0 + 2?") == "held-out"
-
-
-@pytest.mark.parametrize(
-    ("a", "operator", "b", "prompt", "solution"),
-    [
-        (12, "+", 7, "What is 12 + 7?", "19"),
-        (12, "+", -3, "What is 12 + -3?", "9"),
-        (4, "-", 9, "What is 4 - 9?", "-5"),
-        (-6, "*", 7, "What is -6 * 7?", "-42"),
-    ],
-)
-def test_arithmetic_problem(a: int, operator: str, b: int, prompt: str, solution: str) -> None:
-    """Prompt, solution and id have the form that warm start and verifier expect."""
-    assert (render(a, operator, b), str(answer(a, operator, b))) == (prompt, solution)
-    everything = [
-        p for split in ("train", "held-out") for p in arithmetic(split=split, low=-6, high=12, operators=[operator])
-    ]
-    assert Problem(f"{a}{operator}{b}", prompt, [solution], "arithmetic") in everything
 
 
 def test_seed_orders_and_count_cuts() -> None:
@@ -256,13 +229,6 @@ def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reas
     assert len(result.bad[0].reason) < 200
 
 
-@pytest.mark.parametrize("row", [{"question": "Q", "answer": "72"}, {"question": "Q", "answer": "so it is\n#### "}])
-def test_gsm8k_row_without_solution_is_bad(tmp_path: Path, row: dict[str, str]) -> None:
-    """A whole explanation never becomes the gold answer."""
-    result = load_rows(tmp_path, [{"question": "Q", "answer": "#### 1"}, row], preset="gsm8k")
-    assert result.bad == [BadRow(Place(2), f"column 'answer' does not end in '#### n': {row['answer']!r}")]
-
-
 def test_share_of_bad_rows(tmp_path: Path) -> None:
     """The allowed share of bad rows passes; a larger one fails and names the first bad lines."""
     rows = [GOOD | {"key": str(number)} for number in range(6)] + [{}, {}]
@@ -281,12 +247,6 @@ def test_wrong_preset_fails_with_the_columns_in_sight(tmp_path: Path) -> None:
     assert str(caught.value).endswith("and 4 more")
 
 
-def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
-    """Files with a byte order mark and CRLF line ends are read."""
-    lines = [b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r", b"\r"]
-    assert load_rows(tmp_path, lines) == ProblemSet([Problem("good", "What is 2 + 3?", ["5"])], bad=[])
-
-
 @pytest.mark.parametrize("path", ["nope://x", "nope://x/*.jsonl"])
 def test_unknown_protocol(path: str) -> None:
     """The error names the path and the cause."""
@@ -300,16 +260,6 @@ def test_empty_file(tmp_path: Path) -> None:
         load_rows(tmp_path, [b""])
     with pytest.raises(ProblemError, match=r"x.parquet holds no rows"):
         load_problems(parquet(tmp_path / "x.parquet", {"ask": [], "gold": []}, fields=FIELDS), 1.0)
-
-
-def test_parquet_rows(tmp_path: Path) -> None:
-    """Parquet gives the same problems as JSONL, with row numbers as lines and ids."""
-    rows = {"ask": ["a", "b", None], "gold": [["1"], ["2", "3"], ["4"]]}
-    source = parquet(tmp_path / "x.parquet", rows, fields={"prompt": "ask", "solutions": "gold"})
-    assert load_problems(source, 0.5) == ProblemSet(
-        [Problem("000001", "a", ["1"]), Problem("000002", "b", ["2", "3"])],
-        [BadRow(Place(3), "column 'ask' is not text: None")],
-    )
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
@@ -376,17 +326,6 @@ def test_hub_data_set_out_of_reach(name: str) -> None:
 
 
 # Real data
-
-
-def test_a_fork_without_real_data_is_green(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without TEST_DATA these tests are skipped, also in continuous integration; a folder without the data fails."""
-    monkeypatch.setenv("CI", "true")
-    monkeypatch.delenv("TEST_DATA", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="set TEST_DATA to the folder"):
-        real_data.folder()
-    monkeypatch.setenv("TEST_DATA", str(tmp_path))
-    with pytest.raises(pytest.fail.Exception, match="has no gsm8k/train.jsonl, gsm8k/test.jsonl, math_500/test.jsonl"):
-        real_data.folder()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems.curriculum import all_runs, commit_history, read_history, summarise_run
 from tasks.problems.problem_set import key
-from tests.support.chain_helpers import Held, commit_chain, provenance, rewrite, rewrite_shard
+from tests.support.chain_helpers import commit_chain, provenance, rewrite
 from tests.support.train_helpers import make_scores, make_trajectory
 
 SUCCESS_RATES = """
@@ -98,27 +98,10 @@ def test_an_episode_that_the_policy_ended_is_not_solved() -> None:
     ) == {"a": (2, 0, 0)}
 
 
-def test_the_first_turn_is_the_first_that_answers() -> None:
-    """A call of a tool before the right answer makes it no second answer."""
-    called, (call, *answers) = episode("1+1", 0, 0, 1, 0)
-    silent, silent_scores = episode("1+1", 1, 0)
-    scores = [replace(call, verdict="none"), *answers]
-    (row,) = summary((called, scores), (silent, [replace(score, verdict="none") for score in silent_scores]))
-    assert (row.episodes, row.first_turn, row.any_turn) == (2, 1, 1)
-
-
 def test_an_episode_of_several_trajectories_counts_once() -> None:
     """The trajectories `x` and `x/1` are one episode, solved if either is."""
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 0, 1, part=1))) == {"a": (1, 0, 1)}
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 1, part=1))) == {"a": (1, 1, 1)}
-
-
-def test_problems_of_one_content_count_as_one() -> None:
-    """The key depends on the content, so two ids with the same text give one row."""
-    twin, scores = episode("a", 0, 1)
-    renamed = replace(twin, problem_id="z", trajectory_id="r/0/z/0")
-    found = summary((twin, scores), (renamed, make_scores("r/0/z/0", 0.0)))
-    assert counts(found) == {"a": (2, 1, 1)}
 
 
 PLAYED = st.lists(
@@ -207,17 +190,6 @@ def test_history_of_a_chain(chain: Store, tmp_path: Path) -> None:
     assert (report.findings, report.objects) == ([], 1)
 
 
-def test_verify_finds_duplicate_rows_of_a_history(store: Store, model: Path, tmp_path: Path) -> None:
-    """Two rows of one problem and iteration would count its episodes twice."""
-    play(store, model, "r", range(1))
-    version, _ = history(store, "r", tmp_path)
-    rewrite_shard(store, version, lambda table: table.take([0, 1, 1, 3]))
-    report = verify(store, [version], deep=True, ancestors=False)
-    assert [finding.problem for finding in report.findings] == [
-        "problem_key and iteration of a row are those of another row (rows 2)"
-    ]
-
-
 @pytest.mark.parametrize("cuts", [(3,), (1, 2, 4)])
 def test_a_continued_history_equals_a_new_one(store: Store, model: Path, tmp_path: Path, cuts: tuple[int, ...]) -> None:
     """A continued history equals one computed from all data, wherever it was committed in between.
@@ -257,27 +229,11 @@ def test_a_continued_history_keeps_collected_iterations(store: Store, model: Pat
     assert manifests.read(store, version).metrics["collected"] == 3
 
 
-def test_scores_are_those_that_the_update_was_made_from(chain: Store, tmp_path: Path) -> None:
-    """If several verifiers scored a run, the checkpoint's parents name the scores that it was trained on."""
-    with Draft(chain, layout.scores("r", 0, "aaaa"), "scores") as draft:
-        datasets.write_rows(draft, SCORE_SCHEMA, make_scores("t0", 1.0, 1.0), 10)
-        draft.commit(provenance(1), [layout.trajectories("r", 0)])
-    assert counts(history(chain, "r", tmp_path)[1]) == {"p": (1, 0, 1)}
-
-
 def test_a_checkpoint_that_names_no_scores_is_an_error(chain: Store, tmp_path: Path) -> None:
     """A checkpoint without scores is an error that names the checkpoint and the remedy."""
     rewrite(chain, layout.checkpoint("r", 1), lambda values: values["parents"].pop())
     with pytest.raises(StorageError, match=r"checkpoints/000001 names 1 trajectories and 0 scores.*leave out the run"):
         commit_history(chain, "r", tmp_path, Provenance(config={}), catalog.read_all(chain))
-
-
-def test_a_history_is_not_fenced_by_the_lease_of_the_run_that_asks(chain: Store, tmp_path: Path) -> None:
-    """The history of another run carries no fencing token; `verify` would take a lower one for a lost lease."""
-    version = commit_history(chain, "r", tmp_path, Provenance(config={}, fence=Held(0)), catalog.read_all(chain))
-    assert version
-    assert verify(chain, [version], ancestors=False).findings == []
-    assert commit_history(chain, "nobody", tmp_path, Provenance(config={}), catalog.read_all(chain)) is None
 
 
 def test_all_runs_are_those_with_an_update(store: Store, model: Path, tmp_path: Path) -> None:
