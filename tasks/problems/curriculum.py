@@ -156,7 +156,8 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
     for episode in sorted(played):
         row, names = played[episode][0], [each["trajectory_id"] for each in played[episode]]
         content = key(Problem(row["problem_id"], row["prompt"], row["solutions"]))
-        found = counted.get(content) or ProblemHistory(content, *(row[name] for name in _OF_PROBLEM), 0, 0, 0)
+        about = {name: row[name] for name in _OF_PROBLEM}
+        found = counted.get(content) or ProblemHistory(content, **about, episodes=0, first_turn=0, any_turn=0)
         counted[content] = replace(
             found,
             episodes=found.episodes + 1,

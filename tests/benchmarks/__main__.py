@@ -20,9 +20,8 @@ from tests.benchmarks.result import Row
 
 BENCHMARKS = {
     "rollout": "the rollout stage against the same bare requests to the same vLLM server",
-    "scoring": "the verifier against math-verify called one by one",
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
-    "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
+    "training": "the training pass against a bare forward-backward loop",
     "ranks": "a trainer of several ranks: overhead, speed, checkpoints, memory, with 30 million parameters",
     "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",
     "cluster": "simulated nodes: episodes/s of 1 to 16, the score stage on 2, and what Ray costs on one machine",

@@ -3,6 +3,7 @@
 import heapq
 import os
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,6 @@ from storage.version_names import TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, Provenance
-from tests.benchmarks import scoring
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
@@ -35,8 +35,16 @@ GROUPS, AT_ONCE, GROUP = 12, 2, 16
 """Groups that each worker plays, those at the same time, and the episodes of a group."""
 PAIRS, ITERATIONS, FIRST = 3, 16, 2
 """Pairs of runs with and without Ray; iterations of a run, and the number of those at its start that do not count."""
-SHARDS, BATCHES = 16, 6
-"""Shards of the data set that is graded, and batches of its answers."""
+SHARDS, PROBLEMS = 16, 192
+"""Shards of the data set that is graded, and the problems whose answers it has."""
+LATEX = (
+    r"\frac{11}{11}",
+    r"11\sqrt{11}",
+    r"\left(11, \frac{1}{11}\right)",
+    "x^2 + 11x - 11",
+    r"\left[11, \infty\right)",
+)
+WORDS = ("so", "then", "we", "add", "both", "sides", "and", "divide", "by", "two", "which", "leaves", "half")
 
 
 def measure(lab: Lab) -> Iterator[Row]:
@@ -55,7 +63,7 @@ def _scoring(lab: Lab) -> Row:
         with simulated_cluster(nodes) as address:
             seconds.append(_score_s(lab, address, nodes, graded))
     one, two = seconds
-    what = f"{BATCHES * scoring.PROBLEMS * scoring.GROUP} LaTeX answers in {SHARDS} shards: {one:.1f} s and {two:.1f} s"
+    what = f"{PROBLEMS * GROUP} LaTeX answers in {SHARDS} shards: {one:.1f} s and {two:.1f} s"
     return Row("score stage: two nodes / one", f"{two / one:.2f}", what)
 
 
@@ -63,12 +71,8 @@ def _answers(lab: Lab) -> TrajectoriesVersion:
     """Commit a data set of different answers, each in an episode of its own."""
     from tests.support.train_helpers import make_trajectory
 
-    rng, used, version = random.Random(1), set[str](), layout.trajectories("graded", 0)
-    batches = [
-        scoring.make_batch(rng, used, lambda drawn: drawn.choice(scoring.LATEX), scoring.make_working)
-        for _ in range(BATCHES)
-    ]
-    pairs = [pair for batch in batches for pair in batch]
+    rng, version = random.Random(1), layout.trajectories("graded", 0)
+    pairs = [pair for _ in range(PROBLEMS) for pair in _answers_to_one(rng)]
     with Draft(lab.store, version, "trajectories") as draft:
         with ShardWriter(draft, TRAJECTORY_SCHEMA, -(-len(pairs) // SHARDS)) as writer:
             for number, (answer, solutions) in enumerate(pairs):
@@ -77,6 +81,18 @@ def _answers(lab: Lab) -> TrajectoriesVersion:
                 writer.write(replace(row, turns=[turn], solutions=solutions))
         draft.commit(Provenance(config={}), [])
     return version
+
+
+def _answers_to_one(rng: random.Random) -> list[tuple[str, list[str]]]:
+    """Make a group's answers to one problem, each behind a working of its own, with the solutions."""
+    shape, rate = rng.choice(LATEX), rng.random()
+    gold, *wrong = (re.sub("1", lambda _: str(rng.randint(1, 9)), shape) for _ in range(5))
+    pairs = []
+    for _ in range(GROUP):
+        value = gold if rng.random() < rate else rng.choice(wrong)
+        words = rng.choices([*WORDS, f"$x_{{1}} = {rng.randint(2, 99)} + y$"], k=150)
+        pairs.append((f"{' '.join(words)}, case {rng.getrandbits(48)}: \\boxed{{{value}}}", [gold]))
+    return pairs
 
 
 def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) -> float:

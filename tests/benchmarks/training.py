@@ -1,13 +1,12 @@
-"""The training pass against a bare forward-backward loop over padded batches, and the cost of options."""
+"""The training pass against a bare forward-backward loop over padded batches."""
 
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs import Config
-from configs.train import PPO
 from storage.records import Score, Trajectory, to_score
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
@@ -18,14 +17,8 @@ if TYPE_CHECKING:
 
     from tasks.train.batches import Minibatch
     from tasks.train.rows import Batching
-    from tasks.train.trainer import Trainer
 
 WARM_UP, ROUNDS = 1, 8
-CRITIC: dict[str, Any] = {"advantage": {"type": "gae"}, "kl": {"kl_ctl": 0.1, "place": "loss"}}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "value head + KL reference": {**CRITIC, "critic": {"model": "value-head"}},
-    "own critic + KL reference": {**CRITIC, "critic": {"model": "own"}},
-}
 
 
 def measure(lab: Lab) -> list[Row]:
@@ -34,10 +27,12 @@ def measure(lab: Lab) -> list[Row]:
 
     from tasks.train.policy import load_policy
     from tasks.train.rows import batching_for
+    from tasks.train.trainer import Trainer
 
     config = lab.config("run.name=training")
     trajectories, scores = _play(lab, config)
-    trainer = _trainer(lab, config, config.ppo)
+    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature)
+    trainer.load(lab.policy.model, None, config.run.seed)
     model = load_policy(lab.policy.model, config.ppo)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
     drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.ppo), form="padded"))
@@ -48,37 +43,7 @@ def measure(lab: Lab) -> list[Row]:
         metrics["seconds/all"] = time.perf_counter() - start
         rounds.append((metrics, _bare(model, adamw, next(drawn), config.optimizer.max_grad_norm)))
     budget = batching_for(model, config.ppo).budget
-    return [_row(rounds[WARM_UP:], budget), *_options(lab, config, trajectories, scores)]
-
-
-def _trainer(lab: Lab, config: Config, ppo: PPO) -> "Trainer":
-    from tasks.train.trainer import Trainer
-
-    trainer = Trainer(ppo, config.optimizer, config.reward, config.sampling.temperature)
-    trainer.load(lab.policy.model, None, config.run.seed)
-    return trainer
-
-
-def _options(lab: Lab, config: Config, trajectories: list[Trajectory], scores: list[Score]) -> Iterator[Row]:
-    """Compare whole updates with each of `VARIANTS` with updates that use only group baselines, in pairs."""
-    for name, options in VARIANTS.items():
-        plain = _trainer(lab, config, config.ppo)
-        rich = _trainer(lab, config, PPO.model_validate({**config.ppo.model_dump(), **options}))
-        pairs = []
-        for _ in range(WARM_UP + ROUNDS):
-            seconds = []
-            for trainer in (plain, rich):
-                start = time.perf_counter()
-                trainer.update(trajectories, scores, version=0)
-                seconds.append(time.perf_counter() - start)
-            pairs.append(seconds)
-        pairs = pairs[WARM_UP:]
-        yield Row(
-            benchmark=f"update with {name} / group only",
-            measured=spread([b / a for a, b in pairs], "{:.2f}".format),
-            detail=f"whole updates: {median(b for _, b in pairs):.2f} s against {median(a for a, _ in pairs):.2f} s; "
-            f"{len(pairs)} pairs",
-        )
+    return [_row(rounds[WARM_UP:], budget)]
 
 
 def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:

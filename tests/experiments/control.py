@@ -4,8 +4,7 @@ python -m tests.experiments.control                 two arms, three seeds, 100 u
 python -m tests.experiments.control --iterations 2  a short trial
 
 Everything else is equal, and evaluations always use true verdicts. Effects of an update that do not come from
-verdicts occur in both arms, such as calming a policy after the large last steps of its warm start. Writes control.md
-and control.png.
+verdicts occur in both arms, such as calming a policy after the large last steps of its warm start. Writes control.md.
 """
 
 import copy
@@ -64,4 +63,4 @@ def coin_flips() -> Iterator[None]:
 ARMS = [Arm("verdicts"), Arm("coin flips", around=coin_flips)]
 
 if __name__ == "__main__":
-    Experiment("control", "Verdicts and coin flips", ARMS, 100).main((__doc__ or "").splitlines()[0])
+    Experiment("control", ARMS, 100).main((__doc__ or "").splitlines()[0])

@@ -1,4 +1,4 @@
-"""Runs of a demo in several arms and seeds, with their table and plot: the common part of the experiments.
+"""Runs of a demo in several arms and seeds, with their table: the common part of the experiments.
 
 All arms of a seed begin with the same policy and make the same number of updates on the same number of episodes. The
 runs are ordinary runs with overrides, so committed work is not done again.
@@ -19,8 +19,6 @@ from storage import interrupts
 
 if TYPE_CHECKING:
     from tasks.evaluate.learning_curve import LearningCurve
-
-_COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple", "tab:orange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,10 @@ class Result:
 class Experiment:
     """Arms that are compared with the first of them.
 
-    Example: Experiment("control", "Coin flips", [Arm("verdicts"), Arm("coin flips", around=coin_flips)], 100)
+    Example: Experiment("control", [Arm("verdicts"), Arm("coin flips", around=coin_flips)], 100)
     """
 
     name: str
-    title: str
     arms: Sequence[Arm]
     iterations: int  # updates of each run
     explaining: Mapping[str, str] = field(default_factory=dict)
@@ -92,9 +89,8 @@ class Experiment:
             ]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
-        self.plot(results, folder / f"{self.name}.png")
         print(text)
-        print(f"in {folder}: {self.name}.md, {self.name}.png")
+        print(f"in {folder}/{self.name}.md")
 
     def settings(self, arm: Arm, seed: int, iterations: int, root: str) -> list[str]:
         """Return the overrides of a run; every arm of a seed begins with the policy of the first arm."""
@@ -146,39 +142,11 @@ class Experiment:
         lines += [_line(titles), _line(["---"] * len(titles))]
         base = [result for result in results if result.arm == first]
         lines.append(_row("before", base, 0, "", explaining))
-        for name in self._names(results):
+        for name in dict.fromkeys(result.arm for result in results):
             of_arm = [result for result in results if result.arm == name]
             difference = "" if name == first else _difference(base, of_arm)
             lines.append(_row(name, of_arm, -1, difference, explaining))
         return "\n".join(lines) + "\n"
-
-    def _names(self, results: Sequence[Result]) -> list[str]:
-        """Return the names of the arms that have results."""
-        return [arm.name for arm in self.arms if any(result.arm == arm.name for result in results)]
-
-    def plot(self, results: Sequence[Result], path: Path) -> None:
-        """Plot accuracy over updates: a thin line for each seed and a thick line for their mean."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        for name, color in zip(self._names(results), _COLORS, strict=False):
-            curves = [
-                {e.policy_version: fmean(result.first_turns(n)) for n, e in enumerate(result.history.evaluations)}
-                for result in results
-                if result.arm == name
-            ]
-            versions = sorted(curves[0])
-            for curve in curves:
-                axes.plot(versions, [curve[v] for v in versions], color=color, linewidth=1, alpha=0.3)
-            means = [fmean(curve[v] for curve in curves) for v in versions]
-            axes.plot(versions, means, color=color, marker="o", label=name)
-        axes.set(xlabel="updates", ylabel="held-out accuracy, first turn", title=self.title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-        figure.savefig(path, dpi=150)
 
 
 def _row(title: str, results: Sequence[Result], place: int, difference: str, explaining: Mapping[str, str]) -> str:

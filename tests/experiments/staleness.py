@@ -4,7 +4,7 @@ python -m tests.experiments.staleness                 five arms, three seeds, 60
 python -m tests.experiments.staleness --arms 0 4      the synchronous arm and the stream
 python -m tests.experiments.staleness --iterations 2  a short trial
 
-Writes staleness.md and staleness.png.
+Writes staleness.md.
 """
 
 from functools import partial
@@ -34,4 +34,4 @@ EXPLAINING = {
 }
 
 if __name__ == "__main__":
-    Experiment("staleness", "Staleness and baselines", ARMS, 60, EXPLAINING).main((__doc__ or "").splitlines()[0])
+    Experiment("staleness", ARMS, 60, EXPLAINING).main((__doc__ or "").splitlines()[0])

@@ -5,7 +5,7 @@ Two more arms compare the default baseline with the others.
 python -m tests.experiments.tools                     four arms, three seeds, 20 updates each: 20 to 60 minutes
 python -m tests.experiments.tools --seeds 1 --arms 0  one run of the demo
 
-Writes tools.md and tools.png.
+Writes tools.md.
 """
 
 from collections.abc import Sequence
@@ -50,5 +50,5 @@ ARMS = [
 ]
 
 if __name__ == "__main__":
-    experiment = ToolExperiment("tools", "Calls of a calculator", ARMS, 20, config="demo-tools")
+    experiment = ToolExperiment("tools", ARMS, 20, config="demo-tools")
     experiment.main((__doc__ or "").splitlines()[0])

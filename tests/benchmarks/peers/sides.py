@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -200,7 +200,7 @@ def _updates(config: Config) -> int:
     return config.ppo.ppo_n_minibatches * config.ppo.epochs
 
 
-def _run(command: list[str], folder: Path, added: Mapping[str, str], without: str) -> str:
+def _run(command: list[str], folder: Path, added: dict[str, str], without: str) -> str:
     """Run a command in an environment with some variables `added` and one left out; return its output."""
     environment = {key: value for key, value in os.environ.items() if key not in (without, "PYTHONPATH")} | added
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
