@@ -1,23 +1,15 @@
 import math
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.problems import ProblemSampling
-from storage import layout
-from storage.maintenance.verify import verify
-from storage.objects.store import Store
-from storage.records import CURRICULUM_SCHEMA, CurriculumEntry, Problem, ProblemHistory
-from storage.versions import datasets
-from storage.versions.drafts import Draft
+from storage.records import Problem, ProblemHistory
 from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, spares
-from tests.support.chain_helpers import provenance
 
 MIDDLE = ProblemSampling(prefer="middle")
 STRICT = ProblemSampling(prefer="middle", retire_at=0.95, leave_out_suspects=True)
@@ -114,19 +106,6 @@ def test_tables_for_people() -> None:
         "gold answers": "5; 05",
         "episodes": "64",
     }
-
-
-def test_a_curriculum_is_kept_as_it_is(store: Store, tmp_path: Path) -> None:
-    """A stored curriculum is read back unchanged, and `verify --deep` finds a problem that occurs twice in it."""
-    rows = plan_curriculum(PROBLEMS, PAST, STRICT)
-    for run, written in (("r", rows), ("twice", [*rows, replace(rows[0], weight=0.5)])):
-        with Draft(store, layout.curriculum(run), "curriculum") as draft:
-            datasets.write_rows(draft, CURRICULUM_SCHEMA, written, 100)
-            draft.commit(provenance(0), [])
-    assert [CurriculumEntry(**row) for row in datasets.rows(store, layout.curriculum("r"), tmp_path)] == rows
-    assert verify(store, [layout.curriculum("r")], deep=True).findings == []
-    (finding,) = verify(store, [layout.curriculum("twice")], deep=True).findings
-    assert finding.problem == "problem_id of a row are those of another row (rows 5)"
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)

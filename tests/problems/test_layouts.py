@@ -14,7 +14,7 @@ from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
 from tasks.problems.contamination import find_repeats
-from tasks.problems.messages import first_messages, with_instructions
+from tasks.problems.messages import first_messages
 from tasks.problems.problem_set import Place, RowError
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
@@ -78,14 +78,6 @@ def test_messages_stay_messages(tmp_path: Path) -> None:
     assert told == [*several[:-1], {"role": "user", "content": "And twice that?\n\nYou are at the start."}]
     assert first_messages(second, "Another question") == asked("Another question")
     assert first_messages(Problem("p", "1 + 2?", ["3"]), "1 + 2?") == asked("1 + 2?")
-
-
-def test_an_agents_instructions_and_those_of_the_row() -> None:
-    """Templates know one system message, the first: the agent's own comes before that of the row."""
-    messages = with_instructions([SYSTEM, *asked("1 + 2?")], "Be brief.", "Think.")
-    content = "Be brief.\n\nPut the answer in a box."
-    assert messages == [{"role": "system", "content": content}, *asked("1 + 2?\nThink.")]
-    assert with_instructions([SYSTEM, *asked("1 + 2?")]) == [SYSTEM, *asked("1 + 2?")]
 
 
 @pytest.mark.parametrize(

@@ -189,14 +189,6 @@ def test_presets_are_those_of_the_schema() -> None:
 # Files
 
 
-def test_own_mapping(tmp_path: Path) -> None:
-    """Any columns can be mapped to id, prompt and solutions; other columns are ignored."""
-    rows = [GOOD | {"note": [1]}, {"key": 7, "ask": "Roots?", "gold": ["1", -1]}]
-    assert load_rows(tmp_path, rows) == ProblemSet(
-        [Problem("good", "What is 2 + 3?", ["5"]), Problem("7", "Roots?", ["1", "-1"])], bad=[]
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -238,13 +230,6 @@ def test_share_of_bad_rows(tmp_path: Path) -> None:
     ) as caught:
         load_rows(tmp_path, rows, max_bad_share=0.24)
     assert "line 7: no column 'key'" in str(caught.value)
-
-
-def test_wrong_preset_fails_with_the_columns_in_sight(tmp_path: Path) -> None:
-    """A file without a usable row fails even with max_bad_share=1; the message names the columns and is cut."""
-    with pytest.raises(ProblemError, match="line 1: no column 'answer'; there are key, ask, gold") as caught:
-        load_rows(tmp_path, [GOOD] * 9, max_bad_share=1.0, preset="gsm8k")
-    assert str(caught.value).endswith("and 4 more")
 
 
 @pytest.mark.parametrize("path", ["nope://x", "nope://x/*.jsonl"])

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from storage import layout
 from storage.errors import StorageError
@@ -42,7 +40,6 @@ SUCCESS_RATES = """
 """
 """The query of the README. `distinct on`, because a later history repeats the rows of the earlier ones."""
 
-Outcome = list[int]
 """The successes, 0 or 1, of the turns of one trajectory."""
 Row = tuple[Trajectory, list[Score]]
 
@@ -102,29 +99,6 @@ def test_an_episode_of_several_trajectories_counts_once() -> None:
     """The trajectories `x` and `x/1` are one episode, solved if either is."""
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 0, 1, part=1))) == {"a": (1, 0, 1)}
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 1, part=1))) == {"a": (1, 1, 1)}
-
-
-PLAYED = st.lists(
-    st.tuples(
-        st.sampled_from("abc"),
-        st.integers(0, 3),
-        st.integers(0, 1),
-        st.lists(st.integers(0, 1), max_size=3),
-        st.sampled_from(["completed", "truncated", "rejected", "failed"]),
-    ),
-    unique_by=lambda row: row[:3],
-)
-
-
-@given(played=PLAYED, seed=st.integers(0, 9))
-def test_counts_add_up(played: list[tuple[str, int, int, Outcome, Status]], seed: int) -> None:
-    """Each episode counts once, first <= any <= episodes, and the order of rows does not matter."""
-    rows = [episode(name, sample, *turns, part=part, status=status) for name, sample, part, turns, status in played]
-    found = summary(*rows)
-    assert sum(row.episodes for row in found) == len({row[:2] for row in played if row[4] != "failed"})
-    assert all(0 <= row.first_turn <= row.any_turn <= row.episodes > 0 for row in found)
-    random.Random(seed).shuffle(rows)
-    assert summary(*rows) == found
 
 
 @pytest.fixture

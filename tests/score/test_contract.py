@@ -110,26 +110,6 @@ def test_only_the_result_is_paid(left: int, right: int, sign: str, question: str
     assert grade(f"\\boxed{{{expression} = {result}}}", (str(result),)).name == "correct"
 
 
-WRAPPERS = [
-    *("{}", "The answer is {}.", "Answer: {}", "**Answer:** {}", "### Final Answer\n{}", "Final answer\n\n$${}$$"),
-    *("So we have ${}$.", "\\[{}\\]", "\\({}\\)", '"{}"', "The answer is ({}).", "#### {}", "####{}", "A: {}"),
-    *("<answer>{}</answer>", "The final answer is **{}**.", "The final answer is ${}$. I hope it is correct."),
-    *("Thus, x = {}.", "The total is {} apples.", "\\boxed{{{}}}", "\\boxed{{\\text{{{} apples}}}}", "\\fbox{{{}}}"),
-    *("\\boxed{{\\mathbf{{{}}}}}", "\\boxed{{x = {}}}", "\\boxed{{f(3) = {}}}", "*{}*", "`{}`", "“{}”", "```\n{}\n```"),
-    *("<think>hm, 5</think>{}", "3 and 4? No.</think>\n{}", "It is {} because 40 and 2 are that.", "6 * 7 = {}"),
-    *("\\boxed{{\\textbf{{(C)}}\\ {}}}", "At first \\boxed{{41}}, but now \\boxed{{{}}}", "7 + 35\n= **{}**"),
-    *("boxed{{{}}}", "\\\\boxed{{{}}}", "\\boxed {{{}}}", "She has 12 + 30 = <<12+30=42>>{} of them."),
-]
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_number_is_found_in_what_stands_around_it(wrapper: str) -> None:
-    if "because" not in wrapper:
-        assert grade(wrapper.format("42"), ("42",)).name == "correct"
-    assert grade(wrapper.format("42"), ("43",)).name != "correct"
-    assert grade(wrapper.format("42 or 43"), ("43",)).name != "correct"
-
-
 SAME = {
     "1234567": ["1,234,567", "1 234 567", "1.234.567", r"1{,}234{,}567", r"1\,234\,567", "１２３４５６７", "1234567.0"],
     "0.5": ["1/2", r"\frac12", r"\dfrac{1}{2}", "½", ".5", "50%", "0,5", r"5 \times 10^{-1}", "5e-1"],

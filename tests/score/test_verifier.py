@@ -165,16 +165,6 @@ def test_a_stall_is_no_timeout(others: set[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_never_goes_on_costs_nothing(others: set[int]) -> None:
-    """If a worker stays stopped, another worker grades its answer."""
-    with Library(workers=1) as verifier:
-        verifier._patience_s = 5
-        _, waiting = stop_while_grading(verifier, others)
-        verifier._patience_s = 600
-        assert waiting.result().name == "correct"
-
-
-@pytest.mark.slow
 def test_waiting_has_an_end() -> None:
     """An answer that no worker finishes becomes a timeout, and is graded again at the next request."""
     with Library(workers=1, timeout_s=600) as verifier:
@@ -377,15 +367,6 @@ def test_math_500_golds_are_correct(data_folder: Path, reading: Reading) -> None
     }
     assert len(golds) == 500
     assert failed == {}
-
-
-def test_a_closed_verifier_answers_every_caller() -> None:
-    """After `close` every caller gets an error, also the second one for the same pair, so none waits for ever."""
-    verifier = Verifier(workers=1)
-    verifier.close()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="closed"):
-            verifier.grade([("1", ["1"])])
 
 
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
