@@ -5,14 +5,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from textwrap import shorten
 from typing import Literal
 
 from storage.errors import first_few
 from storage.records import Problem
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
-_SHOWN = 120  # largest number of characters of a text in a message
+_shown = partial(shorten, width=120, placeholder=" …")  # a text in a message
 
 _SAME = str.maketrans(
     {superscript: f"^{digit}" for digit, superscript in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}  # NFKC would make 52 of 5²
@@ -69,9 +71,9 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
         whole, grams = " ".join(words), list(_grams(words))
         for name, (prompts, passages) in indexes.items():
             if whole in prompts:
-                overlaps.append(Overlap(problem.problem_id, name, prompts[whole], "exact", _cut(problem.prompt)))
+                overlaps.append(Overlap(problem.problem_id, name, prompts[whole], "exact", _shown(problem.prompt)))
             elif gram := next(filter(passages.__contains__, grams), None):
-                overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _cut(gram)))
+                overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _shown(gram)))
     return overlaps
 
 
@@ -122,11 +124,6 @@ def _grams(words: Sequence[str]) -> Iterator[str]:
     # Slices of one text: joining each 13-gram would take several times longer.
     text, ends = " ".join(words), [*accumulate(len(word) + 1 for word in words)]
     return (text[start : end - 1] for start, end in zip([0, *ends], ends[GRAM - 1 :], strict=False))
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
 
 
 def find_repeats(problems: Sequence[Problem]) -> list[str]:

@@ -209,11 +209,7 @@ def replayed(problems: Sequence[Problem], share: float, old: Sequence[Problem], 
         old: the problems to draw from.
         seed: the same seed and order of `old` give the same draw.
 
-    Raises:
-        ValueError: `share` is negative, or 1 or more, which would leave no place for `problems`.
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"share={share} of old problems: give 0 or more and less than 1")
     candidates = new_problems(old, problems)
     wanted = round(len(problems) * share / (1 - share))
     return random.Random(seed).sample(candidates, min(wanted, len(candidates)))

@@ -148,10 +148,10 @@ def _same_lists(gold: Listed, answer: Listed) -> bool:
 def _same_in_any_order(numbers: Sequence[Number], others: Sequence[Number]) -> bool:
     left = list(others)
     for number in numbers:
-        place = next((place for place, other in enumerate(left) if same(number, other)), None)
-        if place is None:
+        position = next((position for position, other in enumerate(left) if same(number, other)), None)
+        if position is None:
             return False
-        del left[place]
+        del left[position]
     return True
 
 

@@ -244,14 +244,14 @@ def interval(text: str) -> tuple[str, str] | None:
     """
     if len(text) > LONGEST or not _SIGN.search(text := unstyled(in_ascii(text)).strip(" $.")):
         return None
-    parts = [_part(part) for part in _OR.split(_BUILT.sub(r"\1", text))]
-    variables = {part[0] if part else None for part in parts}
+    found = [_interval_of(inequality) for inequality in _OR.split(_BUILT.sub(r"\1", text))]
+    variables = {each[0] if each else None for each in found}
     if len(variables) != 1 or (variable := variables.pop()) is None:
         return None
-    return variable, "\\cup".join(part[1] for part in parts if part)
+    return variable, "\\cup".join(each[1] for each in found if each)
 
 
-def _part(text: str) -> tuple[str, str] | None:
+def _interval_of(text: str) -> tuple[str, str] | None:
     """Return the variable and the interval of one inequality, or of a chain of two."""
     sides = _SIGN.split(text)
     signs = [_SIGNS[sign] for sign in sides[1::2]]

@@ -1,11 +1,11 @@
 r"""What is left to math-verify: whether expressions are equal, and all grading with `score.reading=library`.
 
 `equal` is for the contract. math-verify calls two equations equal if both have no solution, and two numbers if they
-differ by less than 1e-15. So a pair that it calls equal is looked at again: equations must be multiples of each other,
+differ by less than 1e-15. So a pair that it calls equal is checked again: equations must be multiples of each other,
 or each must hold for the other's solutions, and numbers must be equal exactly, or as far as their first 12 digits if
 they are irrational.
 
-`grade` is for `score.reading=library`: math-verify alone reads the whole text. There is no second look.
+`grade` is for `score.reading=library`: math-verify alone reads the whole text. There is no second check.
 
 math-verify catches MemoryError and RecursionError when it turns LaTeX into sympy, and compares the text instead. Then
 an answer can be wrong that is right, or wrong where it would be an error; both give success 0.

@@ -198,12 +198,12 @@ def _trimmed(text: str) -> str:
 
 
 def _closing(text: str) -> int:
-    """Return the place of the bracket that closes the first character of a text; -1 if none does."""
+    """Return the position of the bracket that closes the first character of a text; -1 if none does."""
     depth = 0
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         depth += (character == text[0]) - (character == _OPENING[text[0]])
         if depth == 0:
-            return place
+            return position
     return -1
 
 
@@ -244,13 +244,13 @@ def _mixed(text: str) -> Found:
     if not found:
         return None
     if found[3]:
-        part, rest = _quotient(Fraction(found[3]), Fraction(found[4])), text[found.end() :]
+        fraction, rest = _quotient(Fraction(found[3]), Fraction(found[4])), text[found.end() :]
     else:
         number, rest = _fraction(found[5]) or (None, "")
-        part = number.value if number else None
-    if part is None or not 0 < part < 1:
+        fraction = number.value if number else None
+    if fraction is None or not 0 < fraction < 1:
         return None
-    return Number(Fraction(found[1]) + (-part if "-" in found[2] else part)), rest
+    return Number(Fraction(found[1]) + (-fraction if "-" in found[2] else fraction)), rest
 
 
 def _scientific(text: str) -> Found:
@@ -305,8 +305,8 @@ def _argument(text: str) -> tuple[str, str]:
     text = text.lstrip()
     if not text.startswith("{"):
         return text[:1], text[1:]
-    place = _closing(text)
-    return (text[1:place], text[place + 1 :]) if place > 0 else ("", "")
+    position = _closing(text)
+    return (text[1:position], text[position + 1 :]) if position > 0 else ("", "")
 
 
 def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:

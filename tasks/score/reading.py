@@ -10,7 +10,7 @@ r"""What is read as the final answer of a text: the contract in front of the com
 | other texts | their last statement: the last number, formula or words, whatever is asked for |
 
 A statement is one number only if no other stands beside it: `7 or 8` is a list, `9 * 2` is not a number, and an earlier
-number in the text never takes the place of a last one that cannot be read.
+number in the text never stands in for a last one that cannot be read.
 `last_numbers`, `last_formula`, `last_words` and `last_choice` find these in a statement with other words around them.
 """
 
@@ -110,7 +110,7 @@ def _are_joined(between: str) -> bool:
 
 
 def _boxes(text: str) -> list[tuple[int, int, int, int]]:
-    """Return the places of the innermost complete boxes: beginning, beginning and end of the content, end.
+    """Return the positions of the innermost complete boxes: beginning, beginning and end of the content, end.
 
     It reads the text in one pass, because a policy that loops may open thousands of boxes.
     """
@@ -166,7 +166,7 @@ def _after_cue(text: str) -> str | None:
 
 
 def _sentence(text: str, begin: int) -> str:
-    """Return the first sentence with content from a place on."""
+    """Return the first sentence with content from a position on."""
     while begin < len(text) and text[begin] in " \t\n*:_":
         begin += 1
     display = _DISPLAY.match(text, begin)
@@ -223,7 +223,7 @@ class _Segment:
     text: str
     before: str  # the four words before, in lower case
     after: str  # the two words after
-    place: int  # how many words are before it
+    position: int  # how many words are before it
     start: int
 
 
@@ -262,7 +262,7 @@ def _groups(sentence: str) -> list[list[_Segment]]:
     groups: list[list[_Segment]] = []
     words = [match[0].casefold() for match in _WORD.finditer(sentence)]
     for segment in _segments(sentence):
-        between = words[groups[-1][-1].place : segment.place] if groups else []
+        between = words[groups[-1][-1].position : segment.position] if groups else []
         if between == ["to"] or (len(between) <= _MOST_BETWEEN and between[-1:] in (["and"], ["or"])):
             groups[-1].append(segment)
         else:
@@ -277,14 +277,14 @@ _MOST_BETWEEN = 2
 def _segments(sentence: str) -> Iterator[_Segment]:
     """Yield what stands between words and has a digit, unless it is the number of a step, a question or the like."""
     begin, words = 0, list(_WORD.finditer(sentence))
-    for place, word in enumerate([*words, None]):
+    for position, word in enumerate([*words, None]):
         text = sentence[begin : word.start() if word else len(sentence)]
-        if place and words[place - 1][0].casefold() in _SKIPPED_AFTER:
+        if position and words[position - 1][0].casefold() in _SKIPPED_AFTER:
             text = _LABEL.sub("", text, count=1)
         if any(character.isdigit() for character in text):
-            before = " ".join(each[0] for each in words[max(place - 4, 0) : place]).casefold()
-            after = " ".join(each[0] for each in words[place : place + 2])
-            yield _Segment(_stripped(text, last=word is None), before, after, place, begin)
+            before = " ".join(each[0] for each in words[max(position - 4, 0) : position]).casefold()
+            after = " ".join(each[0] for each in words[position : position + 2])
+            yield _Segment(_stripped(text, last=word is None), before, after, position, begin)
         if word:
             begin = word.end()
 

@@ -224,9 +224,9 @@ class Scorers:
         for position, answer in enumerate(answers):
             positions[self._by_source.get(answer.row["source"], self._by_source["default"])].append(position)
         verdicts: dict[int, Verdict] = {}
-        for name, places in positions.items():
-            judged = _judge(self._scorers[name], [answers[place] for place in places])
-            verdicts.update(zip(places, judged, strict=True))
+        for name, own in positions.items():
+            judged = _judge(self._scorers[name], [answers[position] for position in own])
+            verdicts.update(zip(own, judged, strict=True))
         return [checked(verdicts[position]) for position in range(len(answers))]
 
 

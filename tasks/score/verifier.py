@@ -56,20 +56,17 @@ class VerifierBrokenError(RuntimeError):
     """The verifier was closed, or its workers cannot be replaced: no answer is to blame."""
 
 
-def _running() -> "Future[Verdict]":
-    future: Future[Verdict] = Future()
-    future.set_running_or_notify_cancel()  # callers share it: the cancellation of one must not cancel it for all
-    return future
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     key: bytes
-    judge: str  # the function that the workers call
+    function: str  # that the workers call
     item: tuple[Any, ...]  # its arguments
     solutions: tuple[str, ...]  # of the problem
-    future: "Future[Verdict]" = field(default_factory=_running)
+    future: "Future[Verdict]" = field(default_factory=Future)
     lost: int = 0  # how often a worker, or a whole pool, ended or hung with it
+
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()  # callers share it: one's cancellation must not cancel it for all
 
 
 MEMORY_MB = 2048
@@ -185,13 +182,13 @@ class Verifier:
         self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None
     ) -> "list[Future[Verdict]]":
         """Return a future for each pair."""
-        judge, requests = worker.GRADES[reading or self._reading], []
+        function, requests = worker.GRADES[reading or self._reading], []
         for answer, solutions in pairs:
             if isinstance(solutions, str) or not solutions:
                 raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
-            pair = (answer, tuple(solutions))
-            key = hashlib.blake2b(repr((judge, pair)).encode(), digest_size=16).digest()  # repr escapes lone surrogates
-            requests.append(_Request(key, judge, pair, pair[1]))
+            pair = (answer, tuple(solutions))  # `repr` escapes lone surrogates
+            key = hashlib.blake2b(repr((function, pair)).encode(), digest_size=16).digest()
+            requests.append(_Request(key, function, pair, pair[1]))
         return self._send_all(requests)
 
     def _send_all(self, requests: "Sequence[_Request]") -> "list[Future[Verdict]]":
@@ -223,7 +220,7 @@ class Verifier:
 
     def _send(self, requests: Sequence[_Request]) -> None:
         """Send requests for one function to a worker."""
-        call = [requests[0].judge, [request.item for request in requests]]
+        call = [requests[0].function, [request.item for request in requests]]
         try:
             result = self._pool.schedule(worker.judge_all, args=call, timeout=self._patience_s)
         except RuntimeError:  # the pool is broken, or closed: `_replace_pool` or `close` handles the requests
@@ -236,7 +233,7 @@ class Verifier:
             return
         if failure is None:
             for request, verdict in zip(requests, result.result(), strict=True):
-                self._settle(request, verdict, keep=request.judge in worker.GRADES.values())
+                self._settle(request, verdict, keep=request.function in worker.GRADES.values())
         elif not isinstance(failure, _FAILURES):
             self._give_up(requests, repr(failure))
         elif len(requests) > 1:

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,13 +96,6 @@ def test_replay_follows_the_seed() -> None:
     assert replayed(fresh, 0.5, old, 1) != replayed(fresh, 0.5, old, 2)
     assert len(replayed(fresh, 0.5, old, 1)) == 10
     assert replayed(fresh, 0.0, old, 1) == replayed([], 0.5, old, 1) == replayed(fresh, 0.5, [], 1) == []
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan")])
-def test_impossible_share(share: float) -> None:
-    """A share below 0 or of 1 and more is refused."""
-    with pytest.raises(ValueError, match=r"share=.* give 0 or more and less than 1"):
-        replayed(numbered(1), share, numbered(9), 0)
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=5)

@@ -112,7 +112,7 @@ def make_bucket(server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class Rgw:
-    """Ceph RGW at `endpoint`, for `KEY` and `SECRET`. A context manager that starts it on entry and stops it on exit.
+    """Ceph RGW at `endpoint`, for `KEY` and `SECRET`. A context manager that starts it on entry and kills it on exit.
 
     The folder holds everything: data, the ports (chosen once, at the first start) and `<daemon>.log`.
     """
@@ -144,17 +144,6 @@ class Rgw:
             self.kill()
             raise
 
-    def stop(self) -> None:
-        """Stop the daemons in order, as an administrator would."""
-        for name in (_GATEWAY, _DISK, _MONITOR):
-            if name in self._running:
-                self._running[name].terminate()
-                try:
-                    self._running[name].wait(10)
-                except subprocess.TimeoutExpired:
-                    self._running[name].kill()
-                self._running.pop(name).wait()
-
     def kill(self) -> None:
         """Send SIGKILL to all daemons."""
         for name in list(self._running):
@@ -174,7 +163,7 @@ class Rgw:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+        self.kill()
 
     def _make(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -249,7 +238,7 @@ class Rgw:
 
 
 def _popen(line: list[str], output: int) -> subprocess.Popen[bytes]:
-    # A new session, so that Ctrl-C reaches only pytest, which then stops the daemons in order.
+    # A new session, so that Ctrl-C reaches only pytest, which then ends the daemons.
     return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 

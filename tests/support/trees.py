@@ -6,9 +6,10 @@ a matter of tests/train.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.records import Score, Trajectory, Turn, VerdictName
+from tests.support.train_helpers import make_trajectory
 
 
 @dataclass(frozen=True)
@@ -35,35 +36,15 @@ class Tree:
             verdict = "" if reward is None else _verdict(reward)
             turns.append(Turn(start, start + 2, "", verdict, reward or 0.0, "stop", "", 0.0, 0))
             ids, mask = [*ids, *prompt, 10 + place, 9], [*mask, *[False] * len(prompt), True, True]
-        return Trajectory(
-            trajectory_id=name,
-            run="test",
-            iteration=0,
-            problem_id=problem,
-            sample=0,
-            status="completed",
-            reason="",
+        return replace(
+            make_trajectory(name, [], problem=problem, turn_discount=turn_discount, unplayed_turns=0),
             token_ids=ids,
             action_mask=mask,
             logprobs=[-1.0 if sampled else 0.0 for sampled in mask],
             versions=[0 if sampled else -1 for sampled in mask],
             turns=turns,
-            turn_discount=turn_discount,
-            prompt="",
-            solutions=[],
-            problem_set="",
-            policy="",
-            policy_version=0,
             sampling='{"max_new_tokens": 8}',
-            agent="",
-            agent_args="{}",
-            environment="",
-            environment_args="{}",
-            seed=0,
-            started_at=0.0,
-            latency_s=0.0,
             sequence_starts=starts,
-            unplayed_turns=0,
             ungraded=[place for place, reward in enumerate(self.rewards) if reward is None],
             follows=list(self.follows),
             asked=list(self.asked),
