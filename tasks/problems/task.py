@@ -71,8 +71,7 @@ def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
         if manifests.read(workspace.store, source.version).kind != "problems":
             raise DamagedError(f"{source.version} is not a problem set: give a version whose kind is problems")
         return ProblemsVersion(source.version)
-    problems, repeats = _load(workspace, source)
-    return commit_problems(workspace, problems, source.model_dump(mode="json"), repeated=len(repeats))
+    return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
 
 
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
@@ -116,36 +115,31 @@ def _import_for_run(workspace: Workspace, name: str, source: Source, begun: Prob
 
 def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     """Load the problems of `source`; log the rows that are left out, and problems that ask the same."""
-    return read_problems(workspace, source.version) if isinstance(source, StoredSource) else _load(workspace, source)[0]
-
-
-def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[str]]:
+    if isinstance(source, StoredSource):
+        return read_problems(workspace, source.version)
     loaded, logger = load_problems(source, workspace.config.problems.max_bad_share), get_run_logger()
-    repeats = find_repeats(loaded.problems)
     for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
         for row in rows[:_REPORTED]:
             logger.warning("%s: %s %s: %s", source.kind, row.place, what, row.reason)
         if len(rows) > _REPORTED:
             logger.warning("%s: %d more rows %s", source.kind, len(rows) - _REPORTED, what)
-    if repeats:
+    if repeats := find_repeats(loaded.problems):
         logger.warning(
             "%s: %d rows ask the same as an earlier one (%s): such problems are drawn more often",
             source.kind,
             len(repeats),
             first_few(repeats, 5),
         )
-    return loaded.problems, repeats
+    return loaded.problems
 
 
-def commit_problems(
-    workspace: Workspace, problems: Sequence[Problem], source: dict[str, object], **counts: int
-) -> ProblemsVersion:
-    """Commit a problem set, unless it exists, and return its version; `counts` are further metrics of it."""
+def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
+    """Commit a problem set, unless it exists, and return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(workspace.store, version):
         with Draft(workspace.store, version, "problems") as draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
-            draft.commit(workspace.provenance(), [], {"problems": len(problems), **counts, "source": source})
+            draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
     get_run_logger().info("%d problems: %s", len(problems), version)
     return version
 

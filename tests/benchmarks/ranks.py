@@ -1,9 +1,8 @@
-"""A trainer of several ranks: its overhead, its speed, its checkpoints and its memory, with a model of 30 M parameters.
+"""A trainer of several ranks: its overhead, its speed and its memory, with a model of 30 million parameters.
 
 Everything runs on the same cores, one after the other, so ratios are those of this machine.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -70,12 +69,10 @@ def _speed_rows(folder: Path, model: Path) -> list[Row]:
         for iteration in range(WARM_UP + ROUNDS):
             for name, trainer in trainers.items():
                 times[name].append(_timed(runs[name], trainer, iteration))
-    plain = _plain(runs["one process"], folder / "plain.safetensors")
     return [
         _row(times, "own process", "one process", "training: one rank in Ray / in the flow's process"),
         _row(times, "one process", "two copies", "training: one process with two threads / two copies with one"),
         _row(times, "one process", "two shards", "training: one process with two threads / two shards with one"),
-        *_file_rows(times, plain),
     ]
 
 
@@ -96,36 +93,6 @@ def _row(times: dict[str, list[Times]], dividend: str, divisor: str, benchmark: 
         f"training {seconds[0]:.2f} s / {seconds[1]:.2f} s; whole orders "
         f"{median(one.order / other.order for one, other in pairs):.2f}; {len(pairs)} pairs",
     )
-
-
-def _plain(run: "TrainingRun", path: Path) -> tuple[float, float, float]:
-    """Write and read a checkpoint's tensors with safetensors alone; return bytes, and seconds of both."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = run.tensors(WARM_UP + ROUNDS)
-    start = time.perf_counter()
-    save_file(tensors, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())  # as the store does
-    written = time.perf_counter()
-    for value in load_file(path).values():
-        value.clone()
-    return path.stat().st_size, written - start, time.perf_counter() - written
-
-
-def _file_rows(times: dict[str, list[Times]], plain: tuple[float, float, float]) -> Iterator[Row]:
-    size, written, read = plain
-    for name in ("one process", "two shards"):
-        rest = median(each.order - each.training for each in times[name][WARM_UP:])
-        first = times[name][0].order - times[name][0].training - rest
-        yield Row(
-            f"checkpoint of {name}: what an order does besides training / plain save_file and fsync",
-            f"{rest / written:.2f}",
-            detail=f"{rest:.2f} s to read the data, save, hash, upload and commit {size / 1e6:.0f} MB, plain "
-            f"{written:.2f} s; the first order takes {first:.2f} s longer"
-            + (" with the start of the ranks" if name != "one process" else "")
-            + f", a plain read {read:.2f} s",
-        )
 
 
 def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:

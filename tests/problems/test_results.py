@@ -40,7 +40,6 @@ SUCCESS_RATES = """
 """
 """The query of the README. `distinct on`, because a later history repeats the rows of the earlier ones."""
 
-"""The successes, 0 or 1, of the turns of one trajectory."""
 Row = tuple[Trajectory, list[Score]]
 
 
