@@ -192,14 +192,14 @@ def test_presets_are_those_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"key": "x", "ask": ', "not JSON: Expecting value at column 20"),
+        (b'{"key": "x", "ask": ', "not JSON: Expecting value: line 1 column 20"),
         (
             b'{"key": "x", "ask": "\xff\xfe", "gold": "1"}',
-            "a line that Python cannot read: 'utf-8' codec can't decode byte 0xff in position 21",
+            "not JSON: 'utf-8' codec can't decode byte 0xff in position 21",
         ),
         (b"[1, 2]", "a JSON list where an object is needed"),
-        (b"[" * 100_000, "a line that Python cannot read: maximum recursion depth"),
-        (b"9" * 5000, "a line that Python cannot read: Exceeds the limit"),
+        (b"[" * 100_000, "not JSON: maximum recursion depth"),
+        (b"9" * 5000, "not JSON: Exceeds the limit"),
         ({"key": "x", "ask": "Why?"}, "no column 'gold'; there are key, ask"),
         ({"key": "x", "ask": "Why?", "gold": []}, "column 'gold' is an empty list"),
         ({"key": "x", "ask": "Why?", "gold": ""}, "column 'gold' is blank"),
