@@ -117,8 +117,8 @@ def _find(row: Row, column: str) -> Any:
     if column in row:
         return row[column]
     value: Any = row
-    for part in column.split("."):
-        value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+    for name in column.split("."):
+        value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
     return value
 
 

@@ -86,8 +86,8 @@ def describe(overlaps: Sequence[Overlap]) -> str:
     count, lines = len({overlap.problem_id for overlap in overlaps}), []
     for overlap in sorted(overlaps, key=lambda overlap: overlap.kind != "exact"):
         verb = "is" if overlap.kind == "exact" else "repeats a part of"
-        place = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
-        lines.append(f'{overlap.problem_id} {verb} {place}: "{overlap.shared}"')
+        other = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
+        lines.append(f'{overlap.problem_id} {verb} {other}: "{overlap.shared}"')
     subject = "1 training problem is" if count == 1 else f"{count} training problems are"
     return f"{subject} also in evaluation sets: {first_few(lines, 5)}"
 

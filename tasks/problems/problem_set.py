@@ -197,21 +197,21 @@ def union(*sets: Sequence[Problem]) -> list[Problem]:
     return list(joined.values())
 
 
-def replayed(problems: Sequence[Problem], share: float, old: Sequence[Problem], seed: int) -> list[Problem]:
-    """Draw problems of `old` that are not in `problems`: about `share` of all, when joined with `problems`.
+def replayed(problems: Sequence[Problem], fraction: float, old: Sequence[Problem], seed: int) -> list[Problem]:
+    """Draw problems of `old` that are not in `problems`: about `fraction` of all, when joined with `problems`.
 
     The number is rounded to a whole number, and smaller if `old` has too few. The drawn problems keep their ids; join
     them to `problems` with `union`.
 
     Args:
         problems: the problems to train on, without duplicates.
-        share: 0 <= share < 1.
+        fraction: 0 <= fraction < 1.
         old: the problems to draw from.
         seed: the same seed and order of `old` give the same draw.
 
     """
     candidates = new_problems(old, problems)
-    wanted = round(len(problems) * share / (1 - share))
+    wanted = round(len(problems) * fraction / (1 - fraction))
     return random.Random(seed).sample(candidates, min(wanted, len(candidates)))
 
 

@@ -160,27 +160,16 @@ def sandboxed(timeout_s: float, memory_mb: int) -> RunProgram:
     sandboxes = Sandboxes()
 
     def run(program: str, given: str) -> str:
-        argv = [*python(_MAIN), _argument(program)]
+        encoded = program.encode("utf-8", "replace")
+        if b"\0" in encoded or len(encoded) > _LONGEST_PROGRAM:
+            raise ProgramError(f"the program contains a NUL character, or more than {_LONGEST_PROGRAM:,} bytes")
+        argv = [*python(_MAIN), encoded.decode()]
         result = asyncio.run(sandboxes.run(argv, given.encode("utf-8", "replace"), limits))
         if result.ended == "exited" and result.status == 0:
             return result.stdout.decode(errors="replace")
         raise ProgramError(_trouble(result, limits))
 
     return run
-
-
-def _argument(program: str) -> str:
-    """Return a program as the argument of a command line.
-
-    Raises:
-        ProgramError: it cannot be one.
-    """
-    if "\0" in program:
-        raise ProgramError("the program contains a NUL character")
-    size = len(program.encode("utf-8", "replace"))
-    if size > _LONGEST_PROGRAM:
-        raise ProgramError(f"the program has {size:,} bytes, more than {_LONGEST_PROGRAM:,}")
-    return program.encode("utf-8", "replace").decode()
 
 
 def _trouble(result: Result, limits: Limits) -> str:

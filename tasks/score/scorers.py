@@ -12,13 +12,14 @@ Metadata that no agent may see are named in an attribute of the function, below 
 
 import hashlib
 import inspect
-import struct
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
+
+import numpy as np
 
 from configs.loader import nearest
 from configs.score import Score as ScoreSettings
@@ -112,8 +113,7 @@ class EnvironmentScorer:
 
 def as_stored(number: float) -> float:
     """Round a number as rewards are stored."""
-    (rounded,) = struct.unpack("f", struct.pack("f", number))
-    return float(rounded)
+    return float(np.float32(number))
 
 
 class OwnScorer:

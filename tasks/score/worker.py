@@ -1,9 +1,9 @@
 """The code of the verifier's workers: limits, graders, and calls of users' functions, which it imports when called."""
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -29,7 +29,7 @@ def prepare(timeout_s: float, memory_mb: int, grade: str) -> None:
     """
     global _timeout_s, _idle, _memory
     prepare_for_limits()
-    _imported(grade)("\\boxed{\\frac{x}{2}}", ("0.5x",))  # the first call builds the grammar, without limits
+    resolve_name(grade)("\\boxed{\\frac{x}{2}}", ("0.5x",))  # the first call builds the grammar, without limits
     _idle = address_space()
     _timeout_s, _memory = timeout_s, memory_mb * _MB
 
@@ -54,7 +54,7 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
 @cache
 def _judge(name: str) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
-    function = _imported(name)
+    function = resolve_name(name)
     if name not in GRADES.values():
         function = partial(_call, function)
     return function, _memory + (_idle if name in GRADES.values() else address_space())
@@ -81,9 +81,3 @@ def _verdict(result: Any) -> Verdict:
         f"the function returned {result!r:.80}: return True or False, or a Verdict, "
         "which says whether the turn is right and what it earns"
     )
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    imported: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return imported

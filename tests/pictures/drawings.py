@@ -18,7 +18,7 @@ from storage.versions import manifests
 
 BLUE, GREEN, ORANGE, GREY = "#2f6f9f", "#3c8d5a", "#c9772e", "#8a8f98"
 DPI = 110
-_ARROW: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
+_ARROW: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,9 @@ def draw_stages(path: Path) -> None:
         ((0.74, 0.42), (0.84, 0.68)),  # scores -> train
         ((0.90, 0.68), (0.90, 0.42)),  # train -> policy n+1
     ):
-        axes.add_patch(
-            FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color="#444", shrinkA=0, shrinkB=0)
-        )
-    next_iteration = FancyArrowPatch(
-        (0.90, 0.18),
-        (0.12, 0.18),
-        connectionstyle="arc3,rad=-0.10",
-        arrowstyle="-|>",
-        mutation_scale=14,
-        color=GREY,
-        ls="--",
-    )
-    axes.add_patch(next_iteration)
+        axes.add_patch(FancyArrowPatch(start, end, color="#444", shrinkA=0, shrinkB=0, **_ARROW))
+    back = FancyArrowPatch((0.90, 0.18), (0.12, 0.18), connectionstyle="arc3,rad=-0.10", color=GREY, ls="--", **_ARROW)
+    axes.add_patch(back)
     axes.text(0.51, 0.045, "next iteration", ha="center", va="center", fontsize=9, color=GREY)
     _save(figure, path)
 

@@ -1,6 +1,5 @@
 """A real S3 server for tests: Ceph's object gateway (RGW), one monitor and one disk, on loopback and in one folder."""
 
-import configparser
 import secrets
 import shutil
 import socket
@@ -114,35 +113,13 @@ def make_bucket(server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
 class Rgw:
     """Ceph RGW at `endpoint`, for `KEY` and `SECRET`. A context manager that starts it on entry and kills it on exit.
 
-    The folder holds everything: data, the ports (chosen once, at the first start) and `<daemon>.log`.
+    The folder holds everything: data and `<daemon>.log`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self._config = self.folder / "ceph.conf"
-        self._made = self.folder / "made"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    @property
-    def endpoint(self) -> str:
-        """The URL of the gateway, known after the first start and the same after later starts."""
-        config = configparser.ConfigParser(interpolation=None)
-        config.read_string(self._config.read_text())
-        return "http://" + config["global"]["rgw frontends"].partition("endpoint=")[2]
-
-    def start(self) -> None:
-        """Start the server with the folder's data, or make a new one if the folder has none; return when it answers."""
-        try:
-            if self._made.exists():
-                self._spawn(_MONITOR)
-                self._ceph("osd", "down", "0")  # the map still lists a killed disk as up, and the gateway would ask it
-                self._spawn(_DISK)
-            else:
-                self._make()
-            self.start_gateway()
-        except BaseException:
-            self.kill()
-            raise
 
     def kill(self) -> None:
         """Send SIGKILL to all daemons."""
@@ -159,7 +136,12 @@ class Rgw:
         self._wait(_GATEWAY, self._answers)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self._make()
+            self.start_gateway()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -170,6 +152,7 @@ class Rgw:
         for name in ("mon", "osd", "rgw"):
             (self.folder / name).mkdir(parents=True)
         monitor, gateway = f"[v2:127.0.0.1:{free_port()}]", f"127.0.0.1:{free_port()}"
+        self.endpoint = f"http://{gateway}"
         fsid, disk = str(uuid.uuid4()), str(uuid.uuid4())
         self._config.write_text(_CONFIG.format(fsid=fsid, monitor=monitor, gateway=gateway, folder=self.folder))
         members = str(self.folder / "monmap")
@@ -181,7 +164,6 @@ class Rgw:
         self._spawn(_DISK)
         user = ["--uid", "test", "--display-name", "test", "--access-key", KEY, "--secret", SECRET]
         self._run("radosgw-admin", *_DAEMONS[_GATEWAY], "user", "create", *user)
-        self._made.touch()
 
     def _ceph(self, *command: str) -> None:
         """Send a command to the monitor and wait for it."""
