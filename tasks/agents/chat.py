@@ -9,9 +9,6 @@ Contents are text. Only the template writes control tokens, see `tasks.agents.co
 """
 
 import json
-import logging
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.objects.store import Store
-from storage.processes.limits import OUT_OF_TIME
 from storage.version_names import PolicyVersion
 from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
-from tasks.agents.control import TurnEnds, exact_text, toys
-from tasks.agents.template import REMEDY, Message, Template
-from tasks.template_trial import TrialResult
+from tasks.agents.control import TurnEnds, exact_text
+from tasks.agents.template import Message, Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,13 +88,11 @@ class Chat:
         the policy sampled it), the user's turn and the assistant's header. Whitespace that the template would trim
         stays as it was sampled.
         """
-        said = self.completion_text(completion_ids)
-        following = self._template.extend(messages, said, message)
-        rest = self._template.rest_of_question(messages, said, message)
-        ids = None if rest is None else self._ends.following(self._encode_cached(rest), completion_ids)
-        if ids is None:
-            return NextPrompt(self.prompt(following), True, following)
-        return NextPrompt(list(ids), False, following)
+        new = [{"role": "user", "content": message}]
+        answer = {"role": "assistant", "content": self._template.lead + self.completion_text(completion_ids)}
+        following: list[Message] = [*messages, answer, *new]
+        ids = self.continuation(messages, completion_ids, new)
+        return NextPrompt(self.prompt(following) if ids is None else ids, ids is None, following)
 
     @property
     def opens_thoughts(self) -> bool:
@@ -111,11 +104,19 @@ class Chat:
         messages: Sequence[dict[str, Any]],
         completion_ids: list[int],
         new: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
     ) -> list[int] | None:
-        """Return the ids that follow a completion of `messages` when `new` messages answer it.
+        """Return the ids that follow a completion when `new` messages answer it.
 
-        None if the template rewrites what came before, or refuses a completion with calls as the text that it is.
+        The prompt of the next completion is that of this one, its tokens and these ids: what was sampled is never
+        encoded again. None if the template rewrites what came before, or refuses a completion with calls as the text
+        that it is: the next prompt is then that of the whole conversation.
+
+        Args:
+            messages: the conversation before the completion.
+            completion_ids: what the policy sampled.
+            new: the messages after the completion, 1 or more.
+            tools: the tools that the conversation began with.
         """
         try:
             rest = self._template.rest(messages, self.completion_text(completion_ids), new, tools)
@@ -182,86 +183,6 @@ def engine_ends(folder: Path) -> tuple[int, ...]:
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
 
-logger = logging.getLogger(__name__)
-
-_ROOT = Path(__file__).parents[2]
-_SECONDS, _MEMORY_MB = 10.0, 512
-"""Limits for all conversations together: processor time, and memory above that of an idle process.
-
-Real templates need 0.1 s.
-"""
-_PATIENCE_S = 600.0
-"""Wall-clock limit, only against a process that waits for ever; a busy machine does not change the result."""
-_LONGEST = 1_000_000
-"""Most characters of a rendered conversation; normally those of the trial have some thousands."""
-
-
-def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None, ends: Sequence[int] = ()) -> Chat:
-    """Try out the template of a tokenizer from outside this project; return its chat (arguments as in `Chat`).
-
-    The template first renders conversations of every shape in a separate process, with limits on processor time and
-    memory. A template that passes may still loop in a real conversation, where nothing limits it.
-
-    Raises:
-        ValueError: the template is missing, does not end, needs too much memory, writes different texts for the same
-            conversation, does not show all messages, or refuses a conversation; names the tokenizer and the remedy.
-    """
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-    if template:
-        _try_out(tokenizer.name_or_path, template, tuple(sorted(tokenizer.special_tokens_map.items())))
-    return Chat(tokenizer, vocabulary, ends)
-
-
-@lru_cache(maxsize=8)
-def _try_out(name: str, template: str, special_tokens: tuple[tuple[str, str], ...]) -> None:
-    label = f"the chat template of {name}"
-    request = {
-        "template": template,
-        "special_tokens": dict(special_tokens),
-        "conversations": _conversations(),
-        "seconds": _SECONDS,
-        "memory_mb": _MEMORY_MB,
-    }
-    command, given = [sys.executable, "-m", "tasks.template_trial"], json.dumps(request)
-    try:
-        process = subprocess.run(command, input=given, capture_output=True, text=True, cwd=_ROOT, timeout=_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{label} was not rendered within {_PATIENCE_S:g} s: {REMEDY}") from None
-    if process.returncode == OUT_OF_TIME:
-        raise ValueError(f"{label} needs more than {_SECONDS:g} s of processor time for a short conversation: {REMEDY}")
-    if process.returncode:
-        raise ValueError(f"{label} ended the process that rendered it ({process.returncode}): {process.stderr[-500:]}")
-    finding = TrialResult(**json.loads(process.stdout))
-    if not finding.enough_memory:
-        raise ValueError(f"{label} needs more than {_MEMORY_MB} MB for a short conversation: {REMEDY}")
-    if finding.longest > _LONGEST:
-        raise ValueError(f"{label} writes {finding.longest:,} characters for a short conversation: {REMEDY}")
-    if finding.depends_on == "the date":
-        logger.warning("%s writes the date: the same conversation has other tokens on another day", label)
-    elif finding.depends_on:
-        raise ValueError(
-            f"{label} writes text that depends on {finding.depends_on}: the policy would get another text than the "
-            f"one in its trajectory; {REMEDY}"
-        )
-
-
-def _conversations() -> list[list[dict[str, Any]]]:
-    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts or calls.
-
-    The plainest comes first.
-    """
-    conversations = list[list[dict[str, Any]]]()
-    for system in ([], [{"role": "system", "content": "Be brief."}]):
-        for completion in (r"So it is \boxed{4}.", "<think>\nHmm\n</think>\n\n\\boxed{4}"):
-            question = {"role": "user", "content": "What is 1 + 2?\nReason step by step."}
-            messages: list[dict[str, Any]] = [*system, question]
-            for _ in range(4):
-                conversations.append(messages)
-                feedback = {"role": "user", "content": "Your answer is wrong. Try again."}
-                messages = [*messages, {"role": "assistant", "content": completion}, feedback]
-    return [*conversations, *toys()]
-
-
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
     return _chat_in(policy.manifest, policy.model)
@@ -283,5 +204,5 @@ def _chat_in(manifest: Manifest, folder: Path) -> Chat:
     vocabulary, ends = int(size) if size else None, engine_ends(folder)
     key = files, vocabulary, ends
     if key not in _CHATS:
-        _CHATS[key] = open_chat(load_tokenizer(folder), vocabulary, ends)
+        _CHATS[key] = Chat(load_tokenizer(folder), vocabulary, ends)
     return _CHATS[key]

@@ -5,9 +5,8 @@ import contextlib
 import json
 import os
 import signal
-from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 from pydantic import Field
 
@@ -17,10 +16,6 @@ from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, End
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
 
-LONGEST_OUTPUT = 1_000_000
-"""Most bytes that a command may print."""
-_LOOK_S = 0.5
-"""Time between two looks at how much a command has printed."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 
 
@@ -69,7 +64,7 @@ class CommandAgent(EndpointAgent):
             with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
                 given.write(_line(task))
                 given.seek(0)
-                status = await self._run(task, folder.path, given, output, errors)
+                status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
                 if status:
                     said = _text(errors).strip()[-500:] or "it said nothing"
                     raise CommandError(f"the command ended with status {status}: {said}")
@@ -77,44 +72,25 @@ class CommandAgent(EndpointAgent):
         finally:
             folder.remove()
 
-    async def _run(
-        self, task: AgentTask, folder: Path, given: IO[bytes], output: IO[bytes], errors: IO[bytes]
-    ) -> int | None:
+    async def _run(self, task: AgentTask, options: dict[str, Any]) -> int | None:
         """Run the command to its end, and return its status; end whatever it has started.
 
         Its output goes to files: a process that it leaves behind would hold a pipe open.
         """
-        variables = {name: _value(name) for name in self._names if name in os.environ}
-        variables |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
+        env = {name: _value(name) for name in self._names if name in os.environ} | mark()
+        env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                stdin=given,
-                stdout=output,
-                stderr=errors,
-                env=variables | mark(),
-                cwd=folder,
-                start_new_session=True,
-            )
+            process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
         except OSError as error:
             raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
-        ended = asyncio.create_task(process.wait())
         try:
-            while not ended.done():
-                await asyncio.wait([ended], timeout=_LOOK_S)
-                if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
-                    raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
+            return await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):  # all of its process group has ended
                 os.killpg(process.pid, signal.SIGKILL)
             # Also what the command has started in groups of its own: it has the key in its environment.
             await asyncio.shield(asyncio.to_thread(kill_until_gone, f"OPENAI_API_KEY={task.api_key}"))
-            await asyncio.shield(ended)
-        return process.returncode
-
-    def ended_by_context(self, error: Exception, completions: Completions) -> bool:
-        """See `EndpointAgent.ended_by_context`."""
-        return bool(completions.out_of_context)
+            await process.wait()
 
 
 def _value(name: str) -> str:

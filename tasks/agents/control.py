@@ -2,10 +2,9 @@
 contents never become such tokens (`ControlTokens`), and at which tokens turns end (`TurnEnds`).
 """
 
-import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,13 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-logger = logging.getLogger(__name__)
-
 JOINT = "\ufdd0"
 """A character that Unicode leaves to programs, and that no text should contain."""
 _THOUGHTS = ("<think>", "</think>")
-_WIDE = {number: number + 0xFEE0 for number in range(0x21, 0x7F)}
-"""Wide forms of ASCII's characters, by code point; many normalizers undo them."""
 
 _ASKED, _SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
 _FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -41,7 +36,6 @@ class Written:
     Example, of ChatML with calls in the form of Hermes, shortened: Written(
         after={"user": "<|im_end|><|im_start|>user", "tool": "<|im_end|><|im_start|>tool"},
         around=["<|im_start|>user", "<|im_end|><|im_start|>user", "<|im_end|><|im_start|>assistant"],
-        around_output=["<|im_end|><|im_start|>tool", "<|im_end|><|im_start|>assistant"],
         in_calls=['<tool_call>{"name": "look", "arguments": {"x": "', '"}}</tool_call>'],
         end_of_calls="",
     )
@@ -49,7 +43,6 @@ class Written:
 
     after: dict[str, str]  # by the role of the next message, between a completion without calls and that message
     around: list[str]  # before and after messages, first what begins a conversation; not within the assistant's turns
-    around_output: list[str]  # before and after the output of a tool
     in_calls: list[str]  # before, between and after calls, within the assistant's turn
     end_of_calls: str  # the token that ends a turn with calls; "" if it is one of those in `after`, or there is none
 
@@ -62,32 +55,23 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
         lead: what the template writes at the beginning of the assistant's answer.
         marks: the texts of tokens that may be control tokens, and whether the tokenizer calls them special.
     """
-    after, around, around_output = dict[str, str](), list[str](), list[str]()
+    after, around = dict[str, str](), list[str]()
     for role in _ROLES:
         text = render(_before(role, lead), []) or ""
         gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
         if not follows:
             continue
         after[role] = gap
-        texts = [text.partition(_ASKED)[0], gap, closing.removesuffix(lead)]
         within_users = role == "tool" and gap.startswith(after.get("user", gap))
         if role != "assistant" and not within_users:
-            around.extend(texts)
-        if role == "tool":
-            around_output.extend(texts[1:])
+            around.extend([text.partition(_ASKED)[0], gap, closing.removesuffix(lead)])
     # Templates may refuse system messages elsewhere than at the beginning, and outputs of tools without calls.
     around.append((render(_begun(), []) or "").partition(_ASKED)[0])
     in_calls, after_call, outputs = _find_calls(render, lead)
     closing, end, gap = _split(after_call, "\n".join(in_calls), after.values(), "\n".join(around), marks)
-    around_output.extend([end + gap, *outputs])
     if not (end + gap).startswith(after.get("user", end + gap)):
         around.extend([end + gap, *outputs])
-    return Written(after, around, around_output, [*in_calls, closing], end)
-
-
-def toys() -> list[list[dict[str, Any]]]:
-    """Return the toy conversations."""
-    return [*(_before(role, "") for role in _ROLES), _begun(), *(_with_calls(ids, "") for ids in (_IDS, _IDS[:1]))]
+    return Written(after, around, [*in_calls, closing], end)
 
 
 def _find_calls(render: Render, lead: str) -> tuple[list[str], str, list[str]]:
@@ -110,13 +94,13 @@ def _split(
     """Return what closes the last call, the token that ends its turn unless it also begins a gap, and the rest."""
     mark = re.compile("|".join(re.escape(text) for text in sorted(marks, key=len, reverse=True)))
     ends = {found[0] for gap in gaps if (found := mark.search(gap))}
-    places = [place for place in mark.finditer(after_call) if place[0] in around or place[0] not in calls]
-    known = [place for place in places if place[0] in ends]
-    before = list(takewhile(lambda place: place[0] not in around, places))
+    matches = [match for match in mark.finditer(after_call) if match[0] in around or match[0] not in calls]
+    known = [match for match in matches if match[0] in ends]
+    before = list(takewhile(lambda match: match[0] not in around, matches))
     if known or not before:
-        start = (known or places)[0].start() if places else len(after_call)
+        start = (known or matches)[0].start() if matches else len(after_call)
         return after_call[:start], "", after_call[start:]
-    end = ([place for place in before if marks[place[0]]] or before)[-1]  # closing tags of calls stand before it
+    end = ([match for match in before if marks[match[0]]] or before)[-1]  # closing tags of calls stand before it
     return after_call[: end.start()], end[0], after_call[end.end() :]
 
 
@@ -162,8 +146,8 @@ class ControlTokens:
 
     - everywhere: the tokens that the tokenizer calls special, and other added tokens with which the template begins and
       ends turns, such as `<|user|>`, unless they are words;
-    - in outputs of tools and in calls also `<think>`, `</think>` and the tokens that the template writes around calls
-      and outputs, such as `</tool_response>`;
+    - in outputs of tools and in calls all other added tokens, too, such as `<think>` and `</tool_response>`, unless
+      they are words;
     - in what the assistant says not `<think>`, `</think>` and those around calls, since a policy samples them itself,
       unless they begin and end turns, too.
 
@@ -180,7 +164,7 @@ class ControlTokens:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
         self._tokenizer = tokenizer
         marks = marks_of(tokenizer)
-        written = written or Written({}, [], [], [], "")
+        written = written or Written({}, [], [], "")
 
         def marks_in(*texts: str) -> set[str]:
             return {mark for mark in marks if any(mark in text for text in texts)}
@@ -189,12 +173,7 @@ class ControlTokens:
         everywhere = turns.union(mark for mark, special in marks.items() if special)
         own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
-        self._returned = _joiner(everywhere | own | marks_in(*written.around_output))
-        if written.around:  # else these are not yet all
-            for mark, text in _writable(tokenizer, everywhere):
-                logger.warning(
-                    "contents can write the control token %s of %s as %s", mark, tokenizer.name_or_path, text
-                )
+        self._returned = _joiner(marks)
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
@@ -237,22 +216,6 @@ class ControlTokens:
         }
 
 
-def _writable(tokenizer: "PreTrainedTokenizerBase", marks: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield control tokens that contents can write in spite of the joint, and a text that does it.
-
-    A single character has no place for a joint. And a normalizer may change other texts, such as wide or accented ones,
-    into that of a token.
-    """
-    for number, token in tokenizer.added_tokens_decoder.items():
-        text = token.content
-        if text in marks and len(text) == 1:
-            yield text, text
-        elif text in marks and token.normalized:
-            for other in sorted({text.swapcase(), text.translate(_WIDE), "\u0301".join(text)} - {text}):
-                if number in tokenizer.encode(other, add_special_tokens=False):
-                    yield text, other
-
-
 def _joiner(texts: Collection[str]) -> Callable[[str], str]:
     """Return a function that puts a joint behind the first character of each of `texts`, also where they overlap.
 
@@ -269,9 +232,9 @@ def _joiner(texts: Collection[str]) -> Callable[[str], str]:
             begun.extend([rest] if re.fullmatch(r"\w*", text[1:-1]) else [rest, cut])
     if not rests:
         return str
-    places = [f"{first}(?={'|'.join(others)})" for first, others in rests.items()]
-    place = re.compile("|".join([*places, f'(?<![^"])(?={"|".join(begun)})']))
-    return lambda text: place.sub(rf"\g<0>{JOINT}", text)
+    patterns = [f"{first}(?={'|'.join(others)})" for first, others in rests.items()]
+    pattern = re.compile("|".join([*patterns, f'(?<![^"])(?={"|".join(begun)})']))
+    return lambda text: pattern.sub(rf"\g<0>{JOINT}", text)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -327,23 +290,23 @@ class TurnEnds:
         last = completion_ids[-1] if completion_ids else None
         if last is None or last not in self:
             return rest
-        place = next((place for place, number in enumerate(rest) if number in self.template), len(rest))
-        if place == len(rest) and last not in self.template:
+        position = next((index for index, token in enumerate(rest) if token in self.template), len(rest))
+        if position == len(rest) and last not in self.template:
             return rest
-        if exact_text(self._tokenizer, rest[:place]).strip():
+        if exact_text(self._tokenizer, rest[:position]).strip():
             return None
-        if self.headers.intersection(rest[place : place + 1]) - {last}:
+        if self.headers.intersection(rest[position : position + 1]) - {last}:
             return None if last in self.headers else rest
-        return rest[place + 1 :]
+        return rest[position + 1 :]
 
     def _note_end(self, gap: str) -> int | None:
         """Note and return the end in the text between a completion and the next message; None if there is none."""
         ids: list[int] = list(self._tokenizer.encode(gap, add_special_tokens=False))
         added = self._tokenizer.added_tokens_decoder
-        for place, number in enumerate(ids):
-            if number in added and added[number].content in self._marks:
-                self.template.setdefault(number, exact_text(self._tokenizer, ids[:place]))
-                return number
+        for position, token in enumerate(ids):
+            if token in added and added[token].content in self._marks:
+                self.template.setdefault(token, exact_text(self._tokenizer, ids[:position]))
+                return token
         return None
 
 

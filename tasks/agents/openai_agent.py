@@ -7,9 +7,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator
 
-from configs.loader import nearest
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
-from tasks.agents.endpoint.client import Clients
+from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
 from tasks.registry import described_with_place
@@ -51,13 +50,11 @@ class OpenAIAgent(EndpointAgent):
     ) -> None:
         super().__init__(context, turn_discount, renderer, listen, max_requests)
         self._solve, self._arguments, self._open_toolbox = _import(entry), arguments or {}, context.open_toolbox
-        self._clients: Clients | None = None
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
-        self._clients = self._clients or Clients(task.base_url)
-        client = self._clients.open(completions, task.api_key)
-        async with self._open_toolbox() as tools:
+        client = open_client(completions, task.base_url, task.api_key)
+        async with client, self._open_toolbox() as tools:
             return await self._solve(task, client, tools, **self._arguments)
 
 
@@ -68,22 +65,17 @@ def _import(entry: str) -> Solve:
         ValueError: there is none, or it is no `async def`.
     """
     module_name, _, name = entry.partition(":")
-    if not name:
-        raise ValueError(f"{entry!r} names no function: write package.module:function")
     try:
-        module = importlib.import_module(module_name)
+        solve = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # any error of a user's module
         raise ValueError(
-            f"{module_name!r} cannot be imported: {described_with_place(error)}; is its folder on PYTHONPATH?"
+            f"{entry!r} cannot be imported: {described_with_place(error)}; write package.module:function, and have its "
+            "folder on PYTHONPATH"
         ) from error
-    functions = [key for key, value in vars(module).items() if inspect.iscoroutinefunction(value)]
-    if name not in functions:
-        if callable(getattr(module, name, None)):
-            raise ValueError(f"{entry} is no `async def`: await what is slow, or run it with asyncio.to_thread")
-        raise ValueError(f"{module_name} has no `async def {name}(task, client, tools)`{nearest(name, functions)}")
-    solve = cast(Solve, getattr(module, name))
+    if not inspect.iscoroutinefunction(solve):
+        raise ValueError(f"{entry} is no `async def`: await what is slow, or run it with asyncio.to_thread")
     try:
         inspect.signature(solve).bind_partial("task", "client", "tools")
     except TypeError as error:
         raise ValueError(f"{entry} cannot be called with (task, client, tools): {error}") from None
-    return solve
+    return cast(Solve, solve)

@@ -18,8 +18,6 @@ from tasks.problems.messages import first_messages
 
 _LEAST_SHARE = 16
 """A prompt must leave room for this part of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
-_LONGEST_TOKEN = 200
-"""Characters of a token, generously: a longer text has no room, and need not be encoded to know it."""
 
 
 def lacking_room(config: Config) -> str | None:
@@ -66,22 +64,20 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
 def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> str:
     """Say how many of `count` problems lack room, and name the first ones."""
     return (
-        f"{len(lacking)} of {count} problems ({_named(lacking)}) leave no room for an answer in "
+        f"{len(lacking)} of {count} problems ({_first_ids(lacking)}) leave no room for an answer in "
         f"inference.max_model_len={config.inference.max_model_len}"
     )
 
 
-def _named(problems: Sequence[Problem]) -> str:
+def _first_ids(problems: Sequence[Problem]) -> str:
     return first_few([problem.problem_id for problem in problems], 5)
 
 
 def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
     """Return whether the prompt of `messages` has at most so many tokens; encode it only if that is in doubt."""
     around = len(chat.prompt([message | {"content": "?"} for message in messages]))
-    texts = [message["content"] for message in messages]
-    if around + sum(len(text.encode()) for text in texts) <= most:  # a token has a byte at least
-        return True
-    return sum(map(len, texts)) <= most * _LONGEST_TOKEN and len(chat.prompt(messages)) <= most
+    longest = sum(len(message["content"].encode()) for message in messages)  # in tokens: each has a byte at least
+    return around + longest <= most or len(chat.prompt(messages)) <= most
 
 
 def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
@@ -95,5 +91,5 @@ def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str 
         return None
     return (
         f"{len(marked)} of {len(problems)} problems spell out tokens of the chat format, such as <|im_end|> "
-        f"({_named(marked)}): the policy reads them as text; look whether they belong there"
+        f"({_first_ids(marked)}): the policy reads them as text; look whether they belong there"
     )

@@ -22,8 +22,8 @@ Message = dict[str, str]
 """{"role": "user", "content": "…"}"""
 
 _QUESTION: Message = {"role": "user", "content": "?"}
-_PLAIN, _THINKING = _TOYS = "!", "<think>\nx\n</think>\n\n!"
-"""Toy completions, to find out whether a template keeps completions unchanged."""
+_PLAIN = "!"
+"""A toy completion, to find out what a template writes after completions."""
 _LINES = 20
 """Lines of a toy message; the template must show all of them."""
 
@@ -32,8 +32,7 @@ class Template:
     """The chat template of a tokenizer.
 
     A conversation goes on with the tokens before it if its text begins with that of the earlier prompt and completion,
-    which is compared each time. A template that keeps completions, with and without thoughts, may trim their
-    whitespace: that counts as unchanged.
+    which is compared each time. A template may trim the whitespace of a completion: that counts as unchanged.
 
     Attributes:
         lead: words that the template writes at the beginning of the assistant's answer, such as `<think>`. They are
@@ -49,20 +48,13 @@ class Template:
         self._tokenizer, self._name = tokenizer, tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {self._name} has no chat template: use an instruction-tuned model")
+        self._warned = False  # whether the warning about rewritten turns was logged
         self.control = ControlTokens(tokenizer)  # the special ones, until the others are found
         self._shown: set[tuple[tuple[str, ...], bool]] = set()
         """Conversations that it shows whole: roles with their numbers of calls; True if it gets tools."""
         self.lead = self._find_lead()
         self.written = find_written(self._try, self.lead, marks_of(tokenizer))
         self.control = ControlTokens(tokenizer, self.written, self.lead)
-        self._warned = False  # whether the warning about rewritten turns was logged
-        longer = self.extend([_QUESTION], _THINKING, "?!")
-        self._keeps = all(
-            self.rest(before, said, [_QUESTION]) is not None for before in ([_QUESTION], longer) for said in _TOYS
-        )
-        """True if it keeps toy completions unchanged."""
-        if not self._keeps:
-            self._warn(longer)
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         """Return the text of a conversation, up to the point where the assistant's answer begins.
@@ -90,8 +82,6 @@ class Template:
                 tokenize=False,
                 add_generation_prompt=True,
             )
-        except MemoryError:
-            raise
         except Exception as error:  # templates may raise anything
             remedy = f"If this is an error in the template, {REMEDY}"
             if any(message["role"] == "system" for message in messages):
@@ -112,11 +102,6 @@ class Template:
         except ValueError:
             return None
 
-    def extend(self, messages: list[Message], completion: str, message: str) -> list[Message]:
-        """Return `messages` with the assistant's completion and the user's next message."""
-        answer = {"role": "assistant", "content": self.lead + completion}
-        return [*messages, answer, {"role": "user", "content": message}]
-
     def rest(
         self,
         messages: Sequence[dict[str, Any]],
@@ -129,20 +114,24 @@ class Template:
         The completion is given to the template as the text that was sampled, calls of tools included. None if the
         template rewrites the text before it.
         """
-        before, text = self._before_and_whole(messages, completion, new, tools)
-        return text[len(before) :] if text.startswith(before) else None
-
-    def rest_of_question(self, messages: list[Message], completion: str, question: str) -> str | None:
-        """Return what `rest` does for a user's next message, also if the template trims the completion's whitespace."""
-        new = [{"role": "user", "content": question}]
-        rest = self.rest(messages, completion, new)
-        if rest is None and self._keeps and (rest := self.rest(messages, _PLAIN, new)) is not None:
-            before, text = self._before_and_whole(messages, completion, new)
-            if _without_whitespace(before + rest) != _without_whitespace(text):
-                rest = None
-        if rest is None:
-            self._warn(self.extend(messages, completion, question))
-        return rest
+        answer = {"role": "assistant", "content": self.lead + completion}
+        before = self.render(messages, tools) + self.control.said_apart(answer["content"]).removeprefix(self.lead)
+        text = self.render([*messages, answer, *new], tools)
+        if text.startswith(before):
+            return text[len(before) :]
+        if completion != _PLAIN:
+            rest = self.rest(messages, _PLAIN, new, tools)
+            if rest is not None and _without_whitespace(before + rest) == _without_whitespace(text):
+                return rest
+        if not self._warned:
+            logger.warning(
+                "the chat template of %s rewrites earlier turns (for example of %s): each turn that it changes begins "
+                "a new sequence",
+                self._name,
+                _roles([*messages, answer, *new]),
+            )
+        self._warned = True
+        return None
 
     def keeps_plain(self) -> bool:
         """Return whether the template keeps the plainest completion unchanged.
@@ -151,29 +140,6 @@ class Template:
         are turns of several parts, each with its own end.
         """
         return self.rest([_QUESTION], _PLAIN, [_QUESTION]) is not None
-
-    def _before_and_whole(
-        self,
-        messages: Sequence[dict[str, Any]],
-        completion: str,
-        new: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
-    ) -> tuple[str, str]:
-        """Return the text of a prompt with its completion, and that of the longer conversation."""
-        answer = {"role": "assistant", "content": self.lead + completion}
-        before = self.render(messages, tools) + self.control.said_apart(answer["content"]).removeprefix(self.lead)
-        return before, self.render([*messages, answer, *new], tools)
-
-    def _warn(self, messages: list[Message]) -> None:
-        """Log once that the template rewrites earlier turns."""
-        if not self._warned:
-            logger.warning(
-                "the chat template of %s rewrites earlier turns (for example of %s): each turn that it changes begins "
-                "a new sequence",
-                self._name,
-                _roles(messages),
-            )
-        self._warned = True
 
     def _check_shown(self, messages: list[Any], tools: Sequence[dict[str, Any]] = ()) -> None:
         """Check that the template shows every line of messages of this form, every call and every tool.
@@ -185,15 +151,15 @@ class Template:
             ValueError: something is missing; says what, and what to do.
         """
         toys = [
-            message if message.get("tool_calls") else message | {"content": _toy_content(message["role"], place)}
-            for place, message in enumerate(messages, 1)
+            message if message.get("tool_calls") else message | {"content": _toy_content(message["role"], number)}
+            for number, message in enumerate(messages, 1)
         ]
         text = _without_whitespace(self._render(toys, list(tools)).replace(JOINT, ""))
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         needed = [(f"the tool {each['function']['name']!r}", each["function"]["name"]) for each in (*tools, *calls)]
-        for place, toy in enumerate(toys, 1):
+        for number, toy in enumerate(toys, 1):
             lines = [] if toy.get("tool_calls") else toy["content"].splitlines()
-            needed += [(f"message {place} ({toy['role']})", line) for line in lines]
+            needed += [(f"message {number} ({toy['role']})", line) for line in lines]
         for what, words in needed:
             if _without_whitespace(words) not in text:
                 raise ValueError(
@@ -219,11 +185,11 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"tool_calls": calls}
 
 
-def _toy_content(role: str, place: int) -> str:
-    return "\n".join(f"{role} {place}.{line:02}" for line in range(_LINES))
+def _toy_content(role: str, number: int) -> str:
+    return "\n".join(f"{role} {number}.{line:02}" for line in range(_LINES))
 
 
-def _roles(messages: list[Message]) -> str:
+def _roles(messages: Sequence[dict[str, Any]]) -> str:
     return ", ".join(message["role"] for message in messages)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent, Reward
-from tasks.agents.endpoint.client import Clients
+from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext
@@ -64,22 +64,17 @@ class VerifiersAgent(EndpointAgent):
             raise ValueError(
                 f"agent.args.environment={environment!r}: its rubric compares episodes; score them one by one"
             )
-        self._clients: Clients | None = None
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
-        self._clients = self._clients or Clients(task.base_url)
-        client = OpenAIChatCompletionsClient(self._clients.open(completions, task.api_key))
-        ended = await self._environment.run_rollout(_row(task), client, task.model, sampling_args={})
+        async with open_client(completions, task.base_url, task.api_key) as client:
+            asked = OpenAIChatCompletionsClient(client)
+            ended = await self._environment.run_rollout(_row(task), asked, task.model, sampling_args={})
         if ended["error"] or ended["stop_condition"] == "prompt_too_long":
             unreadable = ended["error"] and ended["error"]["error"] in _UNREADABLE
             kind = UnreadableAnswerError if unreadable else VerifiersError
             raise kind(f"{ended['stop_condition']}: {ended['error']}")
         return Reward(float(ended["reward"]), ended["metrics"])
-
-    def ended_by_context(self, error: Exception, completions: Completions) -> bool:
-        """See `EndpointAgent.ended_by_context`."""
-        return bool(completions.out_of_context)
 
 
 def _row(task: AgentTask) -> Any:

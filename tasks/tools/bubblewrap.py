@@ -35,6 +35,10 @@ PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
 _ROOT = Path(__file__).parents[2]
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 MACHINE = "x86_64"
+_LINKS = [
+    *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+]  # fmt: skip
+"""The links in the root that lead to programs and shared libraries, as distributions have had them since 2020."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], statu
         *("--cap-drop", "ALL", "--die-with-parent", "--new-session", "--hostname", "sandbox"),
         *("--json-status-fd", str(status), "--seccomp", str(refused), "--clearenv"),
         *(word for name, value in variables.items() for word in ("--setenv", name, value)),
-        *_links(),
+        *_LINKS,
         *_each("--ro-bind", shown),
         *(word for path in covered for word in ("--tmpfs", path)),
         *_each("--ro-bind", packages),
@@ -124,12 +128,11 @@ def _become_nobody(shown: Iterable[str]) -> list[str]:
     file system in which the same files lie in other folders. A process namespace holds his processes: without
     privileges root's bubblewrap could not signal them at its end.
     """
-    programs = {"/usr", *(path for path in ("/bin", "/lib", "/lib64") if os.path.isdir(path) and path not in links())}
-    shown = [*sorted(programs), *(path for path in shown if not path.startswith("/usr/"))]
+    shown = ["/usr", *(path for path in shown if not path.startswith("/usr/"))]
     return [
         *("bwrap", "--unshare-pid", "--die-with-parent"),
         *("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
-        *_links(),
+        *_LINKS,
         *(word for path in [*shown, *_DEVICES] for word in ("--dir", os.path.dirname(path))),  # open to all users
         *_each("--ro-bind", shown),
         *_each("--dev-bind", _DEVICES),
@@ -141,14 +144,10 @@ def _become_nobody(shown: Iterable[str]) -> list[str]:
 def _limited(limits: Limits) -> list[str]:
     """Return the beginning of a command line that sets resource limits; bubblewrap's own process counts, too."""
     return [
-        *(prlimit(), f"--as={limits.memory_mb << 20}", f"--nproc={limits.processes + 1}"),
+        *(_prlimit(), f"--as={limits.memory_mb << 20}", f"--nproc={limits.processes + 1}"),
         *(f"--cpu={math.ceil(limits.cpu_s)}", f"--fsize={limits.folder_mb << 20}", f"--nofile={_OPEN_FILES}"),
         *("--core=0", "--msgqueue=0", "--"),
     ]
-
-
-def _links() -> list[str]:
-    return [word for path, target in links().items() for word in ("--symlink", target, path)]
 
 
 def _each(option: str, paths: Iterable[str]) -> list[str]:
@@ -157,28 +156,22 @@ def _each(option: str, paths: Iterable[str]) -> list[str]:
 
 def _interpreter() -> str:
     """Return the path of the interpreter that a virtual environment's one stands for."""
-    return os.path.realpath(Path(sys.base_prefix, "bin", f"python{sysconfig.get_config_var('LDVERSION')}"))
+    return os.path.realpath(sys.executable)
 
 
-def prlimit() -> str:
+def _prlimit() -> str:
     return os.path.realpath(shutil.which("prlimit") or "prlimit")
-
-
-@cache
-def links() -> dict[str, str]:
-    """Return the links in the root that lead to shared libraries and programs, with their targets."""
-    return {path: os.readlink(path) for path in ("/bin", "/lib", "/lib64") if os.path.islink(path)}
 
 
 @cache
 def visible() -> tuple[str, ...]:
     """Return the files and folders that every sandbox sees, read-only."""
     architecture = sysconfig.get_config_var("MULTIARCH")
-    system = ("/lib64", "/usr/lib64", f"/lib/{architecture}", f"/usr/lib/{architecture}", "/etc/ld.so.cache")
+    system = ("/usr/lib64", f"/usr/lib/{architecture}", "/etc/ld.so.cache")
     library = _STANDARD_LIBRARY
     if library.parent != Path("/usr/lib"):
         library = library.parent  # has shared libraries of this interpreter
-    paths = [Path(path).resolve() for path in (*system, library, _interpreter(), prlimit())]
+    paths = [Path(path).resolve() for path in (*system, library, _interpreter(), _prlimit())]
     return tuple(dict.fromkeys(str(path) for path in paths if path.exists()))
 
 

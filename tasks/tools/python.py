@@ -85,18 +85,17 @@ class Interpreter:
         sandbox.stdin.write(b"%s %d\n" % (token, len(text)) + text)
         try:
             async with asyncio.timeout(limits.seconds):
-                try:
-                    printed = await sandbox.stdout.readuntil(token)
-                    raised = await sandbox.stdout.readexactly(2) == b" 1"
-                except asyncio.IncompleteReadError as error:
-                    status = await sandbox.wait(error.partial)
-                    return Execution(_text(error.partial), stopped=f"the interpreter ended with exit status {status}")
+                printed = await sandbox.stdout.readuntil(token)
+                raised = await sandbox.stdout.readexactly(2) == b" 1"
+            return Execution(_text(printed.removesuffix(token)), raised)
+        except asyncio.IncompleteReadError as error:
+            status = await sandbox.wait(error.partial)
+            return Execution(_text(error.partial), stopped=f"the interpreter ended with exit status {status}")
         except TimeoutError:
             return Execution(_text(await sandbox.end()), stopped=f"stopped after {limits.seconds:g} s")
         except asyncio.LimitOverrunError:
             told = f"stopped after {limits.output_bytes:,} bytes of output"
             return Execution(_text(await sandbox.end()), stopped=told)
-        return Execution(_text(printed.removesuffix(token)), raised)
 
 
 def _text(output: bytes) -> str:
@@ -147,10 +146,10 @@ class PythonTool(FunctionTool):
             ToolError: it raised an exception or met a limit; the message begins with the output.
         """
         if self._stateful:
-            async with self._turn, self._sandboxes.place():  # between calls it needs no place
+            async with self._turn, self._sandboxes.slot():  # between calls it needs no slot
                 execution = await self._kept.execute(code)
         else:
-            async with self._sandboxes.place(), aclosing(self._open()) as interpreter:
+            async with self._sandboxes.slot(), aclosing(self._open()) as interpreter:
                 execution = await interpreter.execute(code)
         output, stopped = shorten(execution.output, self._output_chars), execution.stopped
         if stopped and self._stateful:

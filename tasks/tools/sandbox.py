@@ -24,21 +24,10 @@ from tasks.tools.bubblewrap import MACHINE, Launch, Limits, launch, python
 Ended = Literal["exited", "time", "output"]
 """Why a program ended: by itself or by a limit of the kernel ("exited"), or killed at the limit of time or output."""
 _CHUNK = 2**16
-_PROGRAMS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
-"""The programs that start a sandbox, and their Debian packages."""
-_SETTINGS = [
-    ("kernel.unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
-    ("user.max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
-    (
-        "kernel.apparmor_restrict_unprivileged_userns",
-        "1",
-        "give bwrap an AppArmor profile with the rule `userns,`, or sysctl "
-        "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04)",
-    ),
-]
-"""Settings of the kernel that forbid user namespaces, their values that do, and the remedies."""
-_OTHERWISE = (
-    "in a container allow user namespaces and mounts (Docker: --security-opt seccomp=unconfined "
+_PROGRAMS = ("bwrap", "prlimit", "setpriv")
+_REMEDY = (
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; on Ubuntu 24.04 an AppArmor profile for bwrap "
+    "with the rule `userns,`), and in a container mounts, too (Docker: --security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
 )
 _PATIENCE_S = 60.0
@@ -137,12 +126,12 @@ class Sandboxes:
     """The sandboxes of this process; threads and event loops may share it.
 
     Args:
-        most_at_once: number of `place`s of one event loop.
+        most_at_once: number of `slot`s of one event loop.
     """
 
     def __init__(self, most_at_once: int = 200) -> None:
         self._most_at_once = most_at_once
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def check(self) -> None:
         """Make a sandbox, the first time, and check that its limits hold.
@@ -153,9 +142,9 @@ class Sandboxes:
         check_host()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for one of the places of sandboxes that work at the same time, and give it back at the end."""
-        async with self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._most_at_once)):
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait until one more sandbox may work at the same time as others; the slot is free again at the end."""
+        async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._most_at_once)):
             yield
 
     @asynccontextmanager
@@ -164,7 +153,7 @@ class Sandboxes:
     ) -> AsyncIterator[Sandbox]:
         """Start a program; kill it at the end.
 
-        Its limits of time and output are the caller's to hold, and so is a `place` while it works. With `merged`,
+        Its limits of time and output are the caller's to hold, and so is a `slot` while it works. With `merged`,
         standard error goes to standard output.
 
         Raises:
@@ -186,13 +175,13 @@ class Sandboxes:
                 await sandbox.end()
 
     async def run(self, argv: Sequence[str], given: bytes, limits: Limits, *, packages: bool = False) -> Result:
-        """Run a program on one input, in a `place`, until its end or a limit.
+        """Run a program on one input, in a `slot`, until its end or a limit.
 
         Raises:
             SandboxError: it was not started.
         """
         out, err = bytearray(), bytearray()
-        async with self.place(), self.open(argv, limits, packages=packages) as sandbox:
+        async with self.slot(), self.open(argv, limits, packages=packages) as sandbox:
             assert sandbox.stderr
             try:
                 async with asyncio.timeout(limits.seconds):
@@ -217,16 +206,12 @@ def check_host() -> None:
     """
     if platform.machine() != MACHINE:
         raise ValueError(f"sandboxes filter system calls by the numbers of {MACHINE}, not {platform.machine()}")
-    for program, package in _PROGRAMS.items():
-        if not shutil.which(program):
-            raise ValueError(f"sandboxes need the program {program}: apt-get install {package}")
+    if missing := [program for program in _PROGRAMS if not shutil.which(program)]:
+        raise ValueError(f"sandboxes need {', '.join(missing)}: apt-get install bubblewrap util-linux")
     with launch(python(_TRIAL), Limits()) as start:
         done = subprocess.run(start.command, capture_output=True, text=True, timeout=_PATIENCE_S, **start.options)
     if done.returncode:
-        settings = [(Path("/proc/sys", *name.split(".")), forbids, remedy) for name, forbids, remedy in _SETTINGS]
-        known = [told for path, forbids, told in settings if path.exists() and path.read_text().strip() == forbids]
-        remedy = known[0] if known else _OTHERWISE
-        raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {remedy}")
+        raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {_REMEDY}")
     if done.stdout != "limited\n":
         raise ValueError(
             f"sandboxes cannot limit the number of processes on Linux {platform.release()}: it must be 5.14 or newer"

@@ -2,18 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from configs.loader import nearest
 from storage.visible import described
 from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError, shorten
-
-T = TypeVar("T")
-
-_GRACE_S = 1.0
-"""A tool that was cancelled has so many seconds to clean up; then the episode goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +32,6 @@ class Toolbox:
 
     Attributes:
         schemas: the tools as OpenAI's chat completions have them.
-        calls: number of calls so far.
-        errors: number of those that failed.
 
     Raises:
         ValueError: two tools have the same name.
@@ -52,16 +45,14 @@ class Toolbox:
             names = ", ".join(tool.name for tool in tools)
             raise ValueError(f"tools with the same name: {names}; the policy chooses by name, so leave one out")
         self._call_timeout_s, self._output_chars = call_timeout_s, output_chars
-        self._stubborn = set[asyncio.Future[Any]]()
         self.schemas = [_schema(tool) for tool in tools]
-        self.calls = self.errors = 0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close all tools, even if one fails or hangs; then raise its error."""
-        closing = [self._in_time(tool.close()) for tool in self._tools.values()]
+        closing = [asyncio.wait_for(tool.close(), self._call_timeout_s) for tool in self._tools.values()]
         errors = await asyncio.gather(*closing, return_exceptions=True)
         for error in filter(None, errors):
             raise RuntimeError(f"a tool was not closed: {described(error)}") from error
@@ -69,16 +60,18 @@ class Toolbox:
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool with arguments as the policy wrote them: JSON, or a mapping.
 
-        An unknown tool, wrong arguments, a failure or a time-out are an error for the policy. Any other exception of a
-        tool is an error of its code, and is raised.
+        An unknown tool, wrong arguments, a failure, a time-out or an `exit` are an error for the policy. Any other
+        exception of a tool is an error of its code, and is raised.
         """
-        self.calls += 1
         try:
-            output = await self._in_time(self._find(name).call(_parse(arguments)))
+            async with asyncio.timeout(self._call_timeout_s) as limit:
+                output = await self._find(name).call(_parse(arguments))
             return ToolResult(self._readable(output), False)
-        except ToolError as error:
-            self.errors += 1
-            return ToolResult(f"error: {self._readable(str(error))}", True)
+        except (ToolError, SystemExit, TimeoutError) as error:
+            if isinstance(error, TimeoutError) and not limit.expired():  # the tool's own
+                raise
+            told = f"no result within {self._call_timeout_s:g} s" if limit.expired() else str(error)
+            return ToolResult(f"error: {self._readable(told)}", True)
 
     async def results(self, calls: Iterable[Any]) -> list[dict[str, Any]]:
         """Call what an assistant's message of OpenAI's client asks for; return the messages that answer it.
@@ -102,33 +95,6 @@ class Toolbox:
             known = f"; the tools are {', '.join(self._tools)}" if self._tools else "; there are none"
             raise ToolError(f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}{known}")
         return self._tools[name]
-
-    async def _in_time(self, call: Awaitable[T]) -> T:
-        """Return the result of a call; cancel it at the limit, and do not wait long for it to obey."""
-        task = asyncio.ensure_future(_contained(call))
-        try:
-            await asyncio.wait({task}, timeout=self._call_timeout_s)
-            in_time = task.done()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task}, timeout=_GRACE_S)
-            if not task.done():
-                self._stubborn.add(task)  # otherwise it could be collected as garbage while it runs
-                task.add_done_callback(self._stubborn.discard)
-        if not in_time:
-            raise ToolError(f"no result within {self._call_timeout_s:g} s")
-        if task.cancelled():
-            raise ToolError("the tool cancelled its own call")
-        return task.result()
-
-
-async def _contained(call: Awaitable[T]) -> T:
-    """Await a call; in a task of its own SystemExit would end the event loop."""
-    try:
-        return await call
-    except SystemExit as error:
-        raise ToolError(described(error)) from error
 
 
 def _parse(arguments: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,11 @@
 """Completions end at every token that ends a turn, and such a token is in the next prompt once."""
 
-import json
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tasks.agents.chat import Chat, engine_ends
-from tasks.agents.rendering import open_renderer
+from tasks.agents.answers import open_reader
+from tasks.agents.chat import Chat
 from tests.support.chat_formats import chat_of, tokenizer_of
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
@@ -65,8 +62,6 @@ def test_a_sampled_end_takes_the_place_of_the_templates(name: str, end: str, fol
     header = "<|start_header_id|>assistant<|end_header_id|>\n\n" if name == "llama" else ""
     header = "<|im_start|>assistant\n" if name == "qwen3" else header
     assert following.token_ids == ids(name, follows + header)
-    again = open_renderer(chat, "template").continuation([], said, [QUESTION], [{"role": "user", "content": "No."}], [])
-    assert again == following.token_ids
 
 
 def test_the_header_of_another_role_begins_a_sequence() -> None:
@@ -121,34 +116,12 @@ def test_added_words_end_no_turn() -> None:
     assert Chat(tokenizer).stop_token_ids == (tokenizer.eos_token_id,)
 
 
-@pytest.mark.parametrize("renderer", ["qwen3", "template"])
-def test_ends_of_the_engine_are_not_in_the_message(renderer: str) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "template"])
+def test_ends_of_the_engine_are_not_in_the_message(family: str) -> None:
     """The family knows the first of them, the second is an end of this engine alone."""
-    tokenizer = tokenizer_of("qwen3")
     for end in ("<|endoftext|>", "<tool_response>"):
-        chat = Chat(tokenizer, ends=ids("qwen3", end))
-        told = open_renderer(chat, renderer)
-        prompt, said = told.prompt([QUESTION], []), ids("qwen3", "It is 4." + end)
-        assert told.answer(prompt, said, []).content == chat.completion_text(said) == "It is 4."
-        rest = told.continuation(prompt, said, [QUESTION], [{"role": "user", "content": "No."}], [])
-        if rest is not None:
-            assert rest == ids("qwen3", "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
-
-
-@pytest.mark.parametrize(
-    ("config", "generation", "ends"),
-    [
-        ({"eos_token_id": 2}, None, (2,)),
-        ({"eos_token_id": 2}, {"eos_token_id": [5, 3]}, (5, 3)),
-        ({"eos_token_id": 2}, {}, ()),
-        ({"eos_token_id": None}, None, ()),
-    ],
-)
-def test_the_engines_ends_are_those_of_the_models_files(
-    config: dict[str, Any], generation: dict[str, Any] | None, ends: tuple[int, ...], tmp_path: Path
-) -> None:
-    """vLLM reads config.json only if there is no generation_config.json."""
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    assert engine_ends(tmp_path) == ends
+        chat = Chat(tokenizer_of("qwen3"), ends=ids("qwen3", end))
+        prompt, said = chat.prompt([QUESTION]), ids("qwen3", "It is 4." + end)
+        assert open_reader(chat, family).read(prompt, said, []).content == chat.completion_text(said) == "It is 4."
+        rest = chat.continuation([QUESTION], said, [{"role": "user", "content": "No."}])
+        assert rest == ids("qwen3", "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")

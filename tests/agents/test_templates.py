@@ -1,25 +1,17 @@
 """The policy gets what its chat template renders, for templates of several kinds, and sampled ids never change."""
 
-import asyncio
 import logging
 from functools import lru_cache, partial
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from storage.objects.store import Store
-from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
-from storage.versions import datasets
-from storage.versions.drafts import Draft, Provenance
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
 from tasks.agents.template import Message
-from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Observation
 from tasks.score.verifier import Verifier
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
@@ -28,28 +20,30 @@ _TURN = "{{ '<|im_start|>' + m.role + '\n' + words + '<|im_end|>\n' }}"
 _HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{{ opening }}{% endif %}"
 _BEFORE_LAST_QUESTION = "(messages[loop.index0 + 1:] | selectattr('role', 'equalto', 'user') | list)"
 
-INJECTING = (
-    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}"
-    "{% for m in messages %}{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
-)
-FORGETTING = (
-    "{% for m in messages %}{% set words = m.content %}"
-    "{% if m.role == 'assistant' and " + _BEFORE_LAST_QUESTION + " %}"
-    "{% set words = words.split('</think>')[-1].lstrip('\n') %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
-)
-OPENING = (
-    "{% set opening = '<think>\n' %}{% for m in messages %}{% set words = m.content %}"
-    "{% if m.role == 'assistant' %}{% set words = words.split('</think>')[-1] %}{% endif %}"
-    + _TURN
-    + "{% endfor %}"
-    + _HEADER
-)
-KEEPING = (
-    "{% set opening = '<think>\n' %}{% for m in messages %}{% set words = m.content %}"
-    + _TURN
-    + "{% endfor %}"
-    + _HEADER
-)
+
+def with_words(change: str = "", before: str = "", words: str = "m.content") -> str:
+    """Return a template that writes each message's `words`, after statements that `change` them."""
+    return f"{before}{{% for m in messages %}}{{% set words = {words} %}}{change}{_TURN}{{% endfor %}}{_HEADER}"
+
+
+OPENS = "{% set opening = '<think>\n' %}"
+APPEND_ONLY = {
+    "chatml": CHAT_TEMPLATE,
+    "injecting": with_words(
+        before="{% if messages[0].role != 'system' %}<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}"
+    ),
+    "keeping": with_words(before=OPENS),
+}
+TEMPLATES = {
+    **APPEND_ONLY,
+    "forgetting": with_words(
+        "{% if m.role == 'assistant' and " + _BEFORE_LAST_QUESTION + " %}"
+        "{% set words = words.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    ),
+    "opening": with_words(
+        "{% if m.role == 'assistant' %}{% set words = words.split('</think>')[-1] %}{% endif %}", before=OPENS
+    ),
+}
 MOVING = (  # writes the system prompt into the newest question
     "{% for m in messages %}{% if m.role != 'system' %}{% set words = m.content %}"
     "{% if loop.last and messages[0].role == 'system' %}"
@@ -58,45 +52,17 @@ MOVING = (  # writes the system prompt into the newest question
     + "{% endif %}{% endfor %}"
     + _HEADER
 )
-NUMBERED = (  # writes its number before every question
-    "{% for m in messages %}{% set words = m.content if m.role == 'assistant' else loop.index ~ ': ' ~ m.content %}"
-    + _TURN
-    + "{% endfor %}"
-    + _HEADER
-)
-TRIMMING = "{% for m in messages %}{% set words = m.content | trim %}" + _TURN + "{% endfor %}" + _HEADER
-SPACED = "{% for m in messages %}{% set words = m.content + '\n' %}" + _TURN + "{% endfor %}" + _HEADER
-REFUSING = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
-    "{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
-)
-PARTS = (  # the policy samples the header and the end of each part of its turn
-    "{% for m in messages %}{% set words = ('answer: ' if m.role == 'assistant' else '') + m.content %}"
-    + _TURN
-    + "{% endfor %}"
-    + _HEADER
-)
-BLANK = (  # the policy samples the blank, or the template writes it
-    "{% for m in messages %}{% set words = (' ' if m.role == 'assistant' else '') + m.content | trim %}"
-    + _TURN
-    + "{% endfor %}"
-    + _HEADER
-)
-SHORTENING = (  # changes only turns with an answer, which the toy conversations lack
-    "{% for m in messages %}{% set words = m.content %}"
-    "{% if m.role == 'assistant' %}{% set words = words.split('{')[0] %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
-)
-APPEND_ONLY = {"chatml": CHAT_TEMPLATE, "injecting": INJECTING, "keeping": KEEPING}
-TEMPLATES = {**APPEND_ONLY, "forgetting": FORGETTING, "opening": OPENING}
 ALL = {
     **TEMPLATES,
     "moving": MOVING,
-    "numbered": NUMBERED,
-    "trimming": TRIMMING,
-    "spaced": SPACED,
-    "refusing": REFUSING,
-    "parts": PARTS,
-    "blank": BLANK,
+    "numbered": with_words(words="m.content if m.role == 'assistant' else loop.index ~ ': ' ~ m.content"),
+    "trimming": with_words(words="m.content | trim"),
+    "spaced": with_words(words="m.content + '\n'"),
+    "refusing": with_words("{% if m.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"),
+    # The policy samples the header and the end of each part of its turn.
+    "parts": with_words(words="('answer: ' if m.role == 'assistant' else '') + m.content"),
+    # The policy samples the blank, or the template writes it.
+    "blank": with_words(words="(' ' if m.role == 'assistant' else '') + m.content | trim"),
 }
 OPENED = {"keeping", "opening"}  # the template itself writes <think> before a completion
 
@@ -190,7 +156,7 @@ def test_the_policy_gets_the_whole_rendered_conversation(
 
 def test_trimmed_whitespace_stays_as_sampled() -> None:
     """A template that trims contents does not begin a sequence because of a blank."""
-    chat = Chat(make_tokenizer(TRIMMING))
+    chat = Chat(make_tokenizer(ALL["trimming"]))
     following = chat.next_prompt([SYSTEM, QUESTION], chat.encode(f" {WRONG}\n{END}"), "Try again.")
     assert not following.fresh
 
@@ -213,25 +179,14 @@ def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureF
 
 def test_a_refused_system_prompt_is_reported() -> None:
     """A template without a system role works without a system prompt. With one, the error names the remedy."""
-    chat = Chat(make_tokenizer(REFUSING))
+    chat = Chat(make_tokenizer(ALL["refusing"]))
     assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
     with pytest.raises(ValueError, match=r"of system, user: no system role here.*agent\.args\.system_prompt empty"):
         chat.prompt([SYSTEM, QUESTION])
-
-
-def test_the_first_real_conversation_is_rendered_in_full(caplog: pytest.LogCaptureFixture) -> None:
-    """If a template rewrites real contents but no toy conversation, each turn is decided by its own contents."""
-    tokenizer = make_tokenizer(SHORTENING)
-    with caplog.at_level(logging.INFO, "tasks.agents"):
-        chat = Chat(tokenizer)
-        assert not caplog.messages
-        for _ in range(2):
-            following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
-            assert following.fresh
-            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
-    assert len(caplog.messages) == 1
-    assert "rewrites earlier turns (for example of user, assistant, user)" in caplog.text
-    assert not chat.next_prompt([QUESTION], chat.encode("Hmm" + END), "Try again.").fresh
+    deaf = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
+    assert deaf.prompt([QUESTION])
+    with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
+        deaf.prompt([SYSTEM, QUESTION])
 
 
 def test_the_end_of_a_turn_is_the_templates() -> None:
@@ -239,22 +194,22 @@ def test_the_end_of_a_turn_is_the_templates() -> None:
 
     Ordinary text is not an end, because it would stop completions in the middle. The end of a part is not one either.
     """
-    for template in (CHAT_TEMPLATE, SPACED, FORGETTING, OPENING, MOVING):
-        tokenizer = make_tokenizer(template)
+    for name in ("chatml", "spaced", "forgetting", "opening", "moving"):
+        tokenizer = make_tokenizer(ALL[name])
         end, text_end = (tokenizer.encode(token)[0] for token in (END, END_OF_TEXT))
         assert Chat(tokenizer).stop_token_ids == (end,)
         tokenizer.eos_token = END_OF_TEXT
         assert Chat(tokenizer).stop_token_ids == tuple(sorted([end, text_end]))
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}assistant: "
     assert Chat(make_tokenizer(plain)).stop_token_ids == (end,)
-    tokenizer = make_tokenizer(PARTS)
+    tokenizer = make_tokenizer(ALL["parts"])
     tokenizer.eos_token = END_OF_TEXT
     assert Chat(tokenizer).stop_token_ids == (text_end,)
 
 
 def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
     """The template rewrites answers without a leading blank. This answer has one."""
-    chat = Chat(make_tokenizer(BLANK))
+    chat = Chat(make_tokenizer(ALL["blank"]))
     following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}{END}"), "Try again.")
     assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
 
@@ -262,7 +217,7 @@ def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
 @pytest.mark.parametrize("said", [WRONG + "\n", WRONG])
 def test_a_turn_that_ends_after_a_newline(said: str) -> None:
     """If the template's newline is sampled or not, the end is not repeated and the newline is not in the answer."""
-    tokenizer = make_tokenizer(SPACED)
+    tokenizer = make_tokenizer(ALL["spaced"])
     tokenizer.eos_token = END_OF_TEXT
     chat = Chat(tokenizer)
     following = chat.next_prompt([QUESTION], chat.encode(said + END), "Try again.")
@@ -279,32 +234,22 @@ DEAF = {
     "nothing": ("Speak!" + _HEADER, 1),
     "first question only": ("{{ messages[0].content }}" + _HEADER, 2),
     "answers": (CHAT_TEMPLATE.replace("{{ '", "{{ '' if message['role'] == 'assistant' else '", 1), 2),
-    "questions": ("{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}" + _HEADER, 1),
     "last message only": ("{{ messages[-1].content }}" + _HEADER, 1),
     "beginnings": ("{% for m in messages %}" + SPEAKER + "{{ m.content[:64] }}{% endfor %}" + _HEADER, 1),
-    "roles": ("{% for m in messages %}" + SPEAKER + "{% endfor %}" + _HEADER, 1),
 }
 
 
-@pytest.mark.parametrize("name", DEAF)
-def test_a_template_that_does_not_show_a_message_is_refused(name: str) -> None:
+@pytest.mark.parametrize(("template", "number"), DEAF.values(), ids=DEAF)
+def test_a_template_that_does_not_show_a_message_is_refused(template: str, number: int) -> None:
     """The policy would answer questions that it never saw, and its verdicts would be used all the same."""
-    template, place = DEAF[name]
     tokenizer = make_tokenizer(template)
     tokenizer.name_or_path = "models/deaf"
-    with pytest.raises(
-        ValueError, match=rf"template of models/deaf does not show message {place} .*, or repair chat_temp"
-    ):
+    with pytest.raises(ValueError, match=f"of models/deaf does not show message {number} .*, or repair chat_temp"):
         Chat(tokenizer)
 
 
 TOOL: Message = {"role": "tool", "content": "3"}
-JSON_TOOLS = (  # Llama 3 does this
-    "{% for m in messages %}{% set words = (m.content | tojson) if m.role == 'tool' else m.content %}"
-    + _TURN
-    + "{% endfor %}"
-    + _HEADER
-)
+JSON_TOOLS = with_words(words="(m.content | tojson) if m.role == 'tool' else m.content")  # Llama 3 does this
 
 
 def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
@@ -315,27 +260,6 @@ def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
     chat = Chat(make_tokenizer(JSON_TOOLS.replace("(m.content | tojson)", "(m.content[:64] | tojson)")))
     with pytest.raises(ValueError, match=r"does not show message 3 \(tool\)"):
         chat.prompt(conversation)
-
-
-def test_running_out_of_memory_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine has too little memory, so a change of the template would not help."""
-    tokenizer = make_tokenizer(CHAT_TEMPLATE)
-    chat = Chat(tokenizer)
-
-    def exhausted(*_: object, **__: object) -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(tokenizer, "apply_chat_template", exhausted)
-    with pytest.raises(MemoryError):
-        chat.prompt([QUESTION])
-
-
-def test_a_template_without_system_prompts_is_refused_where_one_is_used() -> None:
-    """Conversations without a system prompt still work."""
-    chat = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
-    assert chat.prompt([QUESTION])
-    with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
-        chat.prompt([SYSTEM, QUESTION])
 
 
 def test_what_a_template_raises_is_reported_as_its_refusal() -> None:
@@ -369,7 +293,7 @@ def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
     assert texts[1] == render(tokenizer, [*answered, {"role": "user", "content": WRONG_FEEDBACK}]) + RIGHT + END
     sampled = {*range(first.start, first.end), *range(second.start, second.end)}
     assert tokenizer.decode(trajectory.token_ids[second.start : second.end]) == RIGHT + END
-    assert trajectory.action_mask == [place in sampled for place in range(len(trajectory.token_ids))]
+    assert trajectory.action_mask == [index in sampled for index in range(len(trajectory.token_ids))]
     assert [version == 3 for version in trajectory.versions] == trajectory.action_mask
     assert [logprob < 0 for logprob in trajectory.logprobs] == trajectory.action_mask
     assert two_turns(name, verifier, thinks=False).sequence_starts == [0]
@@ -383,43 +307,3 @@ def test_the_context_limits_one_sequence(verifier: Verifier) -> None:
     prompt = whole.turns[1].start - whole.sequence_starts[1]
     truncated = two_turns("forgetting", verifier, thinks=True, max_model_len=prompt)
     assert (truncated.status, truncated.sequence_starts) == ("truncated", [0])
-
-
-class Rejecting(MathMultiTurnAgent):
-    """An agent that plays its episodes and returns no trajectory."""
-
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
-        await super().collect_trajectory(prompt, env, obs_queue, act_queue)
-        return []
-
-
-def test_a_rejected_episode_keeps_all_sequences(verifier: Verifier) -> None:
-    """The trajectory of an episode that the agent rejects is built from its exchanges and is the same."""
-    chat = Chat(make_tokenizer(FORGETTING))
-    engine = ScriptedEngine(chat, lambda turn, _: [thought("forgetting", WRONG), RIGHT][turn])
-    rejected = play(engine, Rejecting(context(chat, 256), num_turns=2), verifier)[0]
-    kept = two_turns("forgetting", verifier, thinks=True)
-    assert rejected.status == "rejected"
-    assert rejected.token_ids == kept.token_ids
-    assert rejected.action_mask == kept.action_mask
-    assert rejected.sequence_starts == kept.sequence_starts
-
-
-def test_files_of_the_first_schema_hold_one_sequence_a_row(store: Store, verifier: Verifier, tmp_path: Path) -> None:
-    """Data sets from before the column `sequence_starts` stay readable."""
-    row = two_turns("chatml", verifier, thinks=False)
-    table = to_table([row], TRAJECTORY_SCHEMA).drop_columns(["sequence_starts"])
-    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
-        path = draft.scratch / "part-00000.parquet"
-        old = table.replace_schema_metadata({"kind": "trajectories", "schema_version": "1"})
-        datasets.write_parquet(old, path)
-        draft.add(path, path.name, rows=1)
-        version = draft.commit(Provenance(config={}), []).version
-    (back,) = datasets.trajectories(store, version, tmp_path)
-    assert (back.sequence_starts, back.token_ids) == ([0], row.token_ids)

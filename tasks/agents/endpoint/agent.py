@@ -11,14 +11,14 @@ from pydantic import AfterValidator, Field
 
 from storage.records import Problem, Trajectory
 from storage.visible import described
-from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError, Policy
+from tasks.agents.answers import open_reader
+from tasks.agents.endpoint.completions import Completions, EndpointSettings, OverrunError
 from tasks.agents.endpoint.protocol import MODEL, StepError
 from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.server import EndpointServer, check_address, new_key
 from tasks.agents.endpoint.tree import Node
-from tasks.agents.faults import PolicyError, chain, fault_of, reason_of
+from tasks.agents.faults import PolicyError, fault_of, reason_of
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
-from tasks.agents.rendering import open_renderer
 from tasks.environments.interface import Environment, StepResult, verdict_of
 from tasks.inference.api import ContextLengthError
 from tasks.problems.messages import first_messages
@@ -140,8 +140,8 @@ class EndpointAgent(ABC):
     Args:
         context: the pipeline gives it to every agent.
         turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
-        renderer: how conversations become tokens, see `tasks.agents.rendering.open_renderer`.
-        listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), `host:port`, `unix:/path`.
+        renderer: how completions are read, see `tasks.agents.answers.open_reader`.
+        listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), or another `host:port`.
         max_requests: most requests of an episode.
     """
 
@@ -149,9 +149,8 @@ class EndpointAgent(ABC):
         self, context: AgentContext, turn_discount: float, renderer: str, listen: str, max_requests: int
     ) -> None:
         self.turn_discount = turn_discount
-        self._policy = Policy(
-            open_renderer(context.chat, renderer), context.chat, context.gconfig, context.max_model_len, max_requests
-        )
+        reader = open_reader(context.chat, renderer)
+        self._settings = EndpointSettings(context.chat, reader, context.gconfig, context.max_model_len, max_requests)
         self._server = EndpointServer(listen)
 
     async def __aenter__(self) -> Self:
@@ -165,21 +164,10 @@ class EndpointAgent(ABC):
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """Run the agent; return its final answer as a text, a reward, or None."""
 
-    def ended_by_context(self, error: Exception, completions: Completions) -> bool:
-        """Return whether the agent failed because a conversation had no room in the context.
-
-        Here the error says so, or one that it came from. Where only the error of another program is known, it counts
-        whether the newest request was refused for this reason.
-        """
-        return any(
-            getattr(cause, "code", None) == OUT_OF_CONTEXT or OUT_OF_CONTEXT in described(cause)
-            for cause in chain(error)
-        )
-
     async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        completions = Completions(prompt.qid, self._policy, engine)
+        completions = Completions(prompt.qid, self._settings, engine)
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
         messages = first_messages(prompt.problem, question)
         task = AgentTask(
@@ -195,7 +183,7 @@ class EndpointAgent(ABC):
             if ended is not error:
                 ended.__cause__ = error
         if completions.overrun:  # also if the agent has swallowed its cancellation
-            ended = OverrunError(f"the agent sent more than {self._policy.max_requests} requests")
+            ended = OverrunError(f"the agent sent more than {self._settings.max_requests} requests")
         nodes = completions.tree.nodes
         if ended is None:
             return [record(prompt, nodes, self.turn_discount)]
@@ -212,8 +200,8 @@ class EndpointAgent(ABC):
         nodes = completions.tree.nodes
         if not isinstance(error, Exception):
             return error
-        if nodes and self.ended_by_context(error, completions):
-            return ContextLengthError(f"no room in the context: {completions.out_of_context or described(error)}")
+        if nodes and completions.out_of_context:
+            return ContextLengthError(f"no room in the context: {completions.out_of_context}")
         if nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
             return UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
         if completions.refused:

@@ -6,16 +6,16 @@ import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from storage.records import Call
 from storage.visible import described
+from tasks.agents.answers import AnswerReader, ChatMessage, ParsedAnswer
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.protocol import Answered, ChatRequest, EndpointError, episode_ended, invalid, parse_request
-from tasks.agents.endpoint.tree import Node, Place, Tree
+from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import EpisodeEngine
-from tasks.agents.rendering import ChatMessage, ParsedAnswer, TemplateRenderer
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
 
 T = TypeVar("T")
@@ -24,8 +24,6 @@ _NOTED = 3
 """Most refusals that the reason of a failed episode names."""
 _OVERRUN_S = 0.5
 """Wait before each refusal of an agent that asks too often: others are to be played meanwhile."""
-_LONGEST_TOKEN = 200
-"""Characters of a token, generously: longer conversations do not fit, and need not be encoded to know it."""
 
 OUT_OF_CONTEXT = "context_length_exceeded"
 """OpenAI's code. Frameworks look for it, or for the beginning of OpenAI's message."""
@@ -36,11 +34,11 @@ class OverrunError(PolicyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The parts that all episodes of a rollout share."""
+class EndpointSettings:
+    """What all episodes of a rollout share."""
 
-    renderer: TemplateRenderer
     chat: Chat
+    reader: AnswerReader
     gconfig: GenerationConfig
     max_model_len: int
     max_requests: int
@@ -58,7 +56,7 @@ class Completions:
     """
 
     qid: str
-    policy: Policy
+    settings: EndpointSettings
     engine: EpisodeEngine
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
@@ -123,9 +121,9 @@ class Completions:
 
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
-        before = self.out_of_context
+        self.out_of_context = ""
         try:
-            answered = await self._complete(parse_request(body), asked)
+            return await self._complete(parse_request(body), asked)
         except EndpointError as error:
             self.refuse(error)
             raise
@@ -133,110 +131,97 @@ class Completions:
             failed = EndpointError(500, "internal_error", described(error))
             self.refuse(failed)
             raise failed from error
-        if self.out_of_context == before:  # one that was refused meanwhile stays refused
-            self.out_of_context = ""
-        return answered
 
     def refuse(self, error: EndpointError) -> None:
         """Note that a request was refused."""
         told = f"{error.status} {error.code}: {error.message}"
-        self.out_of_context = told if error.code == OUT_OF_CONTEXT else ""
+        if error.code == OUT_OF_CONTEXT:
+            self.out_of_context = told
         if len(self.refused) < _NOTED:
             self.refused.append(told)
 
     async def _complete(self, request: ChatRequest, asked: int) -> Answered:
-        number, policy = next(self._numbers), self.policy
-        if number >= policy.max_requests:
-            if self._agent and not self.overrun:
-                self._agent.cancel()
-            self.overrun = True
-            await asyncio.sleep(_OVERRUN_S)
-            told = f"an episode may send {policy.max_requests} requests (agent.args.max_requests)"
-            raise EndpointError(429, "too_many_requests", told)
+        number, settings = next(self._numbers), self.settings
+        if number >= settings.max_requests:
+            await self._stop_agent()
         try:
-            place = self.tree.find(request.messages, request.specs)
+            position = self.tree.find(request.messages, request.specs)
         except TypeError as error:
             raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
-        prompt_ids, continues = self._prompt(request, place)
+        prompt_ids = self._prompt(request, position)
         gconfig = replace(
-            policy.gconfig,
+            settings.gconfig,
             n=request.n or 1,
-            max_new_tokens=min(policy.gconfig.max_new_tokens, request.most_tokens or policy.gconfig.max_new_tokens),
+            max_new_tokens=min(settings.gconfig.max_new_tokens, request.most_tokens or settings.gconfig.max_new_tokens),
             stop=request.stop_texts,
             seed=request.seed,
-            stop_token_ids=(*policy.gconfig.stop_token_ids, *policy.renderer.stop_token_ids),
+            stop_token_ids=(*settings.gconfig.stop_token_ids, *settings.chat.stop_token_ids),
         )
         outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
-        if place.parent:
-            _note_answers(place.parent, place.new)
-        nodes = [
-            self._node(request, place.parent, continues, asked, outputs, choice)
-            for choice in range(len(outputs.completions))
-        ]
+        if position.parent:
+            _note_answers(position.parent, position.new)
+        nodes = [self._node(request, position.parent, asked, outputs, index) for index in range(gconfig.n)]
         for node in nodes:
-            self.tree.add(node, place)
+            self.tree.add(node, position)
         return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
-    def _prompt(self, request: ChatRequest, place: Place) -> tuple[list[int], bool]:
-        """Return the ids of a prompt, and whether it goes on with the tokens of the completion before.
+    async def _stop_agent(self) -> NoReturn:
+        """Cancel an agent that asks too often, and refuse its request."""
+        if self._agent and not self.overrun:
+            self._agent.cancel()
+        self.overrun = True
+        await asyncio.sleep(_OVERRUN_S)
+        told = f"an episode may send {self.settings.max_requests} requests (agent.args.max_requests)"
+        raise EndpointError(429, "too_many_requests", told)
+
+    def _prompt(self, request: ChatRequest, position: Position) -> list[int]:
+        """Return the ids of a prompt, which goes on with the tokens of the completion before if the template allows it.
 
         Raises:
             EndpointError: the context has no room for it, or the template refuses the conversation.
         """
-        renderer, parent, messages, tools = self.policy.renderer, place.parent, request.messages, request.specs
+        chat, parent, limit = self.settings.chat, position.parent, self.settings.max_model_len
         ids: list[int] | None = None
-        self._check_length(sum(len(message["content"]) for message in messages) // _LONGEST_TOKEN)
         try:
             if parent:
-                before = parent.prompt_ids, parent.completion.token_ids, parent.messages
-                ids = renderer.continuation(*before, place.new, tools)
-            prompt_ids = renderer.prompt(messages, tools) if ids is None or not parent else parent.token_ids + ids
+                ids = chat.continuation(parent.messages, parent.completion.token_ids, position.new, request.specs)
+            prompt_ids = parent.token_ids + ids if parent and ids else chat.prompt(request.messages, request.specs)
         except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
-        self._check_length(len(prompt_ids))
-        return prompt_ids, parent is not None and prompt_ids[: len(parent.token_ids)] == parent.token_ids
-
-    def _check_length(self, tokens: int) -> None:
-        limit = self.policy.max_model_len
-        if tokens >= limit:
+        if len(prompt_ids) >= limit:
             raise invalid(
                 f"this model's maximum context length is {limit} tokens (inference.max_model_len), and the messages "
-                f"have at least {tokens}: shorten them",
+                f"have {len(prompt_ids)}: shorten them",
                 "messages",
                 code=OUT_OF_CONTEXT,
             )
+        return prompt_ids
 
     def _node(
-        self,
-        request: ChatRequest,
-        parent: Node | None,
-        continues: bool,
-        asked: int,
-        outputs: BundledGenerationOutputs,
-        choice: int,
+        self, request: ChatRequest, parent: Node | None, asked: int, outputs: BundledGenerationOutputs, index: int
     ) -> Node:
-        completion, chat, most = outputs.completions[choice], self.policy.chat, self.policy.gconfig.max_new_tokens
+        completion, chat, most = outputs.completions[index], self.settings.chat, self.settings.gconfig.max_new_tokens
         tools = () if request.tool_choice == "none" else request.specs
-        answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, tools)
+        answer = self.settings.reader.read(outputs.prompt_ids, completion.token_ids, tools)
         calls = [
             Call(
                 turn=-1,  # known when the trajectory is made
-                id=_digest(self.qid, outputs.qid, choice, place)[:9],
+                id=_digest(self.qid, outputs.qid, index, number)[:9],
                 name=call.name,
                 arguments=call.arguments,
                 output="",
                 status="unanswered" if call.readable else "unparsable",
             )
-            for place, call in enumerate(answer.calls)
+            for number, call in enumerate(answer.calls)
         ]
         own = request.most_tokens or most
         return Node(
-            number=len(self.tree.nodes) + choice,
+            number=len(self.tree.nodes) + index,
             parent=parent,
-            continues=continues,
+            continues=parent is not None and outputs.prompt_ids[: len(parent.token_ids)] == parent.token_ids,
             prompt_ids=outputs.prompt_ids,
             completion=completion,
-            seed=outputs.seeds[choice],
+            seed=outputs.seeds[index],
             latency_s=outputs.latency_s,
             text=chat.decode(completion.token_ids),
             messages=request.messages,
@@ -274,10 +259,10 @@ def _note_answers(node: Node, new: Sequence[ChatMessage]) -> None:
         return
     node.feedback = "\n".join(message["content"] for message in new)
     outputs = {message.get("tool_call_id"): message["content"] for message in new if message["role"] == "tool"}
-    for place, call in enumerate(node.calls):
+    for number, call in enumerate(node.calls):
         if call.id in outputs:
             failed = outputs[call.id].lstrip().lower().startswith("error")
-            node.calls[place] = replace(call, output=outputs[call.id], status="failed" if failed else "answered")
+            node.calls[number] = replace(call, output=outputs[call.id], status="failed" if failed else "answered")
 
 
 def _digest(*parts: object) -> str:

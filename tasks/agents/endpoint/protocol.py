@@ -5,7 +5,7 @@ what a request says about these is ignored. Parameters that would change the dis
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from tasks.agents.answers import ChatMessage, ToolSpec, read_arguments
 from tasks.agents.endpoint.tree import Node
-from tasks.agents.rendering import ChatMessage, ToolSpec, read_arguments
 
 ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
@@ -27,11 +27,13 @@ MODELS = {
 MOST_CHOICES = 64
 
 _ROLES = {"developer": "system", "function": "tool"}
-_REFUSED = (
-    *("frequency_penalty", "presence_penalty", "logit_bias", "functions", "function_call", "top_logprobs"),
-    *("prediction", "audio", "web_search_options"),
-)
-"""Parameters that would change what is sampled, or that a language model alone cannot give."""
+_REFUSED = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias", "functions", "function_call")),
+    **dict.fromkeys(("logprobs", "top_logprobs", "audio")),
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+}
+"""Parameters that would change what is sampled, or that are not known, with the only value that is allowed."""
 
 
 class EndpointError(Exception):
@@ -72,7 +74,6 @@ class Function(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class Tool(BaseModel):
@@ -98,21 +99,18 @@ class ChatRequest(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     seed: int | None = None
-    logprobs: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
-    modalities: list[str] | None = None
 
     @field_validator("messages")
     @classmethod
     def _one_form(cls, messages: list[dict[str, Any]]) -> list[ChatMessage]:
-        return [_message(place, message) for place, message in enumerate(messages)]
+        return [_message(number, message) for number, message in enumerate(messages)]
 
     @cached_property
     def specs(self) -> list[ToolSpec]:
         """The tools, without members that are not given."""
-        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools or ()]
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -140,58 +138,46 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
     except ValidationError as error:
         errors = error.errors()  # of several forms that a value may have, the last one's error tells most
         first = next(each for each in reversed(errors) if each["loc"][:1] == errors[0]["loc"][:1])
-        place, parameter = ".".join(map(str, first["loc"])), str(first["loc"][0]) if first["loc"] else None
-        raise invalid(f"{place or 'the body'}: {first['msg']}", parameter) from None
+        where = ".".join(map(str, first["loc"]))
+        raise invalid(f"{where or 'the body'}: {first['msg']}", where.partition(".")[0] or None) from None
     if request.model != MODEL:
         raise EndpointError(
             404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"
         )
-    unsupported = {
-        name: f"={value!r:.80} is not supported: leave it out"
-        for name, value in (request.model_extra or {}).items()
-        if name in _REFUSED and value
-    }
-    if request.response_format and request.response_format.get("type") != "text":
-        unsupported["response_format"] = (
-            ": only text is supported, since a constraint would change the distribution that the policy is trained on. "
-            "Ask for JSON in a message, or use tools"
-        )
-    if request.modalities not in (None, ["text"]):
-        unsupported["modalities"] = ": only text is supported"
-    for name, reason in unsupported.items():
-        raise invalid(f"{name}{reason}", name, code="unsupported_parameter")
+    for name, value in (request.model_extra or {}).items():
+        if name in _REFUSED and value and value != _REFUSED[name]:
+            told = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
+            raise invalid(told, name, code="unsupported_parameter")
     if request.messages[-1]["role"] == "assistant":
         raise invalid("the last message is the assistant's: the policy can only answer another one", "messages")
     return request
 
 
-def _message(place: int, message: dict[str, Any]) -> ChatMessage:
+def _message(number: int, message: dict[str, Any]) -> ChatMessage:
     """Return a message in its one form.
 
     Raises:
-        ValueError: it has an unknown role, or a content that is no text.
+        ValueError: it has an unknown role, a content that is no text, or a call that is no JSON object.
     """
     role = message.get("role")
     role = _ROLES.get(str(role), role)
     if role not in ("system", "user", "assistant", "tool"):
-        raise ValueError(f"message {place} has the role {role!r}: use system, user, assistant or tool")
-    form: ChatMessage = {"role": role, "content": _text(place, message.get("content"))}
+        raise ValueError(f"message {number} has the role {role!r}: use system, user, assistant or tool")
+    if message.get("function_call"):
+        raise ValueError(f"message {number} has a function_call: use tool_calls, which came in its place")
+    form: ChatMessage = {"role": role, "content": _text(number, message.get("content"))}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
             form[name] = message[name]
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise ValueError(f"message {place}: tool_calls is no list")
-    if old := message.get("function_call"):  # what `tool_calls` were before there could be several
-        if calls:
-            raise ValueError(f"message {place} has both tool_calls and function_call: leave one of them out")
-        calls = [{"function": old}]
+        raise ValueError(f"message {number}: tool_calls is no list")
     if calls:
-        form["tool_calls"] = [_call(place, call) for call in calls]
+        form["tool_calls"] = [_call(number, call) for call in calls]
     return form
 
 
-def _text(place: int, content: Any) -> str:
+def _text(number: int, content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
@@ -200,24 +186,21 @@ def _text(place: int, content: Any) -> str:
         for part in parts
     ]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"message {place} has a content that is no text: images and other media are not supported")
+        raise ValueError(f"message {number} has a content that is no text: images and other media are not supported")
     return "".join(map(str, texts))
 
 
-def _call(place: int, call: Any) -> dict[str, Any]:
+def _call(number: int, call: Any) -> dict[str, Any]:
     """Return a call in its one form; its arguments are JSON of an object, as templates need it."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"message {place} has a call that cannot be read: {error!r}") from None
+        raise ValueError(f"message {number} has a call that cannot be read: {error!r}") from None
     read = read_arguments(arguments)
     if not isinstance(name, str) or read is None:
-        raise ValueError(f"message {place} has a call whose arguments are no JSON object")
+        raise ValueError(f"message {number} has a call whose arguments are no JSON object")
     function = {"name": name, "arguments": read}
     return {"id": str(call.get("id") or ""), "type": "function", "function": function}
-
-
-Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,32 +211,33 @@ class Answered:
     nodes: Sequence[Node]
     identity: str
 
-    def body(self, decode: Decode) -> dict[str, Any]:
-        """Return the body of the answer; `decode` gives the text of tokens, for logprobs."""
+    def body(self) -> dict[str, Any]:
+        """Return the body of the answer."""
         choices = [
             {
                 "index": index,
                 "message": {"refusal": None, **node.message, "content": _content(node)},
                 "finish_reason": _finish_reason(node),
-                "logprobs": self._logprobs(node, decode),
+                "logprobs": None,
             }
             for index, node in enumerate(self.nodes)
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
-    def events(self, decode: Decode) -> Iterator[bytes]:
+    def events(self) -> Iterator[bytes]:
         """Yield the events of a streamed answer; the completions are whole when the first one is sent."""
         head = self._head("chat.completion.chunk")
         for index, node in enumerate(self.nodes):
-            chunk: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
-            said = {key: value for key, value in node.message.items() if key != "tool_calls"}
-            calls = [{"index": place, **call} for place, call in enumerate(node.message.get("tool_calls", ()))]
-            chunks = [
-                {**chunk, "delta": said, "logprobs": self._logprobs(node, decode)},
-                *({**chunk, "delta": {"tool_calls": [call]}} for call in calls),
-                {**chunk, "finish_reason": _finish_reason(node)},
+            calls = [{"index": number, **call} for number, call in enumerate(node.message.get("tool_calls", ()))]
+            deltas = [
+                {key: value for key, value in node.message.items() if key != "tool_calls"},
+                *({"tool_calls": [call]} for call in calls),
+                {},
             ]
-            yield from (_event({**head, "choices": [each]}) for each in chunks)
+            for delta in deltas:
+                reason = None if delta else _finish_reason(node)
+                choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
+                yield _event({**head, "choices": [choice]})
         if self.request.stream_options and self.request.stream_options.include_usage:
             yield _event({**head, "choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
@@ -265,16 +249,6 @@ class Answered:
         prompt = len(self.nodes[0].prompt_ids)
         sampled = sum(len(node.completion.token_ids) for node in self.nodes)
         return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-    def _logprobs(self, node: Node, decode: Decode) -> dict[str, Any] | None:
-        if not self.request.logprobs:
-            return None
-        texts = [decode([token]) for token in node.completion.token_ids]
-        entries = [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in zip(texts, node.completion.logprobs, strict=True)
-        ]
-        return {"content": entries, "refusal": None}
 
 
 def _finish_reason(node: Node) -> str:

@@ -55,14 +55,14 @@ def record(
         replace(turn, feedback=node.feedback, verdict=node.verdict, reward=node.reward)
         for turn, node in zip(episode.turns, ordered, strict=True)
     ]
-    received, asked, paid = _order(ordered)
-    places = {node: place for place, node in enumerate(ordered)}
+    received, asked, paid = _what_was_known(ordered)
+    positions = {node: position for position, node in enumerate(ordered)}
     return replace(
         episode.trajectory(turn_discount, status, reason, unplayed_turns),
         turns=turns,
-        calls=[replace(call, turn=place) for node, place in places.items() for call in node.calls],
-        ungraded=[place for node, place in places.items() if not node.graded],
-        follows=[places[node.parent] if node.parent else -1 for node in ordered],
+        calls=[replace(call, turn=position) for node, position in positions.items() for call in node.calls],
+        ungraded=[position for node, position in positions.items() if not node.graded],
+        follows=[positions[node.parent] if node.parent else -1 for node in ordered],
         reward_parts=[node.parts for node in ordered] if any(node.parts for node in ordered) else [],
         answers=[node.given for node in ordered] if any(node.given is not None for node in ordered) else [],
         received=received,
@@ -71,9 +71,9 @@ def record(
     )
 
 
-def _order(nodes: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
+def _what_was_known(nodes: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
     """Return the columns `received`, `asked` and `paid`, which are empty in a chain."""
-    if all(node.received == node.asked == place and node.paid in (0, place + 1) for place, node in enumerate(nodes)):
+    if all(node.received == node.asked == turn and node.paid in (0, turn + 1) for turn, node in enumerate(nodes)):
         return [], [], []
     return [node.received for node in nodes], [node.asked for node in nodes], [node.paid for node in nodes]
 

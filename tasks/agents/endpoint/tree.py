@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from storage.records import Call
-from tasks.agents.rendering import ChatMessage, ToolSpec
+from tasks.agents.answers import ChatMessage, ToolSpec
 from tasks.inference.api import Completion
 
 
@@ -21,7 +21,7 @@ class Node:
     """One completion.
 
     Attributes:
-        number: its place among the completions of the episode, as they were answered.
+        number: its position among the completions of the episode, as they were answered.
         parent: the completion that its conversation goes on from.
         continues: whether `prompt_ids` begins with the tokens of the parent, its completion included.
         messages: the conversation before the completion.
@@ -33,7 +33,7 @@ class Node:
         given: what the environment was given; None: the text itself.
         cut: whether a limit of the request, lower than the run's, ended it.
         asked: how many completions the agent had when it sent the request.
-        received: its place among the completions that the agent got; -1: the agent no longer waited for it.
+        received: its position among the completions that the agent got; -1: the agent no longer waited for it.
         paid: how many completions the agent had when it gave this one to the environment, the last time; 0: never.
         conversation: the digest of its conversation, the completion included.
     """
@@ -74,8 +74,8 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a request in the tree.
+class Position:
+    """Where a request stands in the tree.
 
     Attributes:
         parent: the completion that the request goes on from; None if it begins a conversation.
@@ -96,19 +96,19 @@ class Tree:
         self.received: list[Node] = []
         self._by_conversation: dict[bytes, Node] = {}
 
-    def find(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Place:
-        """Return the place of a request. If equal completions ended equal conversations, it is after the last one."""
+    def find(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Position:
+        """Return the position of a request; where equal completions ended equal conversations, behind the last one."""
         digest = hashlib.blake2b(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), digest_size=16)
         parent, count = None, 0
-        for place, message in enumerate(messages, 1):
+        for number, message in enumerate(messages, 1):
             digest.update(_essence(message))
             if message["role"] == "assistant" and (node := self._by_conversation.get(digest.digest())):
-                parent, count = node, place
-        return Place(parent, list(messages[count:]), digest)
+                parent, count = node, number
+        return Position(parent, list(messages[count:]), digest)
 
-    def add(self, node: Node, place: Place) -> None:
-        """Add a completion of a request that has this place."""
-        digest = place.conversation.copy()
+    def add(self, node: Node, position: Position) -> None:
+        """Add a completion of a request that has this position."""
+        digest = position.conversation.copy()
         digest.update(_essence(node.message))
         node.conversation = digest.digest()
         self.nodes.append(node)

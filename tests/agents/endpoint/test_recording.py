@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasks.agents.rendering import open_renderer
 
 from configs.score import Reward
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
@@ -18,7 +19,6 @@ from tasks.agents.chat import Chat
 from tasks.agents.endpoint.completions import Completions, Policy
 from tasks.agents.endpoint.recording import record
 from tasks.agents.interface import EpisodeSpec
-from tasks.agents.rendering import open_renderer
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig
 from tasks.rollout.admission import admit
 from tasks.train.samples import build_samples

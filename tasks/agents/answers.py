@@ -1,0 +1,210 @@
+"""Completions read as messages, with their thoughts and calls of tools, for agents that speak OpenAI's chat format.
+
+`FamilyReader` reads the formats of the model families that the package `renderers` knows, `AnswerReader` that of Hermes
+and Qwen for all other models; `open_reader` chooses. Prompts are always rendered by the model's chat template.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from tasks.agents.chat import Chat
+
+ChatMessage = dict[str, Any]
+"""A message as in OpenAI's chat completions: {"role": "user", "content": "…"}; contents are texts."""
+
+ToolSpec = dict[str, Any]
+"""A tool as in OpenAI's chat completions: {"type": "function", "function": {"name": …, "parameters": …}}"""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A call of a tool, as the policy wrote it.
+
+    Example: ParsedCall(name="calculator", arguments='{"expression": "12 + 7"}', readable=True)
+    """
+
+    name: str
+    arguments: str  # JSON of an object; the whole text of a call that is not readable
+    readable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A completion as a message.
+
+    Example: ParsedAnswer(content="Let me compute.", reasoning="", calls=[ParsedCall(…)])
+    """
+
+    content: str
+    reasoning: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+
+def read_arguments(given: Any) -> str | None:
+    """Return the arguments of a call, a mapping or JSON of one, as JSON; None if they are not.
+
+    >>> read_arguments('{"a":1}'), read_arguments({"a": "ü"}), read_arguments("[1]"), read_arguments('{"a": NaN}')
+    ('{"a": 1}', '{"a": "ü"}', None, None)
+    """
+    try:
+        stated = json.loads(given) if isinstance(given, str) else given
+        written = json.dumps(stated, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return written if isinstance(stated, dict) and _is_text(written) else None
+
+
+def read_call(name: object, arguments: Any, text: str) -> ParsedCall:
+    """Return a call with this name and these arguments; `text` is that of the whole call, should it not be readable."""
+    named = name if isinstance(name, str) and _is_text(name) else ""
+    read = read_arguments(arguments)
+    return ParsedCall(named, read, True) if named and read is not None else ParsedCall(named, text, False)
+
+
+def _is_text(text: str) -> bool:
+    """Return whether UTF-8 can hold a text: no half of a surrogate pair."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class AnswerReader:
+    """Reads calls as JSON between `<tool_call>` and `</tool_call>`, and thoughts that end with `</think>`."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
+        """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
+        thoughts, said = self._thoughts(self._chat.completion_text(completion_ids))
+        calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
+        content = _CALL.sub("", said) if tools else said
+        return ParsedAnswer(content.strip(), thoughts, calls)
+
+    def _thoughts(self, text: str) -> tuple[str, str]:
+        """Return the thoughts with which a completion begins, and the rest of it."""
+        thought, closed, said = text.partition(_CLOSE)
+        begun = self._chat.opens_thoughts or text.lstrip().startswith(_OPEN)
+        if not (begun and closed):
+            return "", text
+        return thought.strip().removeprefix(_OPEN).strip(), said
+
+
+def _call(body: str, *, closed: bool) -> ParsedCall:
+    """Read the text between the tags of a call."""
+    try:
+        stated = json.loads(body)
+    except (ValueError, RecursionError):
+        stated = None
+    if closed and isinstance(stated, dict) and isinstance(arguments := stated.get("arguments", {}), dict):
+        return read_call(stated.get("name"), arguments, body.strip())
+    return ParsedCall("", body.strip(), False)
+
+
+class FamilyReader(AnswerReader):
+    """Reads completions as the package `renderers` does for a model family, by its name there, such as `qwen3`.
+
+    Raises:
+        Exception: the tokenizer lacks tokens of the family; the library raises no narrower error.
+    """
+
+    def __init__(self, chat: Chat, family: str) -> None:
+        from renderers import config_from_name, create_renderer
+
+        super().__init__(chat)
+        self.family = family
+        self.renderer: Any = create_renderer(chat.tokenizer, config_from_name(family))
+        self._ends = frozenset(self.renderer.get_stop_token_ids())
+
+    def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
+        """See `AnswerReader.read`."""
+        family_ends = bool(completion_ids) and completion_ids[-1] in self._ends
+        said = completion_ids if family_ends else self._chat.without_end(completion_ids)
+        try:
+            parsed = self.renderer.parse_response(said, tools=list(tools) or None, prompt_ids=prompt_ids)
+        except RecursionError:  # thousands of brackets
+            return ParsedAnswer("", "", [read_call(None, None, str(self._chat.tokenizer.decode(said)))])
+        # A name that no tool has is the agent's business.
+        calls = [read_call(call.name, call.arguments, call.raw) for call in parsed.tool_calls]
+        return ParsedAnswer(parsed.content, parsed.reasoning_content or "", calls)
+
+
+logger = logging.getLogger(__name__)
+
+_FAMILIES = (
+    *("qwen3", "prime-qwen3", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "deepseek-v3", "deepseek-r1"),
+    *("minimax-m2", "kimi-k2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "hy3"),
+)
+"""Families of text models in the package `renderers`, in the order in which they are tried."""
+
+_HARMONY = ("gpt-oss", "<|channel|>")
+"""The family that fetches a vocabulary from the network unless it is in the cache, and a token that only it has."""
+
+_TOOLS: list[ToolSpec] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
+        },
+    }
+]
+
+
+@lru_cache(maxsize=4)
+def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
+    """Return the reader of a model's completions.
+
+    Args:
+        chat: the tokenizer and its template.
+        family: `template`: calls between the tags of Hermes and Qwen; a name such as `qwen3`: this family of the
+            package `renderers`; `auto`: the family that renders trial conversations, with and without tools, to exactly
+            the tokens of the chat template, or `template` if there is none.
+
+    Raises:
+        ValueError: there is no such family, or the tokenizer lacks its tokens.
+    """
+    if family == "template":
+        return AnswerReader(chat)
+    if family != "auto":
+        try:
+            return FamilyReader(chat, family)
+        except Exception as error:
+            raise ValueError(
+                f"agent.args.renderer={family!r} cannot read what this model says: {error}; use auto or template"
+            ) from error
+    harmony, mark = _HARMONY
+    for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
+        with suppress(Exception):  # the tokenizer lacks tokens of the family, or the template refuses a conversation
+            reader = FamilyReader(chat, name)
+            if all(_renders_alike(reader, chat, *trial) for trial in _trials()):
+                logger.info("completions are read by the package `renderers`, as %s", name)
+                return reader
+    return AnswerReader(chat)
+
+
+def _renders_alike(reader: FamilyReader, chat: Chat, messages: list[ChatMessage], tools: list[ToolSpec]) -> bool:
+    ids = reader.renderer.render_ids(messages, tools=tools or None, add_generation_prompt=True)
+    return list(ids) == chat.prompt(messages, tools)
+
+
+def _trials() -> list[tuple[list[ChatMessage], list[ToolSpec]]]:
+    question: ChatMessage = {"role": "user", "content": "What is 1 + 2?"}
+    system: ChatMessage = {"role": "system", "content": "Be brief."}
+    answer: ChatMessage = {"role": "assistant", "content": "It is 4."}
+    call = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    calls: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
+    output: ChatMessage = {"role": "tool", "tool_call_id": "call-1", "name": "add", "content": "3"}
+    told: list[tuple[list[ChatMessage], list[ToolSpec]]] = [
+        ([*begin, question, *rest], []) for begin in ([], [system]) for rest in ([], [answer, question])
+    ]
+    return told + [([*begin, question, *rest], _TOOLS) for begin in ([], [system]) for rest in ([], [calls, output])]

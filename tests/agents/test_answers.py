@@ -1,0 +1,137 @@
+"""Completions are read as messages: by the package `renderers` where it knows the format, otherwise by their tags."""
+
+import json
+import time
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from tasks.agents.answers import AnswerReader, ChatMessage, FamilyReader, open_reader
+from tasks.agents.chat import Chat
+from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+    },
+}
+QUESTION = {"role": "user", "content": "What is 1 + 2?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+AGAIN = {"role": "user", "content": "Your answer is wrong. Try again."}
+
+
+def call(name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def result(content: str = "3", number: int = 1) -> ChatMessage:
+    return {"role": "tool", "tool_call_id": f"call-{number}", "content": content}
+
+
+@lru_cache(maxsize=1)
+def chat() -> Chat:
+    return Chat(build_qwen3_tokenizer())
+
+
+@pytest.fixture(params=["qwen3", "template"])
+def reader(request: pytest.FixtureRequest) -> AnswerReader:
+    return open_reader(chat(), request.param)
+
+
+def test_a_known_family_is_found_by_its_tokens() -> None:
+    """The name of a model's folder says nothing; the tokens of trial conversations do."""
+    found = open_reader(chat())
+    assert isinstance(found, FamilyReader)
+    assert found.family == "qwen3"
+    tokenizer = build_qwen3_tokenizer()
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("Be", "Do").replace("# Tools", "# Functions")
+    assert type(open_reader(Chat(tokenizer))) is AnswerReader
+    with pytest.raises(ValueError, match="renderer='qwen33' cannot read.*use auto or template"):
+        open_reader(chat(), "qwen33")
+
+
+TURNS: dict[str, tuple[list[ChatMessage], str, list[ChatMessage], list[dict[str, Any]]]] = {
+    "plain": ([QUESTION], r"\boxed{4}<|im_end|>", [AGAIN], []),
+    "system": ([SYSTEM, QUESTION], "4<|im_end|>", [AGAIN], []),
+    "cut": ([QUESTION], "It is", [AGAIN], []),
+    "blanks": ([QUESTION], "\n\n It is 4. \n<|im_end|>", [AGAIN], []),
+    "call": ([QUESTION], f"{call()}<|im_end|>", [result()], [ADD]),
+    "two calls": ([SYSTEM, QUESTION], f"I add.\n{call()}\n{call()}<|im_end|>", [result(), result("4", 2)], [ADD]),
+    "broken call": ([QUESTION], "<tool_call>\nadd(1, 2)\n</tool_call><|im_end|>", [AGAIN], [ADD]),
+    "thoughts": ([QUESTION], f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", [result()], [ADD]),
+    "thoughts with blanks": ([QUESTION], f"<think>Hm</think>{call()}<|im_end|>", [result()], [ADD]),
+}
+
+
+@pytest.mark.parametrize(("messages", "said", "new", "tools"), TURNS.values(), ids=TURNS)
+def test_a_sequence_goes_on_as_the_library_has_it(
+    messages: list[ChatMessage], said: str, new: list[ChatMessage], tools: list[dict[str, Any]]
+) -> None:
+    """The same tokens follow what was sampled, calls, thoughts and whitespace included."""
+    family = open_reader(chat(), "qwen3")
+    assert isinstance(family, FamilyReader)
+    prompt, completion = chat().prompt(messages, tools), chat().encode(said)
+    ids = chat().continuation(messages, completion, new, tools)
+    assert ids is not None
+    bridge = family.renderer.bridge_to_next_turn(prompt, completion, new, tools=tools or None)
+    assert bridge is None or list(bridge.token_ids) == prompt + completion + ids
+
+
+def test_thoughts_before_a_new_question_begin_a_sequence() -> None:
+    """The format drops thoughts of earlier turns, so the prompt cannot go on with them."""
+    assert chat().continuation([QUESTION], chat().encode("<think>\nHm\n</think>\n\n4<|im_end|>"), [AGAIN]) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "reasoning", "calls"),
+    [
+        ("It is 3.<|im_end|>", "It is 3.", "", []),
+        (f"{call()}<|im_end|>", "", "", [("add", {"a": 1, "b": 2})]),
+        (f"I add.\n{call()}\n{call('sub', '{}')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
+        (f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
+    ],
+)
+def test_answers_are_read(
+    reader: AnswerReader, said: str, content: str, reasoning: str, calls: list[tuple[str, Any]]
+) -> None:
+    """Contents, thoughts and calls are told apart."""
+    answer = reader.read(chat().prompt([QUESTION], [ADD]), chat().encode(said), [ADD])
+    assert (answer.content, answer.reasoning) == (content, reasoning)
+    assert [(each.name, json.loads(each.arguments), each.readable) for each in answer.calls] == [
+        (name, arguments, True) for name, arguments in calls
+    ]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["<tool_call>\nadd(1, 2)\n</tool_call>", '<tool_call>\n{"name": "add"', "<tool_call>[1]</tool_call>"],
+)
+def test_broken_calls_are_kept(reader: AnswerReader, broken: str) -> None:
+    """A call that cannot be read is one of the calls, with its text, and raises nothing."""
+    (found,) = reader.read(chat().prompt([QUESTION], [ADD]), chat().encode(broken + "<|im_end|>"), [ADD]).calls
+    assert not found.readable
+    assert found.arguments.strip() in broken
+
+
+@pytest.mark.parametrize("hostile", [" ", "<think>", "</think>", "<tool_call>", "<tool_call></tool_call>"])
+def test_hostile_answers_are_read_in_linear_time(hostile: str) -> None:
+    """Each doubling of a policy's words may not quadruple the time in which all other episodes wait."""
+    completion = chat().encode(hostile * (100_000 // len(hostile)))
+    started = time.process_time()
+    AnswerReader(chat()).read([], completion, [ADD])
+    assert time.process_time() - started < 2
+
+
+def test_a_template_without_tools_is_refused() -> None:
+    """A policy that would never see its tools is an error of the request, and not silence."""
+    tokenizer = build_qwen3_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    with pytest.raises(ValueError, match="does not show the tool 'add'"):
+        Chat(tokenizer).prompt([QUESTION], [ADD])
