@@ -55,7 +55,6 @@ def test_results_are_texts_or_json() -> None:
     [
         ({}, "place: Missing required argument"),
         ({"place": {"city": "a"}, "days": 0}, "days: Input should be greater than or equal to 1"),
-        ({"place": {"city": 1}}, "place.city: Input should be a valid string"),
         ({"place": {"city": "a"}, "hour": 1}, "hour: Unexpected keyword argument"),
     ],
 )
@@ -77,7 +76,6 @@ def test_an_exception_is_an_error_for_the_policy(kind: str, message: str) -> Non
 def blocking(x: int) -> None: ...
 async def bare(x): ...  # type: ignore[no-untyped-def]
 async def positions(*xs: int) -> None: ...
-async def anything(**xs: int) -> None: ...
 async def unnamed(x: int, /) -> None: ...
 async def strange(x: asyncio.Queue[int]) -> None: ...
 
@@ -88,7 +86,6 @@ async def strange(x: asyncio.Queue[int]) -> None: ...
         (blocking, "blocking is no `async def`"),
         (bare, "bare: annotate the parameter 'x'"),
         (positions, "positions: the parameter .*xs: int has no name for JSON"),
-        (anything, "anything: the parameter .*xs: int has no name for JSON"),
         (unnamed, "unnamed: the parameter x: int has no name for JSON"),
         (strange, "strange: no JSON schema for its annotations"),
     ],

@@ -1,7 +1,6 @@
 """Sandboxes for programs: their results, their errors, and users without privileges."""
 
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -56,7 +55,7 @@ def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyP
     """Without bubblewrap nothing runs, and the message says what to install."""
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else f"/usr/bin/{name}")
     sandbox.check_host.cache_clear()
-    with pytest.raises(ValueError, match="sandboxes need the program bwrap: apt-get install bubblewrap"):
+    with pytest.raises(ValueError, match="sandboxes need bwrap: apt-get install bubblewrap"):
         Sandboxes().check()
 
 
@@ -67,7 +66,7 @@ def test_a_machine_without_user_namespaces_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox.check_host.cache_clear()
     with pytest.raises(
-        ValueError, match=r"cannot make a sandbox here: bwrap: No permissions .*; (in a container|give|sysctl)"
+        ValueError, match=r"cannot make a sandbox here: bwrap: No permissions .*; allow user namespaces"
     ):
         Sandboxes().check()
 
@@ -80,21 +79,6 @@ def test_a_kernel_that_does_not_limit_processes_is_refused(
     sandbox.check_host.cache_clear()
     with pytest.raises(ValueError, match="cannot limit the number of processes on Linux .*: it must be 5.14 or newer"):
         sandboxes.check()
-
-
-async def test_too_many_open_files_are_not_the_policys_fault(sandboxes: Sandboxes) -> None:
-    """Its calls would fail for no reason of theirs; an episode that meets a SandboxError is left out of training."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = os.open(os.devnull, os.O_RDONLY)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, hard))
-    try:
-        for _ in range(2):  # the first failure leaves nothing open
-            with pytest.raises(SandboxError, match=r"no sandbox can be started: .*Too many open files"):
-                await sandboxes.run(python("print(1)"), b"", Limits())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        os.close(held)
-    assert (await sandboxes.run(python("print(1)"), b"", Limits())).stdout == b"1\n"
 
 
 AS_NOBODY = """

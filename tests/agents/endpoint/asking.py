@@ -9,7 +9,7 @@ from configs.rollout import Rollout
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
-from tasks.agents.endpoint.client import Clients
+from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
@@ -23,12 +23,13 @@ RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 class Asking(EndpointAgent):
     """An agent that is a function of a test."""
 
-    def __init__(self, chat: Chat, ask: Ask, listen: str) -> None:
-        super().__init__(context(chat, 4000), 1.0, "auto", listen, 100)
+    def __init__(self, chat: Chat, ask: Ask) -> None:
+        super().__init__(context(chat, 4000), 1.0, "auto", "127.0.0.1:0", 100)
         self._ask = ask
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
-        return await self._ask(task, Clients(task.base_url).open(completions, task.api_key))
+        async with open_client(completions, task.base_url, task.api_key) as client:
+            return await self._ask(task, client)
 
 
 @dataclass
@@ -55,12 +56,11 @@ def asked(
     delays: Sequence[float] = (0.0,),
     environment: Any = MathVerifyEnvironment,
     episodes: int = 1,
-    listen: str = "127.0.0.1:0",
 ) -> list[Trajectory]:
     """Play episodes; return their trajectories, which can be stored."""
     engine = InTurn(chat, lambda *_: "", says=says, delays=delays)
     settings = Rollout(episode_deadline_s=60)
-    rows = play(engine, Asking(chat, ask, listen), verifier, None, episodes, settings, environment)
+    rows = play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)
     to_table(rows, TRAJECTORY_SCHEMA)
     return rows
 

@@ -37,7 +37,7 @@ async def ask(task: Any, client: Any, **more: Any) -> Any:
 async def streams(task: Any, client: Any, tools: Any) -> str:
     """Answer with the text of a stream."""
     options = {"include_usage": True}
-    stream = await ask(task, client, stream=True, stream_options=options, logprobs=True)
+    stream = await ask(task, client, stream=True, stream_options=options)
     chunks = [chunk async for chunk in stream]
     assert chunks[-1].usage.completion_tokens > 0
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
@@ -45,10 +45,9 @@ async def streams(task: Any, client: Any, tools: Any) -> str:
 
 
 async def several(task: Any, client: Any, tools: Any) -> str:
-    """Ask for three completions with logprobs, at most four tokens each, and answer with the last."""
-    answer = await ask(task, client, n=3, max_tokens=4, logprobs=True, seed=5, stop=["}"])
+    """Ask for three completions, at most four tokens each, and answer with the last."""
+    answer = await ask(task, client, n=3, max_tokens=4, seed=5, stop=["}"])
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert all(entry.logprob <= 0 for choice in answer.choices for entry in choice.logprobs.content)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     return str(answer.choices[2].message.content)
 
@@ -59,14 +58,6 @@ async def rewards_parts(task: Any, client: Any, tools: Any) -> object:
 
     await ask(task, client)
     return Reward(1.25, {"right": 1.0, "short": 0.25})
-
-
-async def returns_a_nan_part(task: Any, client: Any, tools: Any) -> object:
-    """Return a part that is no number."""
-    from tasks.agents.endpoint.agent import Reward
-
-    await ask(task, client)
-    return Reward(1.0, {"right": float("nan")})
 
 
 async def is_of_a_framework(task: Any, client: Any, tools: Any) -> str:
@@ -120,33 +111,14 @@ async def gives_up_on_the_policy(task: Any, client: Any, tools: Any) -> None:
     raise PolicyError("it makes no move")
 
 
-async def branches(task: Any, client: Any) -> None:
-    """Ask for three completions, and go on from the first."""
+async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
+    """Give up after several completions, and a branch."""
+    from tasks.agents.faults import PolicyError
+
     answer = await ask(task, client, n=3)
     messages = [*question(task), answer.choices[0].message, {"role": "user", "content": "Sure?"}]
     await client.chat.completions.create(model=task.model, messages=messages)
-
-
-async def several_and_raises(task: Any, client: Any, tools: Any) -> None:
-    """Fail after several completions."""
-    await branches(task, client)
-    raise LookupError("lost the thread")
-
-
-async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
-    """Give up after several completions."""
-    from tasks.agents.faults import PolicyError
-
-    await branches(task, client)
     raise PolicyError("it makes no move")
-
-
-async def several_and_waits(task: Any, client: Any, tools: Any) -> None:
-    """Wait for ever after several completions."""
-    import asyncio
-
-    await branches(task, client)
-    await asyncio.sleep(10**6)
 
 
 async def exits(task: Any, client: Any, tools: Any) -> None:
@@ -167,21 +139,11 @@ async def returns_nan(task: Any, client: Any, tools: Any) -> float:
 
 
 async def floods(task: Any, client: Any, tools: Any) -> None:
-    """Ask without end, whatever the endpoint says."""
-    import openai
-
-    while True:
-        try:
-            await ask(task, client)
-        except openai.APIStatusError:
-            continue
-
-
-async def floods_at_once(task: Any, client: Any, tools: Any) -> None:
-    """Ask a thousand times at once."""
+    """Ask without end, and often at once, whatever the endpoint says."""
     import asyncio
 
-    await asyncio.gather(*(ask(task, client) for _ in range(1000)))
+    while True:
+        await asyncio.gather(*(ask(task, client) for _ in range(30)), return_exceptions=True)
 
 
 async def is_large(task: Any, client: Any, tools: Any) -> None:
@@ -238,6 +200,3 @@ async def post(task: Any, body: bytes) -> None:
     ):
         told = await response.json()
         raise RuntimeError(f"{response.status} {told['error']['code']}")
-
-
-CALLS: list[Any] = []

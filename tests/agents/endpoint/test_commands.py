@@ -1,8 +1,7 @@
 """A program is an agent, whatever it does to its processes."""
 
-import subprocess
+import contextlib
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tasks.agents.chat import Chat
 from tasks.agents.command_agent import CommandAgent
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
-from tests.support.paths import ROOT
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 from tests.support.sandbox_helpers import wait_gone
 
@@ -61,8 +59,6 @@ def test_a_command_answers(chat: Chat, verifier: Verifier, code: str) -> None:
     [
         ("sys.exit('no idea')", "ended with status 1: no idea"),
         ("ask(); os.kill(os.getpid(), 9)", "ended with status -9"),
-        ("print('x' * 2_000_000)", "printed more than 1,000,000 bytes"),
-        ("print('x' * 2_000_000, file=sys.stderr, flush=True); ask()", "printed more than 1,000,000 bytes"),
         ("print('4')", "ended without a completion"),
     ],
 )
@@ -114,8 +110,8 @@ def test_a_process_that_escapes_holds_up_nothing(chat: Chat, verifier: Verifier,
 
 
 def test_a_program_that_is_missing_is_named(chat: Chat, verifier: Verifier) -> None:
-    engine, agent = ScriptedEngine(chat, lambda *_: ""), CommandAgent(context(chat), argv=["no-such-program"])
-    (row,) = play(engine, agent, verifier, group_size=1)
+    agent = CommandAgent(context(chat), argv=["no-such-program"])
+    (row,) = play(ScriptedEngine(chat, lambda *_: ""), agent, verifier, group_size=1)
     assert "'no-such-program' cannot be started" in row.reason
 
 
@@ -140,39 +136,12 @@ def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.M
 )
 def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: Path) -> None:
     """Whatever a command starts ends with its episode, in whichever process group it is."""
-    note = tmp_path / "pid"
+    note, waits = tmp_path / "pid", "p = None" in leave
     code = f"FILE = {str(note)!r}\n{leave}\nif p: open(FILE, 'w').write(str(p.pid))\nask()"
-    row = the_one(chat, verifier, code, deadline_s=5.0 if "p = None" in leave else 60.0)
-    assert row.status == ("failed" if "p = None" in leave else "completed"), row.reason
-    left = int(note.read_text())
-    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
-
-
-KILLED = """
-import asyncio, os
-from storage.processes.child import mark
-
-async def main():
-    code = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
-    process = await asyncio.create_subprocess_exec({python!r}, "-c", code, env=os.environ | mark())
-    print(process.pid, flush=True)
-    await process.wait()
-
-asyncio.run(main())
-"""
-
-
-def test_what_is_marked_ends_with_a_killed_process() -> None:
-    """Commands, and what they started in groups of their own, carry the mark of the rollout's process."""
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED.format(python=sys.executable)], cwd=ROOT, stdout=subprocess.PIPE
-    ) as owner:
-        assert owner.stdout
-        command = psutil.Process(int(owner.stdout.readline()))
-        while not (children := command.children()):
-            time.sleep(0.01)
-        owner.kill()
-    wait_gone([command, *children])
+    row = the_one(chat, verifier, code, deadline_s=5.0 if waits else 60.0)
+    assert row.status == ("failed" if waits else "completed"), row.reason
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_gone([psutil.Process(int(note.read_text()))], within_s=2)
 
 
 class Broken(MathVerifyEnvironment):

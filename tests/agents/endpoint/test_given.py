@@ -33,19 +33,6 @@ def read(message: Any) -> str:
     return str(orjson.loads(message.tool_calls[0].function.arguments)["answer"])
 
 
-@pytest.mark.parametrize("says", [final("3"), final(3, confidence=0.9)])
-def test_a_structured_answer_is_stored_as_the_environment_got_it(qwen3: Chat, verifier: Verifier, says: str) -> None:
-    """The scorer would read `<tool_call>…` as no answer, or as 0.9."""
-
-    async def structured(task: AgentTask, client: Any) -> str:
-        (message,) = await ask(task, client)
-        return read(message)
-
-    (row,) = asked(qwen3, verifier, structured, [says])
-    assert [turn.verdict for turn in row.turns] == ["correct"]
-    assert (row.turns[0].text, row.answers) == (says, ["3"])
-
-
 def test_a_structured_answer_belongs_to_the_candidate_that_gave_it(qwen3: Chat, verifier: Verifier) -> None:
     """Not to the newest one."""
 
@@ -62,11 +49,7 @@ def test_a_structured_answer_belongs_to_its_call_and_not_to_an_earlier_text(qwen
 
     async def insist(task: AgentTask, client: Any) -> str:
         (plain,) = await ask(task, client)
-        again = [
-            *question(task),
-            plain.model_dump(exclude_none=True),
-            {"role": "user", "content": "Call final_result."},
-        ]
+        again = [*question(task), plain, {"role": "user", "content": "Call final_result."}]
         return read((await ask(task, client, again))[0])
 
     (row,) = asked(qwen3, verifier, insist, ["3", final(3)])
@@ -79,7 +62,7 @@ def test_arguments_of_other_tools_are_no_answers(qwen3: Chat, verifier: Verifier
     async def look_up(task: AgentTask, client: Any) -> str:
         (looked,) = await ask(task, client)
         output = {"role": "tool", "tool_call_id": looked.tool_calls[0].id, "content": "yes"}
-        await ask(task, client, [*question(task), looked.model_dump(exclude_none=True), output])
+        await ask(task, client, [*question(task), looked, output])
         return "3"
 
     (row,) = asked(qwen3, verifier, look_up, [call("is_prime", number="3"), "It is 3."])
@@ -93,13 +76,17 @@ def test_arguments_of_other_tools_are_no_answers(qwen3: Chat, verifier: Verifier
         (RIGHT + "\n", RIGHT, []),
         ("<think>\n4?\n</think>\n\n3", None, ["3"]),
         (final(3), None, [""]),
+        (final(3, confidence=0.9), "3", ["3"]),
     ],
-    ids=["text", "whitespace", "thoughts", "calls only"],
+    ids=["text", "whitespace", "thoughts", "calls only", "in a call"],
 )
 def test_what_is_not_the_text_is_stored(
     qwen3: Chat, verifier: Verifier, says: str, returned: str | None, answers: list[str]
 ) -> None:
-    """An agent that returns nothing gives the content of its newest completion."""
+    """An agent that returns nothing gives the content of its newest completion.
+
+    The scorer would read `<tool_call>…` as no answer, or as 0.9.
+    """
 
     async def answer(task: AgentTask, client: Any) -> str | None:
         await ask(task, client)

@@ -13,7 +13,6 @@ import pytest
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, Reward
-from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, WRONG, Ask, asked, question
 from tests.support.trees import TREES
@@ -158,25 +157,6 @@ def test_who_waits_for_a_place_has_asked_before(chat: Chat, verifier: Verifier) 
     (row,) = asked(chat, verifier, ask_often, delays=[0.05])
     assert row.asked == [0] * 70
     assert sorted(row.received) == list(range(70))
-
-
-class Slow(MathVerifyEnvironment):
-    """An environment that grades for so long that another completion comes meanwhile."""
-
-    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        await asyncio.sleep(0.3)
-        return await super().step(action)
-
-
-def test_what_came_while_the_environment_graded_earned_nothing(chat: Chat, verifier: Verifier) -> None:
-    """A reward is for what the agent had when it gave its answer."""
-
-    async def hurry(task: AgentTask, client: Any) -> None:
-        (first,) = await ask(task, client, question(task))
-        await asyncio.gather(task.step(first), ask(task, client, after(question(task), first)))
-
-    (row,) = asked(chat, verifier, hurry, says=[RIGHT, "two"], environment=Slow)
-    assert (row.paid, row.received) == ([], [])  # paid with one completion: as in a chain
 
 
 def test_an_answer_that_was_graded_is_not_graded_again_when_it_is_returned(chat: Chat, verifier: Verifier) -> None:

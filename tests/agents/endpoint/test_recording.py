@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasks.agents.rendering import open_renderer
 
 from configs.score import Reward
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
+from tasks.agents.answers import open_reader
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint.completions import Completions, Policy
+from tasks.agents.endpoint.completions import Completions, EndpointSettings
 from tasks.agents.endpoint.recording import record
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig
@@ -55,8 +55,9 @@ class Episode:
     sampled: list[tuple[list[int], Completion]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        policy = Policy(open_renderer(chat(), self.family), chat(), GenerationConfig(max_new_tokens=64), 100_000, 1000)
-        self.completions = Completions("q", policy, self)
+        gconfig = GenerationConfig(max_new_tokens=64)
+        settings = EndpointSettings(chat(), open_reader(chat(), self.family), gconfig, 100_000, 1000)
+        self.completions = Completions("q", settings, self)
         self._draw = random.Random(self.seed)
 
     async def generate(

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import aiohttp
 import openai
 import orjson
 import pytest
@@ -64,45 +65,43 @@ def test_what_nobody_waits_for_is_recorded(chat: Chat, verifier: Verifier, over_
 
 def test_a_request_after_the_end_is_refused(chat: Chat, verifier: Verifier) -> None:
     """Also by the given client, and also if it had begun before: otherwise it would wait until the rollout's end."""
-    told: list[str] = []
+    first, told = list[AgentTask](), list[str]()
+
+    async def later(task: AgentTask, client: Any) -> None:
+        by_http = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        await asyncio.sleep(0.5)
+        for each in (client, by_http):
+            with pytest.raises(openai.APIStatusError) as caught:
+                await create(task, each)
+            told.append(f"{caught.value.status_code} {caught.value.code}")
+
+    async def slow_body(task: AgentTask) -> None:
+        body = orjson.dumps({"model": task.model, "messages": question(task)})
+
+        async def pieces() -> Any:
+            yield body[:10]
+            await asyncio.sleep(0.5)
+            yield body[10:]
+
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{task.base_url}/chat/completions", data=pieces(), headers=headers) as response,
+        ):
+            told.append(f"{response.status} {(await response.json())['error']['code']}")
 
     async def ask(task: AgentTask, client: Any) -> object:
         await create(task, client)
-        if told:  # the second episode: its rollout goes on
-            await asyncio.sleep(3)
-            return 0.0
-
-        async def later() -> None:
-            await asyncio.sleep(0.5)
-            try:
-                await create(task, client)
-            except openai.APIStatusError as error:
-                told.append(f"{error.status_code} {error.code}")
-
-        async def slow_body() -> None:
-            import aiohttp
-
-            body = orjson.dumps({"model": task.model, "messages": question(task)})
-
-            async def parts() -> Any:
-                yield body[:10]
-                await asyncio.sleep(0.5)
-                yield body[10:]
-
-            headers = {"Authorization": f"Bearer {task.api_key}"}
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(f"{task.base_url}/chat/completions", data=parts(), headers=headers) as response,
-            ):
-                told.append(f"{response.status} {(await response.json())['error']['code']}")
-
-        told.append("begun")
-        LATE.extend([asyncio.create_task(later()), asyncio.create_task(slow_body())])
-        await asyncio.sleep(0.1)
+        first.append(task)
+        if len(first) > 1:  # the second episode: its rollout goes on
+            await asyncio.gather(*LATE)
+        else:
+            LATE.extend([asyncio.create_task(later(task, client)), asyncio.create_task(slow_body(task))])
+            await asyncio.sleep(0.1)
         return 0.0
 
     asked(chat, verifier, ask, episodes=2)
-    assert told == ["begun", "410 episode_ended", "410 episode_ended"]
+    assert sorted(told) == ["401 invalid_api_key", "410 episode_ended", "410 episode_ended"]
 
 
 LATE: list[asyncio.Task[None]] = []
