@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from tasks.agents.chat import Chat
+from tasks.agents.control import TOY_CALL, TOY_TOOLS
 
 ChatMessage = dict[str, Any]
 """A message as in OpenAI's chat completions: {"role": "user", "content": "…"}; contents are texts."""
@@ -148,17 +149,6 @@ _FAMILIES = (
 _HARMONY = ("gpt-oss", "<|channel|>")
 """The family that fetches a vocabulary from the network unless it is in the cache, and a token that only it has."""
 
-_TOOLS: list[ToolSpec] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two numbers.",
-            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
-        },
-    }
-]
-
 
 @lru_cache(maxsize=4)
 def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
@@ -167,8 +157,8 @@ def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
     Args:
         chat: the tokenizer and its template.
         family: `template`: calls between the tags of Hermes and Qwen; a name such as `qwen3`: this family of the
-            package `renderers`; `auto`: the family that renders trial conversations, with and without tools, to exactly
-            the tokens of the chat template, or `template` if there is none.
+            package `renderers`; `auto`: the family that reads the calls which the chat template writes, or `template`
+            if there is none.
 
     Raises:
         ValueError: there is no such family, or the tokenizer lacks its tokens.
@@ -184,27 +174,10 @@ def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
             ) from error
     harmony, mark = _HARMONY
     for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
-        with suppress(Exception):  # the tokenizer lacks tokens of the family, or the template refuses a conversation
+        with suppress(Exception):  # the tokenizer lacks tokens of the family; the library has no narrower error
             reader = FamilyReader(chat, name)
-            if all(_renders_alike(reader, chat, *trial) for trial in _trials()):
+            calls = reader.read([], chat.toy_calls, TOY_TOOLS).calls
+            if calls and all(json.loads(call.arguments) == TOY_CALL["arguments"] for call in calls):
                 logger.info("completions are read by the package `renderers`, as %s", name)
                 return reader
     return AnswerReader(chat)
-
-
-def _renders_alike(reader: FamilyReader, chat: Chat, messages: list[ChatMessage], tools: list[ToolSpec]) -> bool:
-    ids = reader.renderer.render_ids(messages, tools=tools or None, add_generation_prompt=True)
-    return list(ids) == chat.prompt(messages, tools)
-
-
-def _trials() -> list[tuple[list[ChatMessage], list[ToolSpec]]]:
-    question: ChatMessage = {"role": "user", "content": "What is 1 + 2?"}
-    system: ChatMessage = {"role": "system", "content": "Be brief."}
-    answer: ChatMessage = {"role": "assistant", "content": "It is 4."}
-    call = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    calls: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
-    output: ChatMessage = {"role": "tool", "tool_call_id": "call-1", "name": "add", "content": "3"}
-    told: list[tuple[list[ChatMessage], list[ToolSpec]]] = [
-        ([*begin, question, *rest], []) for begin in ([], [system]) for rest in ([], [answer, question])
-    ]
-    return told + [([*begin, question, *rest], _TOOLS) for begin in ([], [system]) for rest in ([], [calls, output])]

@@ -51,6 +51,7 @@ class Chat:
     Attributes:
         tokenizer: the tokenizer.
         control: the tokens that only the template may write.
+        toy_calls: calls as the template writes them, see `Written.toy_calls`.
         stop_token_ids: tokens that end a turn: the tokenizer's end of text, `ends`, and the template's ends of turns.
 
     Raises:
@@ -68,6 +69,7 @@ class Chat:
         self._ends = TurnEnds(tokenizer, self._template.written, {*engine, tokenizer.pad_token_id} - {None})
         written = self._ends.template if self._template.keeps_plain() else ()
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*engine, *written}))
+        self.toy_calls = self.encode(self._template.written.toy_calls)
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins.

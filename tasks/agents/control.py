@@ -20,8 +20,9 @@ JOINT = "\ufdd0"
 _THOUGHTS = ("<think>", "</think>")
 
 _ASKED, _SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
+TOY_CALL: dict[str, Any] = {"name": "look", "arguments": {"x": _GIVEN}}
 _FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
-_TOOLS = [{"type": "function", "function": _FUNCTION}]
+TOY_TOOLS = [{"type": "function", "function": _FUNCTION}]
 _IDS = "look00001", "look00002"
 _ROLES = "user", "tool", "system", "assistant"
 
@@ -45,6 +46,11 @@ class Written:
     around: list[str]  # before and after messages, first what begins a conversation; not within the assistant's turns
     in_calls: list[str]  # before, between and after calls, within the assistant's turn
     end_of_calls: str  # the token that ends a turn with calls; "" if it is one of those in `after`, or there is none
+
+    @property
+    def toy_calls(self) -> str:
+        """The text of one or two calls `TOY_CALL`; "" if the template knows no calls."""
+        return _GIVEN.join(self.in_calls)
 
 
 def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Written:
@@ -80,7 +86,7 @@ def _find_calls(render: Render, lead: str) -> tuple[list[str], str, list[str]]:
     They are those of two calls, or of one if the template refuses two.
     """
     for ids in (_IDS, _IDS[:1]):
-        text = render(_with_calls(ids, lead), _TOOLS) or ""
+        text = render(_with_calls(ids, lead), TOY_TOOLS) or ""
         before, *others = text.partition(_NEXT)[0].split(_GIVEN)
         if others:
             *between, after = others
@@ -116,8 +122,7 @@ def _begun() -> list[dict[str, Any]]:
 
 def _with_calls(ids: Sequence[str], lead: str) -> list[dict[str, Any]]:
     """Return a conversation in which outputs of tools follow calls with these ids."""
-    function = {"name": "look", "arguments": {"x": _GIVEN}}
-    calls = [{"id": number, "type": "function", "function": function} for number in ids]
+    calls = [{"id": number, "type": "function", "function": TOY_CALL} for number in ids]
     results = [_message("tool", _NEXT) | {"name": "look", "tool_call_id": number} for number in ids]
     return [_message("user", _ASKED), _message("assistant", lead + _SAID) | {"tool_calls": calls}, *results]
 

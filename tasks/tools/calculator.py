@@ -22,6 +22,7 @@ _LONGEST = 1000
 _MOST_BITS = 10_000
 """Largest size of a numerator or denominator, about 3,000 digits; Python writes at most 4,300."""
 _SHOWN_DIGITS = 15
+_TOO_LARGE = f"a number has more than {_MOST_BITS:,} bits"
 
 
 async def calculator(expression: str) -> str:
@@ -35,6 +36,8 @@ async def calculator(expression: str) -> str:
         raise ToolError(f"not an arithmetic expression: {error.msg}") from None
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
+    except InvalidOperation:  # a decimal number with an exponent beyond 10**18
+        raise ToolError(_TOO_LARGE) from None
     except (RecursionError, MemoryError):  # Python's parser raises both
         raise ToolError("the expression is nested too deeply") from None
 
@@ -58,12 +61,9 @@ def _value(node: ast.expr, text: str) -> Fraction:
 
 def _decimal(text: str) -> Fraction:
     """Return the exact value of a decimal number, which a float would round."""
-    try:
-        number = Decimal(text)
-    except InvalidOperation:  # an exponent beyond 10**18
-        raise _too_large() from None
+    number = Decimal(text)
     if abs(number.adjusted()) > _MOST_BITS:  # before the power of ten is computed
-        raise _too_large()
+        raise ToolError(_TOO_LARGE)
     return _checked(Fraction(number))
 
 
@@ -72,18 +72,14 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise ToolError(f"the exponent {exponent} is not a whole number, so the power may not be exact")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
     if bits * abs(exponent) > _MOST_BITS:  # before it is computed
-        raise _too_large()
+        raise ToolError(_TOO_LARGE)
     return Fraction(base**exponent.numerator)
 
 
 def _checked(number: Fraction) -> Fraction:
     if max(number.numerator.bit_length(), number.denominator.bit_length()) > _MOST_BITS:
-        raise _too_large()
+        raise ToolError(_TOO_LARGE)
     return number
-
-
-def _too_large() -> ToolError:
-    return ToolError(f"a number has more than {_MOST_BITS:,} bits")
 
 
 def _written(number: Fraction) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tasks.agents.answers import AnswerReader, ChatMessage, FamilyReader, open_reader
 from tasks.agents.chat import Chat
+from tests.support.chat_formats import tokenizer_of
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 ADD: dict[str, Any] = {
@@ -43,12 +45,16 @@ def reader(request: pytest.FixtureRequest) -> AnswerReader:
 
 
 def test_a_known_family_is_found_by_its_tokens() -> None:
-    """The name of a model's folder says nothing; the tokens of trial conversations do."""
-    found = open_reader(chat())
-    assert isinstance(found, FamilyReader)
-    assert found.family == "qwen3"
+    """The name of a model's folder says nothing; calls as its template writes them do."""
+    single = deepcopy(tokenizer_of("llama"))
+    several = "{% for m in messages if m.tool_calls and m.tool_calls[1:] %}{{ raise_exception('one') }}{% endfor %}"
+    single.chat_template = several + str(single.chat_template)
+    for known, family in ((chat(), "qwen3"), (Chat(single), "llama-3")):
+        found = open_reader(known)
+        assert isinstance(found, FamilyReader)
+        assert found.family == family
     tokenizer = build_qwen3_tokenizer()
-    tokenizer.chat_template = str(tokenizer.chat_template).replace("Be", "Do").replace("# Tools", "# Functions")
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("<tool_call>", "[call]")
     assert type(open_reader(Chat(tokenizer))) is AnswerReader
     with pytest.raises(ValueError, match="renderer='qwen33' cannot read.*use auto or template"):
         open_reader(chat(), "qwen33")

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import orjson
 
@@ -73,19 +74,12 @@ class Node:
         return {str(value).strip() for value in (self.message["content"], *values)}
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a request stands in the tree.
+class Position(NamedTuple):
+    """Where a request stands in the tree."""
 
-    Attributes:
-        parent: the completion that the request goes on from; None if it begins a conversation.
-        new: the messages after that completion, or all of them.
-        conversation: a digest of all of its messages.
-    """
-
-    parent: Node | None
-    new: list[ChatMessage]
-    conversation: "hashlib.blake2b"
+    parent: Node | None  # the completion that the request goes on from; None if it begins a conversation
+    new: list[ChatMessage]  # the messages after that completion, or all of them
+    conversation: "hashlib.blake2b"  # a digest of all of its messages
 
 
 class Tree:
