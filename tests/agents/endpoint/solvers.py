@@ -97,20 +97,6 @@ async def never_ends(task: Any, client: Any, tools: Any) -> None:
     await asyncio.sleep(10**6)
 
 
-async def raises(task: Any, client: Any, tools: Any) -> None:
-    """Fail after a completion."""
-    await ask(task, client)
-    raise LookupError("lost the thread")
-
-
-async def gives_up_on_the_policy(task: Any, client: Any, tools: Any) -> None:
-    """Fail after a completion that leaves no way on."""
-    from tasks.agents.faults import PolicyError
-
-    await ask(task, client)
-    raise PolicyError("it makes no move")
-
-
 async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
     """Give up after several completions, and a branch."""
     from tasks.agents.faults import PolicyError
@@ -121,21 +107,16 @@ async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
     raise PolicyError("it makes no move")
 
 
-async def exits(task: Any, client: Any, tools: Any) -> None:
-    """Try to end the process."""
-    raise SystemExit(3)
+async def raises(task: Any, client: Any, tools: Any, *, kind: str) -> None:
+    """Fail after a completion, or try to end the process."""
+    await ask(task, client)
+    raise {"exit": SystemExit(3), "lost": LookupError("lost the thread")}[kind]
 
 
-async def returns_rubbish(task: Any, client: Any, tools: Any) -> object:
+async def returns(task: Any, client: Any, tools: Any, *, what: object) -> object:
     """Return something that is no answer."""
     await ask(task, client)
-    return {"answer": 3}
-
-
-async def returns_nan(task: Any, client: Any, tools: Any) -> float:
-    """Return a reward that is no number."""
-    await ask(task, client)
-    return float("nan")
+    return what
 
 
 async def floods(task: Any, client: Any, tools: Any) -> None:
@@ -146,30 +127,14 @@ async def floods(task: Any, client: Any, tools: Any) -> None:
         await asyncio.gather(*(ask(task, client) for _ in range(30)), return_exceptions=True)
 
 
-async def is_large(task: Any, client: Any, tools: Any) -> None:
-    """Send 10 MB over HTTP."""
-    await post(task, b'{"model": "policy", "messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}')
+async def posts(task: Any, client: Any, tools: Any, *, text: str, times: int) -> None:
+    """Send a body of one's own."""
+    await post(task, text.encode() * times)
 
 
-async def is_no_json(task: Any, client: Any, tools: Any) -> None:
-    """Send something that is no JSON."""
-    await post(task, b"{model: policy}")
-
-
-async def wants_another_model(task: Any, client: Any, tools: Any) -> None:
-    """Ask for a model that there is not."""
-    await client.chat.completions.create(model="gpt-4o", messages=question(task))
-
-
-async def wants_a_format(task: Any, client: Any, tools: Any) -> None:
-    """Ask for constrained JSON."""
-    await ask(task, client, response_format={"type": "json_object"})
-
-
-async def sends_a_picture(task: Any, client: Any, tools: Any) -> None:
-    """Send an image."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    await client.chat.completions.create(model=task.model, messages=[{"role": "user", "content": [image]}])
+async def asks_for(task: Any, client: Any, tools: Any, **parameters: Any) -> None:
+    """Ask with other parameters."""
+    await client.chat.completions.create(**{"model": task.model, "messages": question(task), **parameters})
 
 
 async def fills_the_context(task: Any, client: Any, tools: Any) -> None:

@@ -1,5 +1,6 @@
 """An agent written against OpenAI's client is played as token-exact as one with queues."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -61,34 +62,42 @@ def test_a_reward_may_have_parts(chat: Chat, verifier: Verifier) -> None:
     assert (row.turns[-1].reward, row.reward_parts) == (1.25, [{"right": 1.0, "short": 0.25}])
 
 
-BAD = [
-    ("silent", "failed", "set-up", "ended without a completion"),
-    ("never_ends", "failed", "set-up", "deadline of 2 s"),
-    ("raises", "failed", "set-up", "LookupError: lost the thread"),
-    ("several_and_gives_up", "failed", "policy", "PolicyError: it makes no move"),
-    ("exits", "failed", "set-up", "SystemExit: 3"),
-    ("returns_rubbish", "failed", "set-up", "the agent returned dict"),
-    ("returns_nan", "failed", "set-up", "the reward nan"),
-    ("floods", "failed", "policy", "more than 20 requests"),
-    ("is_large", "failed", "set-up", "413 request_too_large"),
-    ("is_no_json", "failed", "set-up", "400 invalid_json"),
-    ("wants_another_model", "failed", "set-up", "model_not_found"),
-    ("prefers_responses", "failed", "set-up", "only chat completions are answered"),
-    ("wants_a_format", "failed", "set-up", "response_format={'type': 'json_object'} is not supported"),
-    ("sends_a_picture", "failed", "set-up", "images and other media are not supported"),
-    ("fills_the_context", "truncated", "policy", "context_length_exceeded"),
-    ("errs_and_fills_the_context", "truncated", "policy", "context_length_exceeded"),
-]
-WITH_TURNS = ("never_ends", "raises", "several_and_gives_up", "floods", "fills_the_context")
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+BAD: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
+    "silent": ("silent", {}, "failed", "set-up", "ended without a completion"),
+    "late": ("never_ends", {}, "failed", "set-up", "deadline of 2 s"),
+    "raises": ("raises", {"kind": "lost"}, "failed", "set-up", "LookupError: lost the thread"),
+    "exits": ("raises", {"kind": "exit"}, "failed", "set-up", "SystemExit: 3"),
+    "gives up": ("several_and_gives_up", {}, "failed", "policy", "PolicyError: it makes no move"),
+    "returns rubbish": ("returns", {"what": {"answer": 3}}, "failed", "set-up", "the agent returned dict"),
+    "returns nan": ("returns", {"what": math.nan}, "failed", "set-up", "the reward nan"),
+    "floods": ("floods", {}, "failed", "policy", "more than 20 requests"),
+    "large": ("posts", {"text": "x", "times": 10**7}, "failed", "set-up", "413 request_too_large"),
+    "no json": ("posts", {"text": "{model: policy}", "times": 1}, "failed", "set-up", "400 invalid_json"),
+    "another model": ("asks_for", {"model": "gpt-4o"}, "failed", "set-up", "model_not_found"),
+    "another API": ("prefers_responses", {}, "failed", "set-up", "only chat completions are answered"),
+    "format": ("asks_for", {"response_format": {"type": "json_object"}}, "failed", "set-up", "is not supported"),
+    "picture": (
+        "asks_for",
+        {"messages": [{"role": "user", "content": [PICTURE]}]},
+        "failed",
+        "set-up",
+        "media are not",
+    ),
+    "full": ("fills_the_context", {}, "truncated", "policy", "context_length_exceeded"),
+    "errs, then full": ("errs_and_fills_the_context", {}, "truncated", "policy", "context_length_exceeded"),
+}
 
 
-@pytest.mark.parametrize(("entry", "status", "fault", "reason"), BAD, ids=[entry for entry, *_ in BAD])
-def test_bad_agents(chat: Chat, verifier: Verifier, entry: str, status: str, fault: str, reason: str) -> None:
+@pytest.mark.parametrize(("entry", "arguments", "status", "fault", "reason"), BAD.values(), ids=BAD)
+def test_bad_agents(
+    chat: Chat, verifier: Verifier, entry: str, arguments: dict[str, Any], status: str, fault: str, reason: str
+) -> None:
     """Each ends with a status and a reason of its own, says whose fault it was, and keeps what was sampled."""
-    row = played(chat, verifier, entry, deadline_s=2.0, max_requests=20)
+    row = played(chat, verifier, entry, deadline_s=2.0, max_requests=20, arguments=arguments)
     assert (row.status, row.fault) == (status, fault)
     assert reason in row.reason
-    if entry in WITH_TURNS:
+    if fault == "policy" or entry in ("never_ends", "raises"):
         assert row.turns
 
 

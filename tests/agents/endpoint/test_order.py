@@ -57,13 +57,6 @@ async def candidate_that_goes_on(task: AgentTask, client: Any) -> str:
     return (await ask(task, client, after(question(task), first)))[0]
 
 
-async def retry(task: AgentTask, client: Any) -> None:
-    """Ask the same again after a wrong answer."""
-    for _ in range(2):
-        (said,) = await ask(task, client, question(task))
-        await task.step(said)
-
-
 async def planner_and_workers(task: AgentTask, client: Any) -> None:
     """Plan, let two conversations work at once, and end the plan."""
     (plan,) = await ask(task, client, question(task))
@@ -71,22 +64,6 @@ async def planner_and_workers(task: AgentTask, client: Any) -> None:
     for (said,) in done:
         await task.step(said)
     await ask(task, client, after(question(task), plan))
-
-
-async def compaction(task: AgentTask, client: Any) -> str:
-    """Begin a new conversation with a summary of the first."""
-    (first,) = await ask(task, client, question(task))
-    (second,) = await ask(task, client, after(question(task), first))
-    return (await ask(task, client, user(f"So far: {first}, {second}")))[0]
-
-
-async def tool_loop(task: AgentTask, client: Any) -> str:
-    """Send outputs of tools until there is an answer."""
-    messages, said = question(task), ""
-    for _ in range(3):
-        (said,) = await ask(task, client, messages)
-        messages = after(messages, said)
-    return said
 
 
 async def two_sub_agents(task: AgentTask, client: Any) -> None:
@@ -121,10 +98,7 @@ EPISODES: dict[str, tuple[Ask, Sequence[str], Sequence[float]]] = {
     "chain": (chain, [WRONG, WRONG, RIGHT], [0]),
     "candidates": (candidates, ["one", RIGHT, "three"], [0]),
     "candidate that goes on": (candidate_that_goes_on, ["one", RIGHT, "three"], [0]),
-    "retry": (retry, [WRONG, RIGHT], [0]),
     "planner and workers": (planner_and_workers, ["plan", RIGHT, WRONG, "end"], [0]),
-    "compaction": (compaction, ["one", "two", RIGHT], [0]),
-    "tool loop": (tool_loop, ["one", "two", RIGHT], [0]),
     "two sub-agents": (two_sub_agents, ["one", "two", RIGHT, WRONG], [0.05, 0.1, 0.15, 0.15]),
     "unused branch": (unused_branch, ["one", "two", "three", RIGHT], [0]),
     "nobody waited": (nobody_waited, ["late", RIGHT], [0.4, 0]),
@@ -139,8 +113,8 @@ def shown(row: Trajectory) -> dict[str, Any]:
     return {name: getattr(row, name) for name in columns} | {"rewards": rewards, "sequences": sequences}
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_ten_trees(chat: Chat, verifier: Verifier, name: str) -> None:
+@pytest.mark.parametrize("name", EPISODES)
+def test_trees(chat: Chat, verifier: Verifier, name: str) -> None:
     """Each is recorded as the table has it."""
     ask_so, says, delays = EPISODES[name]
     (row,) = asked(chat, verifier, ask_so, says, delays)
