@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from storage.visible import printable, visible
-from tasks.agents import rendering
+from tasks.agents import answers
 from tasks.audit.checks.problems import contains_gold
 from tasks.audit.checks.second_checker import compare, opinion, stated
 from tasks.audit.checks.texts import personal, secret
@@ -87,7 +87,7 @@ READERS: dict[str, Callable[[str], object]] = {
         for read in (in_ascii, unescaped, unstyled, unmarked, read_number, gold_text, read_list, read_words, written)
     },
     **{read.__name__: read for read in (interval, is_placeholder, program_in, tokens, visible, printable)},
-    "calls of the template": rendering._CALL.findall,
+    "calls of the template": answers._CALL.findall,
     "second checker": lambda text: opinion(text, ["5"]),
     "second checker's comparison": lambda text: compare(text, "5"),
     "stated answers": lambda text: stated(text[: LENGTH // 5], ["5"]),

@@ -88,15 +88,15 @@ class GymnasiumEnvironment:
 
 
 def _names(space: Any, names: list[str] | None) -> dict[str, int]:
-    """Return the names of the actions of a space, in lower case, with their places; none for texts."""
+    """Return the names of the actions of a space, in lower case, with their positions; none for texts."""
     if isinstance(space, gymnasium.spaces.Text):
         return {}
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise ValueError(f"environment.args.id: its actions are {space}: only Text and Discrete spaces are supported")
     given = names or [str(number) for number in range(space.start, space.start + space.n)]
-    places = {name.lower(): place for place, name in enumerate(given)}
-    if len(places) != space.n:
+    positions = {name.lower(): position for position, name in enumerate(given)}
+    if len(positions) != space.n:
         raise ValueError(
             f"environment.args.actions={names}: give {space.n} different names, as many as there are actions"
         )
-    return places
+    return positions

@@ -21,7 +21,7 @@ from storage.versions.checkpoints import open_checkpoint
 from storage.versions.model_files import INDEX
 from storage.versions.weights import load_model, not_finite
 from tasks.agents import AGENTS
-from tasks.agents.chat import Chat, engine_ends, open_chat
+from tasks.agents.chat import Chat, engine_ends
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
 from tasks.warm_start.policy_sizes import locate
@@ -202,7 +202,7 @@ def try_out(folder: Path, config: Config) -> Chat:
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder
     try:
-        chat = open_chat(tokenizer, ends=engine_ends(folder))
+        chat = Chat(tokenizer, ends=engine_ends(folder))
     except ValueError as error:
         raise PolicyError(str(error)) from error
     if not chat.stop_token_ids:

@@ -7,7 +7,6 @@ import pytest
 from tasks.agents.answers import open_reader
 from tasks.agents.chat import Chat
 from tests.support.chat_formats import chat_of, tokenizer_of
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 QUESTION = {"role": "user", "content": "What is 1 + 2?"}
 
@@ -79,15 +78,6 @@ def test_the_header_of_another_role_begins_a_sequence() -> None:
     assert chat.continuation([QUESTION], ids("glm", "4<|user|>"), [result], []) is None
 
 
-def test_padding_that_was_sampled_last_is_an_end() -> None:
-    """The endpoint asks the engine to stop at all ends of a family, such as Qwen's padding `<|endoftext|>`."""
-    chat = Chat(build_qwen3_tokenizer())
-    said = chat.encode("4<|endoftext|>")
-    assert chat.completion_text(said) == "4"
-    rest = chat.next_prompt([QUESTION], said, "No.").token_ids
-    assert rest == chat.encode("\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
-
-
 def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
     """Nothing but its place before the first question tells the user's header from an end of the assistant's turn."""
     tokenizer = deepcopy(tokenizer_of("glm"))
@@ -103,17 +93,6 @@ def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
     for end, follows in (("<|user|>", "\nNo.<|assistant|>\n"), ("<|endoftext|>", "<|user|>\nNo.<|assistant|>\n")):
         following = chat.next_prompt([QUESTION], chat.encode("4" + end), "No.")
         assert tokenizer.decode(following.token_ids) == follows
-
-
-def test_added_words_end_no_turn() -> None:
-    """A role may be one token, which a policy says in the middle of its turns."""
-    tokenizer = deepcopy(tokenizer_of("qwen3"))
-    tokenizer.add_tokens(["user", "assistant"])
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-    )
-    assert Chat(tokenizer).stop_token_ids == (tokenizer.eos_token_id,)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "template"])

@@ -1,7 +1,6 @@
 """Each turn says how many tokens it could have had, and whose limit cut it."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import RIGHT, InTurn, asked, question
+from tests.agents.endpoint.asking import RIGHT, Asking, InTurn, question
 from tests.support.rollout_helpers import context, play
 
 CUT = "the last turn reached sampling.max_new_tokens"
@@ -46,14 +45,7 @@ class Cutting(InTurn):
     ],
 )
 def test_only_a_limit_of_the_agents_own_truncates_nothing(
-    chat: Chat,
-    verifier: Verifier,
-    monkeypatch: pytest.MonkeyPatch,
-    own: int | None,
-    room: int,
-    limits: list[int],
-    status: str,
-    reason: str,
+    chat: Chat, verifier: Verifier, own: int | None, room: int, limits: list[int], status: str, reason: str
 ) -> None:
     """The agent wanted no more tokens. At the run's limit (8), or that of the context, the answer is cut."""
 
@@ -63,8 +55,8 @@ def test_only_a_limit_of_the_agents_own_truncates_nothing(
         assert answer.choices[0].finish_reason == "length"
         return RIGHT
 
-    monkeypatch.setattr("tests.agents.endpoint.asking.InTurn", partial(Cutting, room=room))
-    (row,) = asked(chat, verifier, ask, says=[LONG])
+    engine = Cutting(chat, lambda *_: "", says=[LONG], room=room)
+    (row,) = play(engine, Asking(chat, ask), verifier, group_size=1)
     assert (row.limits, row.status, row.reason) == (limits, status, reason)
 
 

@@ -17,7 +17,6 @@ from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.tool_calling import call, played, the_calls
 
 PAGE = (ROOT / "tasks/agents/README.md").read_text()
-LOCKS = "".join((ROOT / f"requirements-{name}.lock").read_text() for name in ("cpu", "agents"))
 
 
 def blocks(language: str) -> list[str]:
@@ -45,19 +44,3 @@ def test_the_configurations_are_valid(block: str) -> None:
     if (package := sections.get("environment", sections["agent"])["type"]) in ("gymnasium", "verifiers"):
         pytest.importorskip(package, reason="make setup-agents")
     resolve("gsm8k-1.5b", [f"{name}={json.dumps(section)}" for name, section in sections.items()])
-
-
-@pytest.mark.parametrize(
-    ("name", "packages"),
-    [
-        ("openai", ["openai"]),
-        ("OpenAI Agents SDK", ["openai-agents"]),
-        ("LangGraph, langchain-openai", ["langgraph", "langchain-openai"]),
-        ("smolagents", ["smolagents"]),
-        ("verifiers", ["verifiers"]),
-    ],
-)
-def test_the_versions_are_those_that_the_tests_run_with(name: str, packages: list[str]) -> None:
-    """They come from the lock files."""
-    locked = [match[1] for each in packages if (match := re.search(rf"^{each}==(\S+)", LOCKS, re.MULTILINE))]
-    assert f"| {name} | {', '.join(locked)} |" in PAGE

@@ -89,28 +89,6 @@ def thought(name: str, answer: str) -> str:
     return f"{'' if name in OPENED else '<think>' + chr(10)}Hmm\n</think>\n\n{answer}"
 
 
-@pytest.mark.parametrize("thinks", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_every_prompt_is_what_the_template_renders(name: str, thinks: tuple[bool, bool]) -> None:
-    """In three turns the prompt's ids decode to the rendered conversation. They extend the sequence or start one."""
-    tokenizer = make_tokenizer(TEMPLATES[name])
-    chat = Chat(tokenizer)
-    written, messages = [QUESTION], [QUESTION]
-    ids = chat.prompt(messages)
-    for think in thinks:
-        completion = thought(name, WRONG) if think else WRONG
-        held = ids + chat.encode(completion + END)
-        following = chat.next_prompt(messages, chat.encode(completion + END), "Try again.")
-        assert following.fresh == (think and name not in APPEND_ONLY)
-        opened = "<think>\n" if name in OPENED else ""
-        written = [*written, {"role": "assistant", "content": opened + completion}]
-        written = [*written, {"role": "user", "content": "Try again."}]
-        messages = following.messages
-        ids = following.token_ids if following.fresh else held + following.token_ids
-        assert tokenizer.decode(ids) == render(tokenizer, written)
-        assert ids == chat.prompt(messages)
-
-
 @lru_cache
 def chat_of(name: str) -> Chat:
     """Return one Chat for all conversations, as in a run."""

@@ -16,7 +16,6 @@ from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.tool_calling import played
 
 pytest.importorskip("gymnasium", reason="make setup-agents")
-from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 LAKE = {"id": "FrozenLake-v1", "arguments": {"is_slippery": False, "render_mode": "ansi"}}
 WAYS = ["left", "down", "right", "up"]
@@ -57,28 +56,6 @@ def test_a_game_of_texts_with_parts(play: Callable[..., Trajectory]) -> None:
     assert [turn.reward for turn in row.turns] == [-0.1, 0.0, 0.9]
     assert row.reward_parts == [{"found": 0.0, "cost": -0.1}, {}, {"found": 1.0, "cost": -0.1}]
     assert [turn.feedback for turn in row.turns][:1] == ["Lower."]
-
-
-def test_a_game_is_drawn_and_then_closed(play: Callable[..., Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last observation is drawn, too; a game is closed once, also if nobody played it to its end."""
-    acts = list[str]()
-
-    def noted(name: str) -> Callable[[FrozenLakeEnv], Any]:
-        act = getattr(FrozenLakeEnv, name)
-
-        def noting(game: FrozenLakeEnv) -> Any:
-            acts.append(name)
-            return act(game)
-
-        return noting
-
-    for name in ("render", "close"):
-        monkeypatch.setattr(FrozenLakeEnv, name, noted(name))
-    for says in (["down"] * 2 + ["right"] * 2 + ["down", "right"], ["left"] * 8):
-        acts.clear()
-        play(says, problem=Problem("lake", "Go to G.", []), environment=game(**LAKE, actions=WAYS))
-        assert acts == ["render"] * (len(acts) - 1) + ["close"]
-        assert len(acts) > 6
 
 
 async def test_the_episodes_of_a_group_begin_alike(verifier: Verifier) -> None:

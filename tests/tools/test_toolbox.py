@@ -135,18 +135,6 @@ def test_a_choice_that_cannot_be_used_is_refused(choice: dict[str, Any], message
         check_tools([ToolChoice.model_validate(choice)])
 
 
-def test_sandboxes_are_checked_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without bubblewrap refuses a configuration with the tool `python`, and runs all others."""
-
-    def missing() -> None:
-        raise ValueError("sandboxes need the program bwrap")
-
-    monkeypatch.setattr("tasks.tools.sandbox.check_host", missing)
-    check_tools([ToolChoice(type="calculator")])
-    with pytest.raises(ValueError, match="sandboxes need the program bwrap"):
-        check_tools([ToolChoice(type="python")])
-
-
 async def test_a_toolbox_from_a_configuration(sandboxes: Sandboxes) -> None:
     """Tools are chosen by type alone or with arguments; one's own is a class or an `async def`."""
     own = [f"{__name__}:add", {"type": f"{__name__}:Broken", "args": {"times": 2}}]

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from configs.agent import ToolChoice
 from configs.policy import WarmStart
 from storage.records import Problem
+from tasks.agents.answers import AnswerReader, ChatMessage
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.openai_agent import OpenAIAgent
-from tasks.agents.rendering import ChatMessage, TemplateRenderer
 from tasks.problems.arithmetic import answer, expression, render
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
@@ -65,13 +65,13 @@ def test_without_tools_nothing_changes(tokenizer: PreTrainedTokenizerFast) -> No
 
 def test_a_call_is_taught_as_the_agent_will_render_it(tokenizer: PreTrainedTokenizerFast) -> None:
     """The example has the ids of an episode: prompt, call, result and answer, as they follow each other there."""
-    renderer, question = TemplateRenderer(Chat(tokenizer)), {"role": "user", "content": PROBLEM.prompt}
-    messages: list[ChatMessage] = [question]
-    prompt = renderer.prompt(messages, CALCULATOR)
+    chat = Chat(tokenizer)
+    messages: list[ChatMessage] = [{"role": "user", "content": PROBLEM.prompt}]
+    prompt = chat.prompt(messages, CALCULATOR)
     call, right = (tokenizer.encode(f"{text}<|im_end|>") for text in (CALL, ANSWER))
-    (parsed,) = renderer.answer(prompt, call, CALCULATOR).calls
+    (parsed,) = AnswerReader(chat).read(prompt, call, CALCULATOR).calls
     assert (parsed.name, parsed.arguments, parsed.readable) == ("calculator", '{"expression": "1 + 2"}', True)
-    between = renderer.continuation(prompt, call, messages, [{"role": "tool", "content": "3"}], CALCULATOR)
+    between = chat.continuation(messages, call, [{"role": "tool", "content": "3"}], CALCULATOR)
     assert between is not None
     example = with_call(tokenizer, PROBLEM)
     assert example.token_ids == prompt + call + between + right
@@ -83,7 +83,7 @@ def test_a_call_is_taught_as_the_agent_will_render_it(tokenizer: PreTrainedToken
 
 def test_a_direct_answer_is_taught_with_the_same_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     """Whether to call is not in the prompt: all kinds of examples begin with the same one."""
-    prompt = TemplateRenderer(Chat(tokenizer)).prompt([{"role": "user", "content": PROBLEM.prompt}], CALCULATOR)
+    prompt = Chat(tokenizer).prompt([{"role": "user", "content": PROBLEM.prompt}], CALCULATOR)
     direct = one_turn(tokenizer, PROBLEM, CALCULATOR)
     corrected = two_turn(tokenizer, PROBLEM, "4", FEEDBACK, CALCULATOR)
     for example in (direct, corrected, with_call(tokenizer, PROBLEM)):

@@ -100,15 +100,6 @@ def test_modules_beside_the_pipeline_are_found(
     assert (row.status, row.reason) == ("completed", "")
 
 
-def test_a_process_that_escapes_holds_up_nothing(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
-    """One that left the group and cleared its environment cannot be found, and holds the command's output open."""
-    note = tmp_path / "pid"
-    leave = f"p = subprocess.Popen(['sleep', '600'], start_new_session=True, env={{}})\nopen({str(note)!r}, 'w').write"
-    row = the_one(chat, verifier, f"import subprocess\n{leave}(str(p.pid))\nprint(ask())")
-    psutil.Process(int(note.read_text())).kill()
-    assert (row.status, row.turns[-1].verdict) == ("completed", "correct")
-
-
 def test_a_program_that_is_missing_is_named(chat: Chat, verifier: Verifier) -> None:
     agent = CommandAgent(context(chat), argv=["no-such-program"])
     (row,) = play(ScriptedEngine(chat, lambda *_: ""), agent, verifier, group_size=1)

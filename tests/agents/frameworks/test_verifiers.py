@@ -38,7 +38,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     ],
 )
 def test_an_environment_plays_an_episode(
-    chat: Chat, verifier: Verifier, far_away: list[str], problem: Problem, kind: str, says: list[str], metrics: object
+    chat: Chat, verifier: Verifier, problem: Problem, kind: str, says: list[str], metrics: object
 ) -> None:
     """The last turn has the weighted sum as reward and the rubric's values as parts; all turns are one sequence."""
     row = played(chat, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": kind}}, problem)
@@ -46,7 +46,6 @@ def test_an_environment_plays_an_episode(
     assert [turn.reward for turn in row.turns] == [0.0] * (len(says) - 1) + [1.5]
     assert row.reward_parts[-1] == metrics
     assert len(row.sequence_starts) == 1
-    assert far_away == []
 
 
 def test_its_tools_are_called(chat: Chat, verifier: Verifier, problem: Problem) -> None:
