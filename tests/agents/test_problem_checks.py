@@ -48,19 +48,6 @@ def test_the_agents_own_messages_count(chat: Chat) -> None:
     assert lacking(chat, Problem("long", "1" * 400, ["3"]), "agent={type: openai}")
 
 
-def test_nobody_encodes_a_book(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that has room whatever its tokens, or none, is not encoded."""
-    encoded, encode = list[int](), chat.encode
-
-    def noted(text: str) -> list[int]:
-        encoded.append(len(text))
-        return encode(text)
-
-    monkeypatch.setattr(chat, "encode", noted)
-    assert lacking(chat, Problem("book", "1" * 10**6, ["3"]))
-    assert all(length < 1000 for length in encoded)
-
-
 def test_a_set_without_any_room_is_an_error(chat: Chat) -> None:
     """Nothing would be left to play; the remedy is named."""
     long = Problem("long", "1" * 400, ["3"])
