@@ -16,8 +16,8 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems import ProblemError
 from tasks.problems.messages import first_messages
 
-_LEAST_SHARE = 16
-"""A prompt must leave room for this part of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
+_ANSWER_DIVISOR = 16
+"""A prompt must leave room for a sixteenth of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
 
 
 def lacking_room(config: Config) -> str | None:
@@ -53,7 +53,7 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
     if issubclass(AGENTS.find(config.agent.type), Opens):
         agent = AgentContext(chat, GenerationConfig(max_new_tokens=config.sampling.max_new_tokens), context)
         opening = cast(Opens, AGENTS.make(config.agent.type, agent, config.agent.args)).opening
-    most = context - max(1, config.sampling.max_new_tokens // _LEAST_SHARE)
+    most = context - max(1, config.sampling.max_new_tokens // _ANSWER_DIVISOR)
     lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
     if lacking and (reaction == "refuse" or len(lacking) == len(problems)):
         remedy = "raise inference.max_model_len, shorten them, or set problems.without_room=leave-out"
@@ -91,5 +91,5 @@ def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str 
         return None
     return (
         f"{len(marked)} of {len(problems)} problems spell out tokens of the chat format, such as <|im_end|> "
-        f"({_first_ids(marked)}): the policy reads them as text; look whether they belong there"
+        f"({_first_ids(marked)}): the policy reads them as text; check whether they belong there"
     )

@@ -1,6 +1,6 @@
 """The tools by name. Add one with `register_tool("name", Class)`, or configure it as `package.module:name`.
 
-An `async def` with annotations is a tool, too: `register_tool("name", tool_class(function))`, or by its place in a module.
+An `async def` with annotations is a tool, too: `register_tool("name", tool_class(function))`, or its name in a module.
 """
 
 import inspect

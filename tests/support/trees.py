@@ -1,8 +1,8 @@
 """Ten episodes whose turns are no plain chain, or only look like none, as the endpoint for agents records them.
 
 A row has the columns of `storage.records.Trajectory` that say who could know what, in the stored order of turns:
-sequences by their last completions. tests/agents/endpoint/test_order.py plays each of them; what its turns are paid is
-a matter of tests/train.
+sequences by their last completions. tests/agents/endpoint/test_trees.py plays those that are not alike; what their
+turns are paid is a matter of tests/train.
 """
 
 from collections.abc import Sequence

@@ -44,11 +44,6 @@ def test_results_are_texts_or_json() -> None:
     """Arguments arrive as the annotated types, with defaults for those left out."""
     assert call(weather, {"place": {"city": "Köln"}}) == '{"city": "Köln", "days": 1, "unit": "C"}'
 
-    async def echo(text: str) -> str:
-        return text
-
-    assert call(echo, {"text": "as it is"}) == "as it is"
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

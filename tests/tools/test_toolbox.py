@@ -96,24 +96,6 @@ async def test_an_error_of_a_tools_own_code_is_no_answer() -> None:
     assert Broken.closed == 1
 
 
-class Hanging(Broken):
-    """A tool that never closes."""
-
-    async def close(self) -> None:
-        await asyncio.sleep(1000)
-
-
-async def test_a_tool_that_does_not_close_holds_up_nothing() -> None:
-    """The episode fails, and the other tools are closed."""
-    Broken.closed, context = 0, ToolContext(Sandboxes())
-    other = Broken(context)
-    other.name = "other"
-    with pytest.raises(RuntimeError, match="a tool was not closed: TimeoutError"):
-        async with Toolbox([Hanging(context), other], call_timeout_s=0.1):
-            pass
-    assert Broken.closed == 1
-
-
 def test_two_tools_with_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="tools with the same name: add, add; the policy chooses by name"):
         box(add, add)

@@ -137,9 +137,9 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         request = ChatRequest.model_validate(stated)
     except ValidationError as error:
         errors = error.errors()  # of several forms that a value may have, the last one's error tells most
-        first = next(each for each in reversed(errors) if each["loc"][:1] == errors[0]["loc"][:1])
-        where = ".".join(map(str, first["loc"]))
-        raise invalid(f"{where or 'the body'}: {first['msg']}", where.partition(".")[0] or None) from None
+        told = next(each for each in reversed(errors) if each["loc"][:1] == errors[0]["loc"][:1])
+        where = ".".join(map(str, told["loc"]))
+        raise invalid(f"{where or 'the body'}: {told['msg']}", where.partition(".")[0] or None) from None
     if request.model != MODEL:
         raise EndpointError(
             404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"

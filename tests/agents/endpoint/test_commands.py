@@ -69,26 +69,6 @@ def test_a_failed_command_fails_its_episode(chat: Chat, verifier: Verifier, code
     assert reason in row.reason
 
 
-FILLS_IT_MEANWHILE = """
-import threading, time
-asking = threading.Thread(target=ask)
-asking.start()
-time.sleep(0.3)
-problem["prompt"] = "word " * 500
-try:
-    ask()
-finally:
-    asking.join()
-"""
-
-
-def test_an_answer_that_was_asked_for_before_does_not_hide_a_full_context(chat: Chat, verifier: Verifier) -> None:
-    """Otherwise a policy whose program asks several things at once escapes."""
-    engine = ScriptedEngine(chat, lambda *_: "3", delay_s=1.5)
-    (row,) = play(engine, command(chat, FILLS_IT_MEANWHILE), verifier, group_size=1)
-    assert (row.status, row.fault) == ("truncated", "policy")
-
-
 def test_modules_beside_the_pipeline_are_found(
     chat: Chat, verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
