@@ -28,9 +28,6 @@ RUN_BY = {
     "python -m flows.math_mt_ppo demo run.name=three agent.args.num_turns=3 ppo.eps_clip=0.3 --print-config": (
         "flows/test_arguments.py::test_a_flow_takes_them_in_any_order"
     ),
-    "python -m tests.simulation --workers 1000 --episodes 1000000 --slots 256 --cpu --call-cpu-s 0.0006": (
-        "simulation/test_simulation.py::test_the_command_line"
-    ),
     "python -m flows.math_mt_ppo gsm8k-7b --plan": "train/test_memory.py::test_the_command_line_prints_the_plan",
     "python -m flows.math_mt_ppo demo run.name=two ppo.parallel.shard=2 ppo.threads=1": (
         "flows/test_interrupts.py::test_an_interrupt_within_a_stage_resumes"

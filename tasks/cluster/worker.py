@@ -62,10 +62,10 @@ class NodeWorker:
         if not self._failure:
             self._worker.give(orders)
 
-    def report(self, patience_s: float) -> Report:
+    def report(self) -> Report:
         """See `Worker.report`."""
         self._hear()
-        return Report(failure=self._failure) if self._failure else self._worker.report(patience_s)
+        return Report(failure=self._failure) if self._failure else self._worker.report()
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
         """Grade a shard of trajectories, which the cache may have."""

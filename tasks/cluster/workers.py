@@ -57,9 +57,9 @@ class RayWorker:
         with _lost_if_dead():
             await self.process.give.remote(orders)
 
-    async def report(self, patience_s: float) -> Report:
+    async def report(self) -> Report:
         with _lost_if_dead():
-            report: Report = await self.process.report.remote(patience_s)
+            report: Report = await self.process.report.remote()
         return report
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:

@@ -92,7 +92,7 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
         from tasks.cluster.workers import NodeWorkers
 
         with NodeWorkers(config, lambda _: None, playing=False) as workers:
-            while workers.scheduler.ready < nodes:
+            while sum(worker.answered for worker in list(workers.scheduler._workers)) < nodes:
                 time.sleep(0.1)
             with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
                 start = time.perf_counter()
@@ -179,7 +179,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
         NodeWorkers(config, lambda _: None, playing=True) as workers,
     ):
         workers.scheduler.serve(policy)
-        while workers.scheduler.serving(policy) < count:
+        while sum(worker.policy == policy for worker in list(workers.scheduler._workers)) < count:
             time.sleep(0.1)
         # Only the second rollout counts: in the first one workers import what they need.
         for iteration, played in enumerate([drawn[: AT_ONCE * count], drawn]):

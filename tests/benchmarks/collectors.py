@@ -107,7 +107,7 @@ def _workers(lab: Lab, config: Config) -> Iterator[tuple["Workers", list[psutil.
             NodeWorkers(config, lambda _: None, playing=True) as nodes,
         ):
             nodes.scheduler.serve(policy.version)
-            while nodes.scheduler.serving(policy.version) < count:
+            while sum(worker.policy == policy.version for worker in list(nodes.scheduler._workers)) < count:
                 time.sleep(0.1)
             started = psutil.Process().children(recursive=True)
             yield nodes.scheduler, [each for each in started if each.cmdline()[0].startswith("ray::UnprovenNode")]

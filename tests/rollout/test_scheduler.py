@@ -26,9 +26,8 @@ from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
-from tasks.rollout.remote.messages import Capacity
 from tasks.rollout.remote.scheduler import Scheduler
-from tasks.rollout.remote.worker import RequestsAhead, Worker
+from tasks.rollout.remote.worker import Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
@@ -195,7 +194,6 @@ def test_a_worker_without_more_groups_stores_what_it_has(
     store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the last group is played, finished ones are stored: otherwise a lost worker costs all of them."""
-    monkeypatch.setattr("tasks.rollout.remote.worker.IDLE_S", 0.3)
     monkeypatch.setattr("tasks.rollout.remote.worker.KEPT_S", 0.3)
     prepare(store)
     calls = iter(range(10**6))
@@ -204,23 +202,6 @@ def test_a_worker_without_more_groups_stores_what_it_has(
     rows = [file.rows or 0 for file in manifests.read(store, layout.trajectories(RUN, 0)).files]
     assert len(rows) == 2
     assert rows[0] > rows[1]
-
-
-def test_capacity_is_reported_only_if_there_is_more() -> None:
-    """A worker that got what it had asked for does not report it."""
-    assert not Capacity(0, got=18).exceeds(Capacity(2, got=16))
-    assert Capacity(1, got=18).exceeds(Capacity(2, got=16))
-    assert Capacity(0, got=0).exceeds(None)
-
-
-def test_a_worker_with_short_groups_asks_for_several() -> None:
-    """It asks about once within the flow's patience, and for one group again if groups last longer."""
-    ahead, now, asked = RequestsAhead(most=16, patience_s=3.0), 0.0, []
-    for seconds_a_group in (0.4,) * 6 + (20.0,) * 4:
-        ahead.note_empty(now)
-        asked.append(ahead.groups)
-        now += ahead.groups * seconds_a_group
-    assert asked == [1, 2, 4, 8, 8, 8, 8, 4, 2, 1]
 
 
 def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
@@ -402,11 +383,11 @@ def test_a_worker_closes_its_files_after_each_rollout(
 ) -> None:
     """Also those that nobody had to flush, because all their groups were stored before."""
     prepare(store)
-    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writing[place].flush())
+    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writers[place].flush())
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
         deadline = time.monotonic() + 30
-        while any(worker.worker._writing for worker in made.workers):
+        while any(worker.worker._writers for worker in made.workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

@@ -63,9 +63,9 @@ class ThreadWorker:
         self.got += sum(map(len, orders.groups.values()))
         await asyncio.to_thread(self.worker.give, orders)
 
-    async def report(self, patience_s: float) -> Report:
+    async def report(self) -> Report:
         self._check()
-        report = await asyncio.to_thread(self.worker.report, patience_s)
+        report = await asyncio.to_thread(self.worker.report)
         self._check()
         if self.silent:
             await asyncio.Event().wait()

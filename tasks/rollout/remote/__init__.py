@@ -3,7 +3,4 @@
 A `worker` plays the groups that the flow gives it, and uploads their shards. The `scheduler` is the flow's side: it
 attends to all workers, gives each groups as it becomes free and lets them grade (`jobs`), and enters into a `ledger`
 what they hold and have stored. Both sides know only `messages`. `tasks.cluster` starts the processes.
-
-One thread attends to a thousand workers because both sides are patient: a worker reports what can wait together with
-what cannot, and asks for several short groups ahead. `tests.simulation` tells how far this reaches.
 """

@@ -5,7 +5,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,7 +27,7 @@ class RemoteWorker(Protocol):
 
     async def give(self, orders: Orders) -> None: ...
 
-    async def report(self, patience_s: float) -> Report: ...
+    async def report(self) -> Report: ...
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure: ...
 
@@ -57,23 +57,21 @@ class Attended:
     tokens: int = 0
     heard: float = field(default_factory=time.monotonic)
 
-    def order(self, orders: Orders, within_s: float = 0.0) -> None:
-        """Send orders after earlier ones: as soon as possible, or together with later ones, but within some seconds."""
+    def send(self, orders: Orders) -> None:
+        """Send orders, after those that it has not got yet."""
         if self.orders:
             self.orders.add(orders)
         else:
             self.orders = orders
-        if within_s:
-            asyncio.get_running_loop().call_later(within_s, self.has_orders.set)
-        else:
-            self.has_orders.set()
+        self.has_orders.set()
 
 
 @dataclass(slots=True)
-class Part:
-    """A worker's part in a rollout."""
+class Load:
+    """What a worker does for a rollout."""
 
-    capacity: int = 0
+    capacity: int | None = None
+    """How many more groups it could begin; None: it has not said so."""
     sent: int = 0
     playing: set[int] = field(default_factory=set)
     """Numbers of the groups that it got and has not finished."""
@@ -83,8 +81,6 @@ AT_ONCE = 2
 """Shards that a worker grades at the same time: it reads and uploads one while its verifier grades the other."""
 CALLS = 3 + AT_ONCE
 """Calls that a worker's process answers at the same time: orders, a report, its end, and shards to grade."""
-_APART = 16
-"""The log has a line for each of so many workers; more are summed up in one line."""
 SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
 
@@ -94,9 +90,7 @@ class SharedRollout:
 
     def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
         self.number, self.plan, self.groups = number, plan, groups
-        self.parts: dict[Attended, Part] = {}
-        self._free: dict[Attended, Part] = {}
-        """Those that have capacity, or have not said how much."""
+        self.loads: dict[Attended, Load] = {}
         self.ledger = Ledger(number, groups)
         self.ledger_thread = ThreadPoolExecutor(1, "ledger")
         self.events: list[Events] = []
@@ -105,63 +99,50 @@ class SharedRollout:
         self.stopping = False
 
     def add(self, worker: Attended) -> None:
-        self.parts[worker] = self._free[worker] = Part()
-        worker.order(Orders(begin={self.number: self.plan}))
+        self.loads[worker] = Load()
+        worker.send(Orders(begin={self.number: self.plan}))
 
     def take(self, worker: Attended, report: Report) -> bool:
         """Note what a worker has reported of this rollout; return whether it has capacity."""
-        part = self.parts.get(worker)
-        if part is None or self.number not in report.capacities:
+        load = self.loads.get(worker)
+        if load is None or self.number not in report.capacities:
             return False
         capacity = report.capacities[self.number]
-        part.capacity = capacity.groups - (part.sent - capacity.got)
+        load.capacity = max(0, capacity.groups - (load.sent - capacity.got))
         finished = [group for number, group in report.finished if number == self.number]
         stored = [shard for shard in report.stored if shard.rollout == self.number]
-        part.playing.difference_update(group.number for group in finished)
+        load.playing.difference_update(group.number for group in finished)
         if finished or stored:
             self.events.append(Events(worker, finished, stored))
-        if part.capacity > 0:
-            self._free[worker] = part
-        else:
-            self._free.pop(worker, None)
-        return part.capacity > 0
+        return load.capacity > 0
 
     def lose(self, worker: Attended) -> int:
         """Note that a worker is lost; return how many groups it played."""
-        part = self.parts.pop(worker, Part())
-        self._free.pop(worker, None)
-        self.events.append(Events(worker, lost=part.playing))
-        return len(part.playing)
+        playing = self.loads.pop(worker, Load()).playing
+        self.events.append(Events(worker, lost=playing))
+        return len(playing)
 
     def hand_out(self, newest: PolicyVersion | None) -> None:
         """Give groups to the workers that have capacity, one after another to the one that plays least.
 
         Nobody gets more than a fair share, so that the first one that serves a new policy does not get all groups.
         """
-        policies = {worker.policy for worker in self._free if worker.policy}
-        available = {policy: count for policy in policies if (count := self.groups.available(policy))}
-        if not available:
-            return
         recently = time.monotonic() - SWAP_S
         free = [
-            (len(part.playing), number, worker, part)
-            for number, (worker, part) in enumerate(self._free.items())
-            if worker.policy and (worker.policy == newest or worker.asked > recently)
+            (len(load.playing), number, worker, load)
+            for number, (worker, load) in enumerate(self.loads.items())
+            if load.capacity != 0 and worker.policy and (worker.policy == newest or worker.asked > recently)
         ]
-        most = math.ceil((max(available.values()) + sum(playing for playing, *_ in free)) / max(1, len(free)))
-        queue = [each for each in free if each[3].capacity > 0]
-        heapq.heapify(queue)
-        while queue and available and queue[0][0] < most:
-            playing, number, worker, part = queue[0]
-            policy = worker.policy
-            if policy in available and not self._give_group(worker, part):
-                del available[policy]  # none may begin, though they seemed to be available
-            if policy in available and part.capacity > 0:
-                heapq.heapreplace(queue, (playing + 1, number, worker, part))
-            else:
-                heapq.heappop(queue)
+        policies = {worker.policy for _, _, worker, _ in free if worker.policy}
+        available = max(map(self.groups.available, policies), default=0)
+        most = math.ceil((available + sum(playing for playing, *_ in free)) / max(1, len(free)))
+        heapq.heapify(free)
+        while available and free and free[0][0] < most:
+            playing, number, worker, load = heapq.heappop(free)
+            if load.capacity and self._give_group(worker, load):
+                heapq.heappush(free, (playing + 1, number, worker, load))
 
-    def _give_group(self, worker: Attended, part: Part) -> bool:
+    def _give_group(self, worker: Attended, load: Load) -> bool:
         """Give a worker a group; return False if none may begin with its policy."""
         start = self.groups.next(worker.policy) if worker.policy else None
         if start is None:
@@ -169,29 +150,23 @@ class SharedRollout:
         plan, orders = start.plan, Orders()
         order = GroupOrder(start.number, start.problem.problem_id, plan.name, plan.iteration, plan.policy)
         orders.groups[self.number].append(order)
-        worker.order(orders)
-        part.playing.add(start.number)
-        part.sent += 1
-        part.capacity -= 1
-        if part.capacity <= 0:
-            del self._free[worker]
+        worker.send(orders)
+        load.playing.add(start.number)
+        load.sent += 1
+        load.capacity = (load.capacity or 0) - 1
         return True
 
-    def log_lines(self) -> list[str]:
-        """Say what each worker does, or what all do together if they are many."""
-        if len(self.parts) > _APART:
-            return [self._summary()]
-        return [_line(worker, len(part.playing)) for worker, part in self.parts.items()]
-
-    def _summary(self) -> str:
-        workers = self.parts.keys()
-        playing = sum(len(part.playing) for part in self.parts.values())
+    def summary(self) -> str:
+        """Say what the workers do."""
+        workers = self.loads.keys()
+        playing = sum(len(load.playing) for load in self.loads.values())
         policies = Counter(worker.policy.number if worker.policy else "none yet" for worker in workers)
         serving = ", ".join(f"policy {policy} on {count}" for policy, count in policies.items())
+        episodes, tokens = sum(worker.episodes for worker in workers), sum(worker.tokens for worker in workers)
         quiet = min(workers, key=lambda worker: worker.heard)
         return (
-            f"{len(workers)} workers: {_done(workers)}, {playing} groups playing, {serving}; "
-            f"{quiet.remote.name} is the quietest, {_heard(quiet)}"
+            f"{len(workers)} worker(s): {episodes} episodes, {tokens} tokens, {playing} groups playing, {serving}; "
+            f"{quiet.remote.name} is the quietest, heard {time.monotonic() - quiet.heard:.0f} s ago"
         )
 
 
@@ -237,17 +212,3 @@ class ScoringJob:
                 self.changed.set()
             if isinstance(result, Failure):
                 raise WorkerFailedError(result)
-
-
-def _line(worker: Attended, playing: int) -> str:
-    policy = worker.policy.number if worker.policy else "none yet"
-    return f"{worker.remote.name}: {_done([worker])}, {playing} groups playing, policy {policy}, {_heard(worker)}"
-
-
-def _done(workers: Iterable[Attended]) -> str:
-    counts = [(worker.episodes, worker.tokens) for worker in workers]
-    return f"{sum(episodes for episodes, _ in counts)} episodes, {sum(tokens for _, tokens in counts)} tokens"
-
-
-def _heard(worker: Attended) -> str:
-    return f"heard {time.monotonic() - worker.heard:.0f} s ago"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from storage.versions.drafts import Shard
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.play import OpenDataSet, SharedGroups
-from tasks.rollout.remote.messages import Orders, Place, StoredShard, StoreOrder
+from tasks.rollout.remote.messages import Destination, Orders, StoredShard, StoreOrder
 
 if TYPE_CHECKING:
     from tasks.rollout.remote.jobs import Attended
@@ -42,8 +42,9 @@ class Ledger:
             if each.lost is not None:
                 self._lose(each.worker, each.lost)
             for finished in each.finished:
-                place = self._finish(each.worker, finished)
-                orders[each.worker].store.append(StoreOrder(self.rollout, finished.number, place))
+                data_set = self._finish(each.worker, finished)
+                order = StoreOrder(self.rollout, finished.number, _destination(data_set))
+                orders[each.worker].store.append(order)
             for shard in each.stored:
                 data_set = self._data_set_of(shard)
                 self.holders[data_set][each.worker].difference_update(shard.numbers)
@@ -53,14 +54,14 @@ class Ledger:
         self.groups.settle()
         for data_set in self.groups.unstored():
             for worker in self._to_flush(data_set):
-                orders[worker].flush.append(_place(data_set))
+                orders[worker].flush.append(_destination(data_set))
         return orders
 
-    def _finish(self, worker: "Attended", finished: FinishedGroup) -> Place:
+    def _finish(self, worker: "Attended", finished: FinishedGroup) -> OpenDataSet:
         data_set = self.groups.finish(finished, pending=True)
         self.holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
         self.flushing.discard((data_set, worker))
-        return _place(data_set)
+        return data_set
 
     def _lose(self, worker: "Attended", playing: set[int]) -> None:
         held = [holders.pop(worker, set()) for holders in self.holders.values()]
@@ -85,6 +86,6 @@ class Ledger:
         return told
 
 
-def _place(data_set: OpenDataSet) -> Place:
+def _destination(data_set: OpenDataSet) -> Destination:
     draft = data_set.draft
-    return Place(draft.version, draft.kind, data_set.iteration)
+    return Destination(draft.version, draft.kind, data_set.iteration)

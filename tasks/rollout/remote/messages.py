@@ -31,8 +31,8 @@ class GroupOrder:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A version for which a worker stores trajectories. It is committed by the flow, which names the files of workers.
+class Destination:
+    """The version in which a worker stores trajectories. The flow commits it, with the files of all workers.
 
     Each worker writes into folders of its own, as another attempt to make the version would. So what a lost worker has
     left is no part of the version, and `gc` deletes it.
@@ -49,14 +49,14 @@ class StoreOrder:
 
     rollout: int
     number: int
-    place: Place
+    destination: Destination
 
 
 @dataclass(slots=True)
 class Orders:
     """What a worker is to do, in the order of the fields.
 
-    Example: Orders(policy=PolicyVersion("runs/demo/checkpoints/000003"), store=[StoreOrder(1, 17, Place(…))])
+    Example: Orders(policy=PolicyVersion("runs/demo/checkpoints/000003"), store=[StoreOrder(1, 17, Destination(…))])
     """
 
     policy: PolicyVersion | None = None
@@ -66,7 +66,7 @@ class Orders:
     groups: dict[int, list[GroupOrder]] = field(default_factory=lambda: defaultdict(list))
     """Play these groups, by rollout."""
     store: list[StoreOrder] = field(default_factory=list)
-    flush: list[Place] = field(default_factory=list)
+    flush: list[Destination] = field(default_factory=list)
     """Write a shard of what should be stored there, though it is not full."""
     end: list[int] = field(default_factory=list)
     """Forget these rollouts; what still runs of them is cancelled."""
@@ -128,10 +128,6 @@ class Capacity:
 
     groups: int
     got: int
-
-    def exceeds(self, reported: "Capacity | None") -> bool:
-        """True if this exceeds the capacity that the flow can infer from the last report and what it sent since."""
-        return reported is None or self.groups + self.got > reported.groups + reported.got
 
 
 @dataclass(frozen=True)

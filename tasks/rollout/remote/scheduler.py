@@ -39,11 +39,6 @@ _LOOK_S = 1.0
 """Time between two looks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
 """Time between two looks at the workers in the log."""
-_PACE_S = 0.003
-"""Time, for each worker that there is, by which a message may be late that is not urgent, such as a finished group.
-
-So the flow exchanges few messages with each of many workers, and is not busy with messages alone.
-"""
 Result = TypeVar("Result")
 
 
@@ -58,7 +53,6 @@ class Scheduler:
         start_s: longest wait without any worker.
         progress: called with lines of text.
         on_loss: called with a worker that is lost, the error, and whether it had finished an episode or graded a shard.
-        loop: runs in the thread, and is closed at the end; None: a new one.
     """
 
     def __init__(
@@ -67,11 +61,10 @@ class Scheduler:
         start_s: float,
         progress: Callable[[str], None],
         on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
-        self._loop = loop or asyncio.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="scheduler", daemon=True)
@@ -111,15 +104,6 @@ class Scheduler:
     def serve(self, policy: PolicyVersion) -> None:
         """See `Workers.serve`: each worker serves it as soon as it can."""
         self._loop.call_soon_threadsafe(self._serve, policy)
-
-    def serving(self, policy: PolicyVersion) -> int:
-        """Return the number of workers that serve a policy."""
-        return sum(worker.policy == policy for worker in list(self._workers))
-
-    @property
-    def ready(self) -> int:
-        """The number of workers that have started."""
-        return sum(worker.answered for worker in list(self._workers))
 
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """See `Workers.play`."""
@@ -184,7 +168,7 @@ class Scheduler:
     def _add(self, remote: RemoteWorker) -> None:
         worker = Attended(remote)
         if remote.plays:
-            worker.order(Orders(policy=self._policy))
+            worker.send(Orders(policy=self._policy))
             for rollout in self._rollouts:
                 rollout.add(worker)
         self._workers[worker] = self._loop.create_task(self._attend(worker))
@@ -193,7 +177,7 @@ class Scheduler:
         self._policy = policy
         for worker in self._players:
             worker.asked = time.monotonic()
-            worker.order(Orders(policy=policy))
+            worker.send(Orders(policy=policy))
 
     def _fail(self, error: BaseException) -> None:
         self._fatal = self._fatal or error
@@ -230,8 +214,8 @@ class Scheduler:
                 self._rollouts.remove(rollout)
                 if not self._rollouts:
                     self._idle.set()
-                for worker in rollout.parts:
-                    worker.order(Orders(end=[rollout.number]))
+                for worker in rollout.loads:
+                    worker.send(Orders(end=[rollout.number]))
 
     @property
     def _players(self) -> list[Attended]:
@@ -276,14 +260,10 @@ class Scheduler:
     async def _listen(self, worker: Attended) -> None:
         while True:
             async with self._patiently(worker):
-                report = await worker.remote.report(self._patience_s)
+                report = await worker.remote.report()
             self._take(worker, report)
             if report.failure:
                 raise WorkerFailedError(report.failure)
-
-    @property
-    def _patience_s(self) -> float:
-        return min(_PACE_S * len(self._workers), self._silence_s / 8)
 
     @asynccontextmanager
     async def _patiently(self, worker: Attended) -> AsyncIterator[None]:
@@ -335,7 +315,7 @@ class Scheduler:
                 events, rollout.events = rollout.events, []
                 orders = await _in_ledger_thread(rollout, rollout.ledger.enter, events)
                 for worker, own in orders.items():
-                    worker.order(own, 0 if own.flush else self._patience_s)
+                    worker.send(own)
                 if not rollout.events:
                     break
         except Exception as error:  # noqa: BLE001 # the rollout ends with it
@@ -345,11 +325,11 @@ class Scheduler:
             rollout.groups.changed.note()
 
     async def _tell(self, rollout: SharedRollout) -> None:
-        """Tell from time to time what each worker does, or all together if they are many."""
+        """Tell from time to time what the workers do."""
         while True:
             await asyncio.sleep(_TELL_S)
-            for line in rollout.log_lines():
-                self._progress(line)
+            if rollout.loads:
+                self._progress(rollout.summary())
 
 
 async def _in_ledger_thread(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:

@@ -8,14 +8,13 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,44 +29,26 @@ from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.play import Change, run_loop
-from tasks.rollout.remote.messages import Capacity, Failure, GroupOrder, Orders, Place, Report, StoredShard, StoreOrder
+from tasks.rollout.remote.messages import (
+    Capacity,
+    Destination,
+    Failure,
+    GroupOrder,
+    Orders,
+    Report,
+    StoredShard,
+    StoreOrder,
+)
 from tasks.rollout.workers import LocalWorkers
 
-BEAT_S = 1.0
-"""Longest time between two reports if the flow is not patient; three times its patience comes on top."""
-IDLE_S, KEPT_S = 5.0, 30.0
-"""A worker that has got no group for `IDLE_S` stores what it has finished `KEPT_S` ago, although the shard is not full.
+BEAT_S = 2.0
+"""Longest time between two reports."""
+KEPT_S = 30.0
+"""A worker that has got no group for so long stores what it has finished, although no shard is full.
 
 At the end of an iteration the last groups take long, and in so long a time some worker of many is always lost.
 """
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RequestsAhead:
-    """The number of groups that a worker asks for when it has none left to begin.
-
-    They are as many as make the worker ask for more about as seldom as the flow wishes, but at most `most`.
-
-    Example: with a patience of 3 s and short episodes, one group lasts 0.4 s. The worker asks for 1, 2, 4, 8 groups;
-    8 last 3.2 s. With a patience of 0.01 s, which a flow with few workers has, it always asks for 1.
-    """
-
-    most: int
-    patience_s: float = 0.0
-    """The patience of the flow (`Worker.report`)."""
-    groups: int = 1
-    since: float = -math.inf
-    """When the worker had none left last."""
-
-    def note_empty(self, now: float) -> None:
-        """Note that the worker has none left."""
-        lasted_s, self.since = now - self.since, now
-        if lasted_s < self.patience_s:
-            self.groups = min(2 * self.groups, self.most)
-        elif lasted_s > 4 * self.patience_s:
-            self.groups = max(1, self.groups // 2)
-
 
 Problems = Callable[[str], Mapping[str, Problem]]
 """Version of a problem set -> its problems by id."""
@@ -90,10 +71,14 @@ class Worker:
         self._problems = functools.lru_cache(2)(problems)
         self._changed = threading.Condition()  # guards what follows
         self._rollouts: dict[int, PlayedRollout] = {}
-        self._unreported = Unreported(self._rollouts)
         self._asked: PolicyVersion | None = None
-        self._closed = False
-        self._writing: dict[Place, _Writer] = {}  # used by the thread that stores
+        self._served: PolicyVersion | None = None
+        self._finished: list[tuple[int, FinishedGroup]] = []
+        self._stored: list[StoredShard] = []
+        self._failure: Failure | None = None
+        self._has_news = self._closed = False
+        self._flushed = time.monotonic()
+        self._writers: dict[Destination, _Writer] = {}  # used by the thread that stores
         self._storing = ThreadPoolExecutor(1, "store")
         self._threads: list[threading.Thread] = []
         self._start_thread(self._serve)
@@ -115,7 +100,7 @@ class Worker:
         for thread in self._threads:
             thread.join()
         self._storing.shutdown(cancel_futures=True)
-        for writer in self._writing.values():
+        for writer in self._writers.values():
             writer.close()
 
     def give(self, orders: Orders) -> None:
@@ -126,46 +111,41 @@ class Worker:
                 rollout = PlayedRollout(number, plan, self._problems, self.note)
                 self._rollouts[number] = rollout
                 self._start_thread(self._play, rollout)
+            self._has_news |= bool(orders.begin)
             self._changed.notify_all()
         for number, groups in orders.groups.items():
             self._rollouts[number].add(groups)
         for order in orders.store:
             self._storing.submit(self._guarded, self._write, self._rollouts[order.rollout], order)
-        for place in orders.flush:
-            self._storing.submit(self._guarded, self._flush, place)
+        for destination in orders.flush:
+            self._storing.submit(self._guarded, self._flush, destination)
         for number in orders.end:
             with self._changed:
                 ended = self._rollouts.pop(number)
             ended.end()
             self._storing.submit(self._guarded, self._close_writers, number)
 
-    def report(self, patience_s: float) -> Report:
-        """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`).
-
-        Args:
-            patience_s: a group that has finished need not be reported sooner if nothing else happens, and groups are
-                asked for about once in such a time.
-        """
+    def report(self) -> Report:
+        """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
         with self._changed:
-            for rollout in self._rollouts.values():
-                rollout.ahead.patience_s = patience_s
-            self._changed.wait_for(lambda: self._is_urgent, patience_s)
-            self._changed.wait_for(lambda: self._unreported.finished or self._is_urgent, BEAT_S + 2 * patience_s)
-            report = self._unreported.take()
-            idle = any(rollout.idle for rollout in self._rollouts.values())
+            self._changed.wait_for(lambda: self._has_news or self._closed, BEAT_S)
+            rollouts, now = self._rollouts.items(), time.monotonic()
+            capacities = {number: rollout.capacity for number, rollout in rollouts}
+            report = Report(self._served, capacities, self._finished, self._stored, self._failure)
+            self._finished, self._stored, self._has_news = [], [], False
+            idle = now - self._flushed > KEPT_S and any(rollout.idle_s > KEPT_S for _, rollout in rollouts)
+            self._flushed = now if idle else self._flushed
         if idle:
-            self._storing.submit(self._guarded, self._store_old)
+            self._storing.submit(self._guarded, self._flush_all)
         return report
 
     def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
-        """Report something; without arguments only that there may be more capacity."""
+        """Report something; without arguments, that the worker has capacity or serves another policy."""
         with self._changed:
-            self._unreported.add(finished, stored)
+            self._finished += [finished] if finished else []
+            self._stored += [stored] if stored else []
+            self._has_news = True
             self._changed.notify_all()
-
-    @property
-    def _is_urgent(self) -> bool:
-        return self._closed or self._unreported.is_urgent
 
     def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -179,87 +159,51 @@ class Worker:
             action(*arguments)
         except BaseException as error:  # the flow raises it
             logger.exception("the worker ends")
-            with self._changed:
-                self._unreported.failure = self._unreported.failure or Failure.of(error)
-                self._changed.notify_all()
+            self._failure = self._failure or Failure.of(error)
+            self.note()
 
     def _serve(self) -> None:
         """Serve each policy that is asked for; the body of a thread."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._asked != self._unreported.policy)
+                self._changed.wait_for(lambda: self._closed or self._asked != self._served)
                 if self._closed:
                     return
                 asked = self._asked
             assert asked
             self._local.serve(asked)
-            with self._changed:
-                self._unreported.policy = asked
-                self._changed.notify_all()
+            self._served = asked
+            self.note()
 
     def _play(self, rollout: "PlayedRollout") -> None:
         """Play groups of a rollout, from the first policy that is served on; the body of a thread."""
         with self._changed:
-            self._changed.wait_for(lambda: self._unreported.policy or self._closed or rollout.complete)
-            if self._unreported.policy is None or rollout.complete:
+            self._changed.wait_for(lambda: self._served or self._closed or rollout.complete)
+            if self._served is None or rollout.complete:
                 return
         run_loop(rollout.play(self._local))
 
     def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
-        rows, place = rollout.take(order.number), order.place
-        if place not in self._writing:
-            draft = _WorkersDraft(self._store, place, self._cache, order.rollout, self.note)
-            rows_per_shard = rollout.plan.config.rollout.rows_per_shard
-            self._writing[place] = _Writer(draft, order.rollout, place.iteration, rows_per_shard)
-        self._writing[place].write(rows, order.number)
+        destination = order.destination
+        if destination not in self._writers:
+            draft = _WorkersDraft(self._store, destination, self._cache, order.rollout, self.note)
+            self._writers[destination] = _Writer(draft, order.rollout, rollout.plan.config.rollout.rows_per_shard)
+        rows = [replace(row, iteration=destination.iteration) for row in rollout.take(order.number)]
+        self._writers[destination].write_group(rows, order.number)
 
-    def _store_old(self) -> None:
-        for writer in self._writing.values():
-            writer.flush_older(KEPT_S)
-
-    def _close_writers(self, rollout: int) -> None:
-        """Close the writers that were not told to flush at the end, because all that they had was stored."""
-        for place in [place for place, writer in self._writing.items() if writer.rollout == rollout]:
-            self._writing.pop(place).close()
-
-    def _flush(self, place: Place) -> None:
-        if writer := self._writing.pop(place, None):
+    def _flush(self, destination: Destination) -> None:
+        if writer := self._writers.pop(destination, None):
             writer.flush()
             writer.close()
 
+    def _flush_all(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
 
-class Unreported:
-    """What the flow does not know yet of a worker with some rollouts; used under a lock of the caller."""
-
-    def __init__(self, rollouts: Mapping[int, "PlayedRollout"]) -> None:
-        self._rollouts = rollouts
-        self.policy: PolicyVersion | None = None
-        """What it serves."""
-        self.finished: list[tuple[int, FinishedGroup]] = []
-        self.failure: Failure | None = None
-        self._stored: list[StoredShard] = []
-        self._reported: tuple[PolicyVersion | None, dict[int, Capacity]] = None, {}
-
-    def add(self, finished: tuple[int, FinishedGroup] | None, stored: StoredShard | None) -> None:
-        self.finished += [finished] if finished else []
-        self._stored += [stored] if stored else []
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether the flow would give other orders if it knew."""
-        policy, reported = self._reported
-        more = any(now.exceeds(reported.get(number)) for number, now in self._capacities().items())
-        return bool(self._stored or self.failure) or self.policy != policy or more
-
-    def take(self) -> Report:
-        """Return the report of all this, once."""
-        self._reported = self.policy, self._capacities()
-        report = Report(*self._reported, self.finished, self._stored, self.failure)
-        self.finished, self._stored = [], []
-        return report
-
-    def _capacities(self) -> dict[int, Capacity]:
-        return {number: rollout.capacity for number, rollout in self._rollouts.items()}
+    def _close_writers(self, rollout: int) -> None:
+        """Close the writers that were not told to flush at the end, because all that they had was stored."""
+        for destination in [each for each, writer in self._writers.items() if writer.rollout == rollout]:
+            self._writers.pop(destination).close()
 
 
 class PlayedRollout:
@@ -271,31 +215,32 @@ class PlayedRollout:
         self._lock = threading.Lock()
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
-        self._ended = self._lacks_groups = False
+        self._ended = False
+        self._lacking_since: float | None = None
+        """Since when it could have begun another group, on the monotonic clock."""
         self._task: asyncio.Task[None] | None = None
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
-        self.ahead = RequestsAhead(self._at_once)
 
     @property
     def capacity(self) -> Capacity:
         """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
-            waits = self._lacks_groups and not self._waiting
-            free = max(self._at_once - self._running - len(self._waiting), self.ahead.groups * waits)
+            lacks = self._lacking_since is not None
+            free = max(self._at_once - self._running - len(self._waiting), int(lacks))
             return Capacity(0 if self._ended else free, self._got)
 
     @property
-    def idle(self) -> bool:
-        """Whether it could have begun another group for `IDLE_S`."""
+    def idle_s(self) -> float:
+        """For how long it could have begun another group."""
         with self._lock:
-            return self._lacks_groups and not self._waiting and time.monotonic() - self.ahead.since > IDLE_S
+            return time.monotonic() - self._lacking_since if self._lacking_since else 0.0
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
             self._got += len(orders)
-            self._lacks_groups = False
+            self._lacking_since = None
         self.changed.note()
 
     async def play(self, local: LocalWorkers) -> None:
@@ -333,8 +278,8 @@ class PlayedRollout:
                 order = self._waiting.popleft()
                 self._running += 1
             else:
-                order, self._lacks_groups = None, True
-                self.ahead.note_empty(time.monotonic())
+                order = None
+                self._lacking_since = self._lacking_since or time.monotonic()
         if order is None:
             self._note()
             return None
@@ -355,39 +300,24 @@ class PlayedRollout:
         """Do nothing: the flow commits."""
 
 
-class _Writer:
-    """Writes trajectories of the rollout with a number into shards of a draft."""
+class _Writer(ShardWriter):
+    """Writes trajectories of the rollout with a number into shards of a draft.
 
-    def __init__(self, draft: Draft, rollout: int, iteration: int, rows_per_shard: int) -> None:
-        self.rollout = rollout
-        self._draft, self._iteration = draft, iteration
-        # The names differ from those of other writers, whose files will be in the same manifest.
-        self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
-        self._oldest = 0.0
-        """When the first group that is in no shard yet was written here."""
+    Their names differ from those of other writers, whose files will be in the same manifest.
+    """
 
-    def write(self, rows: Iterable[Trajectory], number: int) -> None:
-        if not self._writer.collected:
-            self._oldest = time.monotonic()
-        self._writer.write_group([replace(row, iteration=self._iteration) for row in rows], number)
-
-    def flush_older(self, seconds: float) -> None:
-        """Write a shard if a group has waited for it so long."""
-        if self._writer.collected and time.monotonic() - self._oldest > seconds:
-            self._writer.flush()
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._draft.__exit__()
+    def __init__(self, draft: Draft, rollout: int, rows_per_shard: int) -> None:
+        super().__init__(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
+        self.rollout, self.close = rollout, draft.__exit__
 
 
 class _WorkersDraft(Draft):
     """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files."""
 
-    def __init__(self, store: Store, place: Place, cache: Path, rollout: int, note: Callable[..., None]) -> None:
-        super().__init__(store, place.version, place.kind)
+    def __init__(
+        self, store: Store, destination: Destination, cache: Path, rollout: int, note: Callable[..., None]
+    ) -> None:
+        super().__init__(store, destination.version, destination.kind)
         self._cache, self._rollout, self._note = cache, rollout, note
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
