@@ -1,9 +1,9 @@
 """The trainer's ranks as Ray actors: the flow starts them, gives them orders, and starts them again after a loss."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -13,7 +13,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs import Config
-from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.versions.drafts import new_nonce
 from tasks.cluster.connection import environment, nodes
@@ -22,6 +21,7 @@ from tasks.cluster.node_process import for_nodes
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.cluster.trainer_rank import ASIDE, Line, TrainerRank
 from tasks.inference.devices import visible_devices
+from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
 _LOOK_S = 0.5
@@ -30,7 +30,6 @@ _END_S = 5.0
 """Longest wait for the other ranks' errors after the first one."""
 _LOOPBACK = "127.0.0.1"
 Result = TypeVar("Result")
-logger = logging.getLogger(__name__)
 
 
 class RayTrainer:
@@ -53,7 +52,10 @@ class RayTrainer:
         self._bundle = _bundle(config)
         count = config.ppo.parallel.ranks
         check_ranks(nodes(), count, self._bundle["CPU"], self._bundle.get("GPU", 0.0))
-        self._room: PlacementGroup = placement_group([self._bundle] * count, strategy="PACK")
+        # A single rank lies on the flow's own node, if that has room, so that no other node can end both.
+        own: dict[str, Any] = {"_soft_target_node_id": ray.get_runtime_context().get_node_id()} if count == 1 else {}
+        strategy = "STRICT_PACK" if count == 1 else "PACK"
+        self._room: PlacementGroup = placement_group([self._bundle] * count, strategy, **own)
         self._ranks: list[Any] = []
         self._restarts = 0
 
@@ -141,27 +143,39 @@ class RayTrainer:
         return self._answers([getattr(rank, method).remote(*arguments) for rank in self._ranks], progress)
 
     def _answers(self, waiting: Sequence[Any], progress: Progress, limit_s: float | None = None) -> list[Any]:
-        """Return the answers of all ranks.
+        """Return the answers of all ranks; pass on what the first one tells meanwhile.
 
         Raises:
             RanksLostError: a rank is lost, did not answer within `limit_s`, or the first one hangs.
             Exception: a rank failed by itself.
         """
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        listener = _Listener(self._ranks[0], progress, limit_s or self._config.trainer.timeout_s)
-        left = list(waiting)
+        deadline, left = time.monotonic() + (limit_s or math.inf), list(waiting)
         while left:
             done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
             try:
                 ray.get(done)
+                self._listen(progress, limit_s or self._config.trainer.timeout_s)
             except RayError:
                 raise self._first_cause(waiting) from None
-            listener.listen()
-            if deadline and time.monotonic() > deadline:
+            if left and time.monotonic() > deadline:
                 raise RanksLostError(f"{len(left)} rank(s) did not answer within {limit_s:g} s")
-        answers: list[Any] = ray.get(list(waiting))
-        listener.finish()
-        return answers
+        return ray.get(list(waiting))
+
+    def _listen(self, progress: Progress, limit_s: float) -> None:
+        """Pass on progress and warnings of the first rank.
+
+        Raises:
+            RanksLostError: it hangs.
+        """
+        try:
+            lines: list[Line] = ray.get(self._ranks[0].lines.remote(), timeout=limit_s)
+        except GetTimeoutError:
+            raise RanksLostError(f"the first rank did not answer for {limit_s:g} s") from None
+        for name, level, text in lines:
+            if name is None:
+                progress(text)
+            else:
+                logging.getLogger(name).log(level, "%s", text)
 
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
         """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
@@ -177,13 +191,12 @@ class RayTrainer:
         for number, error in errors.items():
             if not isinstance(error, RayTaskError):
                 return RanksLostError(f"rank {number} has ended: its process or its node is gone")
-        return RanksLostError(str(cast(RayTaskError, next(iter(errors.values()))).cause))
+        noticed = next(iter(errors.values()), None)
+        return RanksLostError(str(noticed.cause) if isinstance(noticed, RayTaskError) else "the first rank has ended")
 
     def _own_error(self, number: int, error: RayTaskError) -> Exception:
-        cause = cast(Exception, error.cause)
-        kind = next((known for known in (StorageError, ValueError) if isinstance(cause, known)), RuntimeError)
-        text = str(cause) if kind is not RuntimeError else f"{type(cause).__name__}: {cause}"
-        own = kind(f"rank {number} failed: {text}" if len(self._ranks) > 1 else text)
+        prefix = f"rank {number} failed: " if len(self._ranks) > 1 else ""
+        own = Failure.of(cast(Exception, error.cause)).as_own(prefix)
         own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
         return own
 
@@ -191,45 +204,6 @@ class RayTrainer:
         for rank in self._ranks:
             ray.kill(rank)
         self._ranks = []
-
-
-class _Listener:
-    """Asks the first rank for lines of progress while all carry out an order; it must answer within `limit_s`."""
-
-    def __init__(self, rank: Any, progress: Progress, limit_s: float) -> None:
-        self._rank, self._progress, self._limit = rank, progress, limit_s
-        self._ask()
-
-    def listen(self) -> None:
-        """Pass on what it has answered so far.
-
-        Raises:
-            RanksLostError: it hangs.
-        """
-        try:
-            self._pass_on(ray.get(self._asked, timeout=0))
-        except GetTimeoutError:
-            if time.monotonic() > self._since + self._limit:
-                raise RanksLostError(f"the first rank did not answer for {self._limit:g} s") from None
-        except RayError:  # the order's own answer says so, too
-            return
-
-    def finish(self) -> None:
-        """Pass on the rest of what it has to say."""
-        with suppress(RayError):  # the next order notices that it is lost
-            self._pass_on(ray.get(self._asked, timeout=self._limit))
-            self._pass_on(ray.get(self._asked, timeout=self._limit))
-
-    def _pass_on(self, lines: list[Line]) -> None:
-        for name, level, text in lines:
-            if name is None:
-                self._progress(text)
-            else:
-                logging.getLogger(name).log(level, "%s", text)
-        self._ask()
-
-    def _ask(self) -> None:
-        self._asked, self._since = self._rank.lines.remote(), time.monotonic()
 
 
 def _error_of(answer: Any) -> RayError | None:

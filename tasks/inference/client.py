@@ -26,16 +26,16 @@ _GIVING_UP_S = 5.0
 """Longest wait in `give_up` for a server that does not answer: the flow may have to end soon."""
 
 
-def connect(url: str, connections: int = 0) -> tuple[aiohttp.BaseConnector, str]:
+def connect(url: str) -> tuple[aiohttp.BaseConnector, str]:
     """Return a connector to a server, and the base URL for requests through it; unix:///PATH is a Unix socket.
 
-    The connector opens at most `connections` connections; 0: no limit. aiohttp ignores proxies.
+    aiohttp ignores proxies.
     """
     if url.startswith(UNIX):
         # A connection that does not fit into the server's queue fails immediately; over TCP the kernel retries it.
         queue = int(Path("/proc/sys/net/core/somaxconn").read_text())
-        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=min(connections or queue, queue)), "http://localhost"
-    return aiohttp.TCPConnector(limit=connections), url.rstrip("/")
+        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=queue), "http://localhost"
+    return aiohttp.TCPConnector(limit=0), url.rstrip("/")
 
 
 class Client:
@@ -48,7 +48,6 @@ class Client:
         api_key: bearer token, or None.
         timeout_s: limit for one request.
         max_model_len: the server's context length, for clear errors.
-        connections: most connections; further requests wait for one. 0: no limit, because the collector has its own.
         longest_s: a completion that takes longer is cut; None: `timeout_s`.
     """
 
@@ -58,19 +57,18 @@ class Client:
         api_key: str | None,
         timeout_s: float,
         max_model_len: int,
-        connections: int = 0,
         longest_s: float | None = None,
     ) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._longest_s = longest_s or timeout_s
-        self._max_model_len, self._connections = max_model_len, connections
+        self._max_model_len = max_model_len
         self._base = ""
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Client":
-        connector, self._base = connect(self.url, self._connections)
+        connector, self._base = connect(self.url)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
         return self
 

@@ -54,17 +54,17 @@ class Engine:
         settings: `inference` of the configuration.
         rollout: `rollout` of the configuration, for its request limits.
         logs: folder for the servers' logs.
-        devices: the GPUs of each server that it starts; None: they are dealt out of all that this process can use.
 
     Raises:
-        InferenceError: this machine has fewer GPUs than the servers need.
+        InferenceError: this machine has fewer GPUs than the servers need, or allows too few open files.
     """
 
-    def __init__(
-        self, settings: Inference, rollout: Rollout, logs: Path, devices: Sequence[Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
         self.settings, self.rollout, self._logs = settings, rollout, logs
-        self._devices = devices_of_servers(settings) if devices is None else devices
+        self._devices: list[list[str]] = []
+        """The GPUs of each server that it starts."""
+        if not settings.urls:
+            self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
@@ -72,7 +72,7 @@ class Engine:
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
-        self._connections = _most_connections(rollout.concurrency)
+        _allow_open_files(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
         return self
@@ -177,9 +177,8 @@ class Engine:
             server.wait_until_healthy()
 
     def _client(self, replica: _Replica) -> Client:
-        share = self._connections and max(1, self._connections // len(self._replicas))
-        context, longest_s = self.settings.max_model_len, self.rollout.longest_completion_s
-        return Client(replica.url, replica.api_key, REQUEST_TIMEOUT_S, context, share, longest_s)
+        settings, longest_s = self.settings, self.rollout.longest_completion_s
+        return Client(replica.url, replica.api_key, REQUEST_TIMEOUT_S, settings.max_model_len, longest_s)
 
     async def _give_up(self) -> None:
         """Give up the servers of given URLs, which the engine cannot stop: their weights are no policy's."""
@@ -209,37 +208,22 @@ class Engine:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
 
 
-def _most_connections(episodes: int) -> int:
-    """Return how many connections this process may open if that is below the number of `episodes`; otherwise 0.
+def _allow_open_files(episodes: int) -> None:
+    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open.
 
-    Raises its soft limit of open files for them, and for what agents open.
+    Raises:
+        InferenceError: the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < episodes + _OTHER_FILES:
+        raise InferenceError(
+            f"rollout.concurrency={episodes} needs {episodes + _OTHER_FILES} open files, but the hard limit is {hard} "
+            "(`ulimit -Hn`): raise it, or lower rollout.concurrency"
+        )
     useful = episodes * (1 + _AGENTS_FILES) + _OTHER_FILES
     most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    possible = max(most // 2, most - _OTHER_FILES)
-    if possible >= episodes:
-        return 0
-    logger.warning(
-        "rollout.concurrency=%d, but the hard limit of open files (`ulimit -Hn`) allows %d connections: further "
-        "requests wait",
-        episodes,
-        possible,
-    )
-    return possible
-
-
-def devices_of_servers(settings: Inference) -> list[list[str]]:
-    """Deal this machine's GPUs out to the servers that the pipeline starts; none if URLs are given.
-
-    Raises:
-        InferenceError: there are fewer than the servers need.
-    """
-    if settings.urls:
-        return []
-    return deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
 
 
 class Connection:

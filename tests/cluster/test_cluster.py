@@ -4,15 +4,18 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from configs import load
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import manifests
+from tasks.cluster.connection import connected
 from tests.support import ray_cluster
 from tests.support.cluster_runs import OVERLAP, Flow, check_whole, kinds, no_actor_is_left, store_of
 from tests.support.soak import SOAK, scaled
@@ -113,6 +116,23 @@ def test_the_first_cause_and_the_logs_are_kept(where: str, request: pytest.Fixtu
     assert any("the worker ends" in text for path, text in kept.items() if path.endswith("process.log"))
     assert verify(store, list(kinds(store)), deep=True).findings == []
     assert no_actor_is_left(20)
+
+
+def test_the_trainer_of_a_stream_lies_on_the_flows_node(settings: list[str]) -> None:
+    """No other node's end costs a restart; where the flow's node has no core left, another one has the trainer."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    config, found = load("smoke", [*settings, *OVERLAP]), list[set[str]]()
+    with connected(config), ExitStack() as trainers:
+        from tasks.cluster.trainer import RayTrainer
+
+        own = ray.get_runtime_context().get_node_id()
+        for _ in range(3):  # a node has two cores
+            trainer = trainers.enter_context(RayTrainer(config, print))
+            found.append(set(placement_group_table(trainer._room)["bundles_to_node_id"].values()))
+    assert found[:2] == [{own}] * 2
+    assert own not in found[2]
 
 
 def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
     damaged.write_bytes(b"nothing")
     with pytest.raises(StorageError, match=r"rank \d failed: .* its manifest says") as caught, ranks_of(run, 1, 2) as r:
         run.train(r, 0)
-    assert re.search(r"trainer/rank-0000\d.log", caught.value.__notes__[0])
+    assert re.search(r"trainer/rank-0000\d.log", "".join(caught.value.__notes__))
     kept = {item.path.rpartition("/")[2] for item in run.store.walk("runs/smoke/logs")}
     assert kept >= {"cause.txt", "rank-00000.log", "rank-00001.log"}
 

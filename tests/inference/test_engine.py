@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import psutil
 import pytest
-from aiohttp import web
 
 from configs.inference import Inference
 from configs.rollout import Rollout
@@ -148,62 +147,19 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
             return await asked, sent.call_count
 
 
-MANY_REQUESTS = """
-import asyncio, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
-from pathlib import Path
-from configs.inference import Inference
-from configs.rollout import Rollout
-from tasks.inference.api import GenerationConfig
-from tasks.inference import engine as engines
-from tasks.inference.engine import Engine
-
-engines.RETRIES = 0
-
-async def ask(engine):
-    engine._replicas = [engines._Replica(sys.argv[1], None, None)]
-    async with engine._client(engine._replicas[0]) as client:
-        asked = [client.generate([5], GenerationConfig(max_new_tokens=6), seed) for seed in range(300)]
-        return await asyncio.gather(*asked)
-
-with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300), Path()) as engine:
-    print(len(asyncio.run(ask(engine))))
-"""
-
-
-@pytest.mark.parametrize(("hard", "warned"), [(200, True), (4096, False)])
-async def test_few_open_files_lose_no_request(hard: int, warned: bool) -> None:
-    """If the hard limit is below `rollout.concurrency`, requests wait for a connection. The soft limit is raised."""
-    answer = {
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "token_ids": [], "weight_versions": [], "logprobs": {"content": []}}
-        ]
-    }
-
-    async def generate(_: web.Request) -> web.Response:
-        await asyncio.sleep(0.2)
-        return web.json_response(answer)
-
-    app = web.Application()
-    app.router.add_post("/inference/v1/generate", generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    asking = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        MANY_REQUESTS,
-        url,
-        str(hard),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    printed, logged = await asking.communicate()
-    await runner.cleanup()
-    assert printed == b"300\n", logged.decode()
-    assert (b"the hard limit of open files (`ulimit -Hn`) allows 100 connections" in logged) == warned
+@pytest.mark.parametrize(
+    ("limits", "asked"), [((1024, 4096), [(1156, 4096)]), ((64, 500), [(500, 500)]), ((5000, 5000), [])]
+)
+def test_open_files(limits: tuple[int, int], asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The soft limit is raised to what connections and agents need; a hard limit below the connections is an error."""
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda _, limit: changed.append(limit))
+    settings = Inference(urls=["http://127.0.0.1:9"])
+    Engine(settings, Rollout(concurrency=100), Path())
+    assert changed == asked
+    with pytest.raises(InferenceError, match=r"concurrency=6000 needs 6256 open files.*ulimit -Hn"):
+        Engine(settings, Rollout(concurrency=6000), Path())
 
 
 def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:

@@ -114,10 +114,10 @@ class Failure:
         """True if others may go on: a full disk, a GPU that is gone, a server that does not start."""
         return self.kind in ("InferenceError", "StorageError", "OSError")
 
-    def as_own(self) -> Exception:
+    def as_own(self, prefix: str = "") -> Exception:
         """Return an error that the flow can raise; one without a kind that it knows is a RuntimeError."""
         kinds = {"ValueError": ValueError, "StorageError": StorageError, "InferenceError": InferenceError}
-        error = kinds.get(self.kind, RuntimeError)(self.text)
+        error = kinds.get(self.kind, RuntimeError)(prefix + self.text)
         error.add_note(f"in another process:\n{self.traceback}")
         return error
 
