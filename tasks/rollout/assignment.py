@@ -33,7 +33,7 @@ class Assignment:
         most_played: with so many groups, rejected ones included, a data set is closed although places are free.
         accepted: groups that a data set holds already; by data set.
         rejected: the same for rejected groups.
-        closed: data sets that are committed already.
+        committed: data sets that are committed already.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Assignment:
         most_played: int,
         accepted: Mapping[int, int] | None = None,
         rejected: Mapping[int, int] | None = None,
-        closed: set[int] | None = None,
+        committed: set[int] | None = None,
     ) -> None:
         self._first, self._end, self._size, self._staleness = first, end, size, staleness
         self._most_played = most_played
         self._accepted, self._rejected = Counter(accepted or {}), Counter(rejected or {})
-        self._committed = set(closed or ())
+        self._committed = set(committed or ())
         self._due: dict[int, int] = {}  # by running group
         self._running = Counter[int]()  # groups by the data set in which they are due
         self._ahead = 1  # data sets after the one in training for which groups may begin
@@ -74,9 +74,9 @@ class Assignment:
 
     def may_begin(self, version: int) -> bool:
         """Return whether a group may begin with a policy version: whether it is needed, and a place remains in time."""
-        return self.needed(version) > 0 and self._suffices(self._due_of(version), more=1)
+        return self.wanted(version) > 0 and self._suffices(self._due_of(version), more=1)
 
-    def needed(self, version: int) -> int:
+    def wanted(self, version: int) -> int:
         """Return how many more groups training needs that begin with a policy version."""
         if self.complete:
             return 0
@@ -94,7 +94,7 @@ class Assignment:
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due = self._end_of(number)
+        due = self._stop(number)
         if rejected:
             data_set = self._first
             self._rejected[data_set] += 1
@@ -110,7 +110,7 @@ class Assignment:
 
     def lose(self, number: int) -> None:
         """Take back the beginning of a group that runs: it may begin again."""
-        self._end_of(number)
+        self._stop(number)
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:
         """Take back the finish of a group that `data_set` should have stored: its place is free again."""
@@ -128,7 +128,7 @@ class Assignment:
         elif self._plenty > self._ahead:
             self._ahead, self._plenty = max(self._ahead - 1, 1), 0
 
-    def _end_of(self, number: int) -> int:
+    def _stop(self, number: int) -> int:
         """Take a group off the running ones; return the data set in which it was due."""
         due = self._due.pop(number)
         self._running[due] -= 1
@@ -145,13 +145,13 @@ class Assignment:
     def _free_until(self, data_set: int) -> int:
         return sum(map(self._free, range(self._first, data_set + 1)))
 
-    def _needed(self, data_set: int) -> int:
+    def _running_until(self, data_set: int) -> int:
         """Return how many running groups are due in `data_set` or earlier."""
         return sum(count for due, count in self._running.items() if due <= data_set)
 
     def _has_place(self, data_set: int, due: int) -> bool:
         """Return whether a finished group may take a place in `data_set` although it is due only in `due`."""
-        in_time = all(self._needed(j) < self._free_until(j) for j in range(data_set, due))
+        in_time = all(self._running_until(j) < self._free_until(j) for j in range(data_set, due))
         return in_time and self._free(data_set) > 0
 
     def _skip_closed(self) -> None:
@@ -175,4 +175,4 @@ class Assignment:
         """
         lost = self._free(self._first) if self._is_spent else 0
         dues = range(first_due, max([first_due, *self._running]) + 1)
-        return all(self._needed(j) + more <= self._free_until(j) - lost for j in dues)
+        return all(self._running_until(j) + more <= self._free_until(j) - lost for j in dues)

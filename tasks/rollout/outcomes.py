@@ -7,16 +7,12 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 from configs import Config
-from storage import layout
-from storage.objects.store import Store
 from storage.records import Score, Trajectory
-from storage.versions import manifests
 from storage.visible import visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SuccessRule
@@ -28,7 +24,6 @@ _PROGRESS_S = 5.0
 _LONGEST_REASON = 400  # characters of one reason in a message that lists several
 LEAST = 0.05
 """Share of an iteration's episodes from which on a doubling raises an alarm."""
-_READERS = 16
 _WHOSE = {
     "policy": "the policy's own behaviour. Is there too little room in the context, or time, or does the policy avoid "
     "answers",
@@ -299,53 +294,26 @@ class Tally:
         }
 
 
-def alarms(shares: Mapping[str, float], highest: Mapping[str, float]) -> list[str]:
-    """Return an alarm for each kind of fault whose share reached 5, 10, 20, 40 or 80 % for the first time in a run.
+class FaultAlarm:
+    """An alarm for each kind of fault whose share reaches 5, 10, 20, 40 or 80 % for the first time in a flow run.
 
     A comparison with the iterations just before would miss a share that grows slowly.
-
-    Args:
-        shares: of an iteration's episodes, by fault.
-        highest: the highest shares of the iterations before; none: 0.
     """
-    return [
-        f"{share:.1%} of the episodes ended without a verdict by {_WHOSE[fault]}? Before it were at most "
-        f"{highest.get(fault, 0.0):.1%}"
-        for fault, share in shares.items()
-        if _level(share) > _level(highest.get(fault, 0.0))
-    ]
+
+    def __init__(self) -> None:
+        self._highest = Counter[str]()
+
+    def raised_by(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return the alarms that the metrics of an iteration raise; older programs counted no faults."""
+        alarms = list[str]()
+        for fault, share in metrics.get("faults", {}).items():
+            before = self._highest[fault]
+            if _level(share) > _level(before):
+                alarms.append(f"{share:.1%} of the episodes ended without a verdict by {_WHOSE[fault]}?")
+            self._highest[fault] = max(share, before)
+        return alarms
 
 
 def _level(share: float) -> int:
     """Return how often a share has doubled since `LEAST`; -1 below it."""
     return math.floor(math.log2(share / LEAST)) if share >= LEAST else -1
-
-
-class FaultAlarm:
-    """The alarm of a run, which remembers the highest shares so far.
-
-    Args:
-        store: holds the manifests of the run's trajectories.
-        run: its name.
-    """
-
-    def __init__(self, store: Store, run: str) -> None:
-        self._store, self._run = store, run
-        self._highest: dict[str, float] = {}
-        self._next = 0  # the first iteration that was not looked at
-
-    def look(self, iteration: int) -> list[str]:
-        """Return the alarms of an iteration, whose trajectories are committed."""
-        with ThreadPoolExecutor(_READERS) as readers:
-            unseen = list(readers.map(self._shares, range(self._next, iteration + 1)))
-        raised = list[str]()
-        for shares in unseen:
-            raised = alarms(shares, self._highest)
-            self._highest |= {fault: max(share, self._highest.get(fault, 0.0)) for fault, share in shares.items()}
-        self._next = iteration + 1
-        return raised
-
-    def _shares(self, iteration: int) -> dict[str, float]:
-        """Return the shares of an iteration; older programs counted none."""
-        metrics: Mapping[str, Any] = manifests.read(self._store, layout.trajectories(self._run, iteration)).metrics
-        return dict(metrics.get("faults", {}))

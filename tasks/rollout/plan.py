@@ -21,25 +21,23 @@ LONGEST_TOGETHER = 64
 """Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
-    """The episodes of one problem."""
-
-    problem: Problem
-    prompts: list[EpisodeSpec]
-    number: int = 0  # its place among all groups that the run draws, in a stream
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A group that begins, before its episodes are made."""
+    """The episodes of one problem; in a stream, `number` is its position among all groups that the run draws."""
 
     plan: "RolloutPlan"
     problem: Problem
-    number: int
+    number: int = 0
 
-    def group(self) -> Group:
-        return self.plan.group(self.problem, self.number)
+    @functools.cached_property
+    def prompts(self) -> list[EpisodeSpec]:
+        """The episodes."""
+        plan, problem_id = self.plan, self.problem.problem_id
+        seeds = [derive(plan.config.run.seed, plan.name, problem_id, sample) for sample in range(plan.group_size)]
+        return [
+            EpisodeSpec(f"{problem_id}/{sample}", self.problem, seed, plan.record(self.problem, sample, seed))
+            for sample, seed in enumerate(seeds)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +70,10 @@ class RolloutPlan:
         return self.group_size if self.gconfig.max_new_tokens <= LONGEST_TOGETHER else 1
 
     def group(self, problem: Problem, number: int = 0) -> Group:
-        """Return the episodes of a problem."""
-        source = (self.config.run.seed, self.name, problem.problem_id)
-        seeds = [derive(*source, sample) for sample in range(self.group_size)]
-        prompts = [
-            EpisodeSpec(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
-            for sample, seed in enumerate(seeds)
-        ]
-        return Group(problem, prompts, number)
+        return Group(self, problem, number)
 
-    def _record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
+    def record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
+        """Return the record of an episode before it is played."""
         agent, environment = self.config.agent, self.config.environment
         sampling = {"temperature": self.gconfig.temperature, "top_p": self.gconfig.top_p, "top_k": self.gconfig.top_k}
         return Trajectory(

@@ -5,7 +5,6 @@ one data set, `tasks.rollout.stream.Stream` those of a run.
 """
 
 import asyncio
-import gc
 import itertools
 import sys
 import threading
@@ -13,7 +12,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from configs import Config
@@ -23,7 +21,7 @@ from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from tasks.rollout.outcomes import FinishedGroup, Tally
-from tasks.rollout.plan import Group, RolloutPlan, Start
+from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
 from tasks.score.scorers import SuccessRule
 
@@ -128,16 +126,8 @@ class OpenDataSet:
         self.draft.__exit__()
 
 
-class Sink(Protocol):
-    """A place for trajectories."""
-
-    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
-        """Store the trajectories of a finished group."""
-        ...
-
-
 class Groups(Protocol):
-    """The groups of one rollout. One thread at a time may call `finish` and `settle`; others may call meanwhile."""
+    """The groups of one rollout. One thread at a time may call `finish`; others may call the rest meanwhile."""
 
     changed: "Change"
     """Noted when a group may begin that could not before, when a data set is unstored, and when nothing is left."""
@@ -147,31 +137,31 @@ class Groups(Protocol):
         """True if nothing is left to play or to store."""
         ...
 
-    def next(self, policy: PolicyVersion) -> Start | None:
+    def next(self, policy: PolicyVersion) -> Group | None:
         """Begin a group with a policy and return it; None if none may begin now."""
         ...
 
-    def finish(self, finished: FinishedGroup) -> Sink:
-        """Count a finished group; return the place for its trajectories."""
-        ...
-
-    def settle(self) -> None:
-        """Commit every data set that has stored all its groups; call it after groups were stored."""
+    def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
+        """Count a finished group, and store its trajectories."""
         ...
 
 
 class SharedGroups(Groups, Protocol):
     """The groups of a rollout that many workers share, any of which may be lost.
 
-    One thread at a time may call `finish`, `settle`, `unstored` and `lose`.
+    One thread at a time may call `finish`, `enter`, `settle`, `unstored` and `lose`.
     """
 
     def available(self, policy: PolicyVersion) -> int:
         """Return about how many groups may begin now with a policy."""
         ...
 
-    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
+    def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
+        ...
+
+    def settle(self) -> None:
+        """Commit every data set that has stored all its groups; call it after groups were stored."""
         ...
 
     def unstored(self) -> list[OpenDataSet]:
@@ -181,6 +171,11 @@ class SharedGroups(Groups, Protocol):
     def lose(self, number: int) -> None:
         """Take back a group that runs or is pending, because its worker is gone: it is played again."""
         ...
+
+    def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
+        """See `Groups.finish`; commits what is complete then."""
+        self.enter(finished).write(rows, finished)
+        self.settle()
 
 
 class Change:
@@ -216,8 +211,8 @@ class Change:
 async def as_they_begin(groups: Groups, policy: Callable[[], PolicyVersion]) -> AsyncIterator[Group]:
     """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
     while not groups.complete:
-        if start := groups.next(policy()):
-            yield start.group()
+        if group := groups.next(policy()):
+            yield group
         else:
             await groups.changed.wait()
 
@@ -246,7 +241,7 @@ def play(
     return batch.end()
 
 
-class _Batch:
+class _Batch(SharedGroups):
     """The groups of one data set: those of the drawn problems, then those that replace rejected ones, in rounds."""
 
     def __init__(
@@ -275,20 +270,20 @@ class _Batch:
         with self._lock:
             return self._all_played and not self._data_set.pending
 
-    def next(self, policy: PolicyVersion) -> Start | None:
+    def next(self, policy: PolicyVersion) -> Group | None:
         with self._lock:
             if not self._waiting or policy != self._plan.policy:
                 return None
             number, problem = len(self._begun), self._waiting.popleft()
             self._begun.append(problem)
             self._running.add(number)
-            return Start(self._plan, problem, number)
+            return self._plan.group(problem, number)
 
     def available(self, policy: PolicyVersion) -> int:
         with self._lock:
             return len(self._waiting) if policy == self._plan.policy else 0
 
-    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
+    def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         with self._lock:
             self._data_set.enter(finished, pending=pending)
             self._rejected[finished.problem_id] = finished.rejected
@@ -347,7 +342,6 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
     Raises:
         RuntimeError: an agent's code ended, cancelled or stopped the whole rollout; says which of these.
     """
-    _freeze_libraries()
     try:
         asyncio.run(_with_threads(playing))
     except (SystemExit, asyncio.CancelledError) as error:
@@ -362,16 +356,6 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
         if not str(error).startswith("Event loop stopped"):  # asyncio has no exception class for it
             raise
         raise RuntimeError("an agent stopped the event loop, which ends the rollout: it must return instead") from error
-
-
-@cache
-def _freeze_libraries() -> None:
-    """Let garbage collections skip what is in memory now, once: half a million objects of torch and Prefect.
-
-    Otherwise each full collection takes 0.4 s of a flow's process.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 async def _with_threads(playing: Coroutine[Any, Any, None]) -> None:

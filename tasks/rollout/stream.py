@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from storage import layout
@@ -29,19 +29,19 @@ from storage.versions.drafts import JournaledDraft, Provenance
 from tasks.inference.api import EngineClosedError
 from tasks.rollout.assignment import Assignment
 from tasks.rollout.outcomes import FinishedGroup
-from tasks.rollout.plan import RolloutPlan, Start
-from tasks.rollout.play import Change, OpenDataSet, run_loop
+from tasks.rollout.plan import Group, RolloutPlan
+from tasks.rollout.play import Change, OpenDataSet, SharedGroups, run_loop
 from tasks.rollout.workers import Workers
 
 _DRAWS = 16
 """Draws in memory: running groups come from a few."""
 
 
-class Stream:
+class Stream(SharedGroups):
     """The rollouts of a run, from the data set that `plan.policy` is trained on to the last one.
 
-    `play` plays in its thread until it is done; the workers call the methods of `tasks.rollout.play.Groups`. The
-    thread that trains calls `wait`, `advance` and `stop`.
+    `play` plays in its thread until it is done; the workers call the methods of `tasks.rollout.play.Groups`.
+    The thread that trains calls `wait`, `advance` and `stop`.
 
     Args:
         plan: what all groups share; `policy` is the newest checkpoint, which the workers serve.
@@ -67,25 +67,29 @@ class Stream:
         self._plan, self._workers = plan, workers
         self._store, self._provenance, self._progress = store, provenance, progress
         self._draw = functools.lru_cache(_DRAWS)(draw)
-        settings, run = plan.config.rollout, plan.config.run
+        settings = plan.config.rollout
         first = plan.policy.number
         self._to_commit = end - first
         self._size = settings.problems_per_iteration
         self._places = min(self._size, len(self._draw(first)))
-        reach = range(first, min(end, first + settings.max_head_offpolicyness + 1))
-        played = read_played(store, run.name, reach, self._size, self._number_of, self._open)
-        self._unplayed, self._begun = deque(played.unplayed), played.next
-        self._data_set_of: dict[int, int | None] = {**dict.fromkeys(played.unplayed), **played.data_set_of}
-        self._open_data_sets, self._committed = played.opened, played.committed
+        self._open_data_sets: dict[int, OpenDataSet] = {}
+        self._committed: set[int] = set()
+        self._data_set_of: dict[int, int | None] = {}
+        """The data set of each group that is stored, but not trained on; None: it runs, or waits."""
+        self._unplayed: deque[int] = deque()
+        """Groups that began, but are in no data set, because their flow run or their worker ended before they did."""
+        self._begun = 0
+        """The first group that never began."""
+        self._resume(range(first, min(end, first + settings.max_head_offpolicyness + 1)))
         self._assignment = Assignment(
             first,
             end,
             self._places,
             settings.max_head_offpolicyness,
             self._places * (1 + settings.max_resampling_rounds),
-            played.accepted,
-            played.rejected,
-            played.committed,
+            {index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()},
+            {index: data_set.rejected for index, data_set in self._open_data_sets.items()},
+            self._committed,
         )
         self._last_commit = time.monotonic()
         self._condition = threading.Condition()  # guards everything above that changes, and what follows
@@ -151,7 +155,7 @@ class Stream:
         with self._condition:
             return len(self._committed) == self._to_commit
 
-    def next(self, policy: PolicyVersion) -> Start | None:
+    def next(self, policy: PolicyVersion) -> Group | None:
         """See `Groups.next`."""
         with self._condition:
             if not self._assignment.may_begin(policy.number):
@@ -161,15 +165,15 @@ class Stream:
             self._data_set_of[number] = None
         draw = number // self._size
         name = f"{self._plan.config.run.name}/{draw:06d}"
-        return Start(replace(self._plan, name=name, iteration=draw, policy=policy), problem, number)
+        return replace(self._plan, name=name, iteration=draw, policy=policy).group(problem, number)
 
     def available(self, policy: PolicyVersion) -> int:
         """See `SharedGroups.available`."""
         with self._condition:
-            return self._assignment.needed(policy.number)
+            return self._assignment.wanted(policy.number)
 
-    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
-        """See `Groups.finish`."""
+    def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
+        """See `SharedGroups.enter`."""
         with self._condition:
             index = self._assignment.finish(finished.number, rejected=finished.rejected)
             self._data_set_of[finished.number] = index
@@ -179,21 +183,21 @@ class Stream:
         return self._open_data_sets[index]
 
     def settle(self) -> None:
-        """See `Groups.settle`."""
+        """See `SharedGroups.settle`."""
         for index, data_set in list(self._open_data_sets.items()):
             if self._assignment.is_closed(index) and not data_set.pending:
                 self._commit(index)
         self.changed.note()
 
     def unstored(self) -> list[OpenDataSet]:
-        """See `Groups.unstored`; a stream that is stopped, but keeps what has finished, stores all of it."""
+        """See `SharedGroups.unstored`; a stream that is stopped, but keeps what has finished, stores all of it."""
         with self._condition:
             opened = [(index, data_set) for index, data_set in self._open_data_sets.items() if data_set.pending]
             ending = self._stopping and self._keeping
             return [data_set for index, data_set in opened if ending or self._assignment.is_closed(index)]
 
     def lose(self, number: int) -> None:
-        """See `Groups.lose`."""
+        """See `SharedGroups.lose`."""
         with self._condition:
             index = self._data_set_of[number]
             if index is None:
@@ -264,80 +268,37 @@ class Stream:
             self._assignment.commit(index)
             self._condition.notify_all()
 
+    def _resume(self, data_sets: range) -> None:
+        """Take over what earlier flow runs have played of some data sets: those that are in reach of training.
+
+        Example: version 3 is to be trained next, with 2 groups in a data set and a staleness of 1. Data set 2 was
+        committed when groups 0 to 8 had begun, of which 5, 7 and 8 were in no data set up to 2. The journal of data
+        set 3 holds 7. Then groups 5 and 8 are played again, and the next new one is 9.
+        """
+        run, size = self._plan.config.run.name, self._size
+        before = _noted(self._store, layout.trajectories(run, data_sets.start - 1)) if data_sets.start else None
+        begun, later = (before["begun"], before["later"]) if before else (data_sets.start * size, [])
+        for index in data_sets:
+            version = layout.trajectories(run, index)
+            groups: Iterable[int] = ()
+            if manifests.committed(self._store, version):
+                self._committed.add(index)
+                noted = _noted(self._store, version)
+                groups = noted["groups"] if noted else range(index * size, (index + 1) * size)
+            elif Log(self._store, layout.journal(version)).length():
+                data_set = self._open_data_sets[index] = self._open(index)
+                for note in data_set.adopted:  # programs before the stream stored no numbers: a data set was one draw
+                    if "group" not in note:
+                        note["group"] = self._number_of(index, note["problem_id"])
+                groups = data_set.numbers
+            self._data_set_of |= dict.fromkeys(groups, index)
+        self._begun = max([begun, *(number + 1 for number in self._data_set_of)])
+        self._unplayed += sorted({*later, *range(begun, self._begun)} - self._data_set_of.keys())
+        self._data_set_of |= dict.fromkeys(self._unplayed)
+
     def _number_of(self, draw: int, problem_id: str) -> int | None:
         ids = [problem.problem_id for problem in self._draw(draw)]
         return draw * self._size + ids.index(problem_id) if problem_id in ids else None
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """The state in which a stream finds its data sets when it begins.
-
-    Example: version 3 is to be trained next, with 2 groups in a data set and a staleness of 1. Data set 2 was committed
-    when groups 0 to 8 had begun, of which 5, 7 and 8 were in no data set up to 2. The journal of data set 3 holds 7.
-    Then groups 5 and 8 are played again, and the next new one is 9:
-    Played(data_set_of={7: 3}, unplayed=[5, 8], next=9, rejected={3: 0}, committed=set(), opened={3: …})
-    """
-
-    data_set_of: dict[int, int]
-    """The data set of each group that is stored, but not trained on."""
-    unplayed: list[int]
-    """Groups that began, but are in no data set, because their flow run ended before they did."""
-    next: int
-    """The first group that never began."""
-    rejected: dict[int, int]
-    """The number of rejected groups in each data set that is not committed."""
-    committed: set[int]
-    opened: dict[int, OpenDataSet]
-    """The data sets that are not committed, but have a journal."""
-
-    @property
-    def accepted(self) -> dict[int, int]:
-        """The number of groups that are not rejected, in each data set that is not committed."""
-        return {index: data_set.groups - self.rejected[index] for index, data_set in self.opened.items()}
-
-
-def read_played(
-    store: Store,
-    run: str,
-    data_sets: range,
-    size: int,
-    number_of: Callable[[int, str], int | None],
-    opening: Callable[[int], OpenDataSet],
-) -> Played:
-    """Read what earlier flow runs played.
-
-    Args:
-        store: the store of the run.
-        run: its name.
-        data_sets: those that may hold something: from the first that is not trained on to the last that is in reach.
-        size: groups that a draw has.
-        number_of: (draw, problem id) -> the number of this group. Programs before the stream stored no numbers, because
-            each of their data sets held one draw.
-        opening: opens an uncommitted data set.
-    """
-    before = _noted(store, layout.trajectories(run, data_sets.start - 1)) if data_sets.start else None
-    begun, later = (before["begun"], before["later"]) if before else (data_sets.start * size, [])
-    data_set_of, rejected, committed = dict[int, int](), dict[int, int](), set[int]()
-    opened = dict[int, OpenDataSet]()
-    for index in data_sets:
-        version = layout.trajectories(run, index)
-        groups: Iterable[int] = ()
-        if manifests.committed(store, version):
-            committed.add(index)
-            noted = _noted(store, version)
-            groups = noted["groups"] if noted else range(index * size, (index + 1) * size)
-        elif Log(store, layout.journal(version)).length():
-            data_set = opened[index] = opening(index)
-            rejected[index] = data_set.rejected
-            for note in data_set.adopted:
-                if "group" not in note:
-                    note["group"] = number_of(index, note["problem_id"])
-            groups = data_set.numbers
-        data_set_of |= dict.fromkeys(groups, index)
-    following = max([begun, *(number + 1 for number in data_set_of)])
-    unplayed = sorted({*later, *range(begun, following)} - data_set_of.keys())
-    return Played(data_set_of, unplayed, following, rejected, committed, opened)
 
 
 def _noted(store: Store, version: TrajectoriesVersion) -> dict[str, Any] | None:

@@ -158,7 +158,7 @@ class Rollouts:
 
     def __init__(self, workspace: Workspace, workers: "Workers", problem_set: ProblemsVersion) -> None:
         self._workspace, self._workers, self._problem_set = workspace, workers, problem_set
-        self._alarm = FaultAlarm(workspace.store, workspace.name)
+        self._alarm = FaultAlarm()
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
         self._warned = False  # whether problems that spell out control tokens were named
@@ -177,7 +177,7 @@ class Rollouts:
         An alarm is logged if more episodes than before ended without a verdict.
         """
         version = self._take(iteration, policy)
-        for alarm in self._alarm.look(iteration):
+        for alarm in self._alarm.raised_by(manifests.read(self._workspace.store, version).metrics):
             get_run_logger().warning(
                 "ALARM: iteration %d: %s. See the column `reason` of %s", iteration, alarm, version
             )

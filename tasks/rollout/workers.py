@@ -124,8 +124,7 @@ class LocalWorkers:
             raise EngineClosedError("the engine was closed while a rollout was playing")
         rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
         finished = FinishedGroup.of(group, trajectories, rows, plan.config)
-        groups.finish(finished).write(rows, finished)
-        groups.settle()
+        groups.finish(finished, rows)
 
 
 def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:

@@ -172,7 +172,7 @@ def test_the_stream_runs_no_further_ahead_than_training_needs() -> None:
 @pytest.mark.parametrize("staleness", [1, 4])
 def test_a_continued_stream_keeps_what_data_sets_hold(staleness: int) -> None:
     """Committed data sets get no more groups, and the others only as many as are missing."""
-    plan = Assignment(3, 6, 4, staleness, 8, accepted={3: 3, 5: 1}, closed={4})
+    plan = Assignment(3, 6, 4, staleness, 8, accepted={3: 3, 5: 1}, committed={4})
     plan.take(3)
     numbers = list[int]()
     while plan.may_begin(3):

@@ -58,7 +58,7 @@ class Ledger:
         return orders
 
     def _finish(self, worker: "Attended", finished: FinishedGroup) -> OpenDataSet:
-        data_set = self.groups.finish(finished, pending=True)
+        data_set = self.groups.enter(finished, pending=True)
         self.holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
         self.flushing.discard((data_set, worker))
         return data_set

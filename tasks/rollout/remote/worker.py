@@ -27,7 +27,7 @@ from storage.versions.drafts import Draft
 from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup
-from tasks.rollout.plan import RolloutPlan, Start
+from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Change, run_loop
 from tasks.rollout.remote.messages import (
     Capacity,
@@ -272,7 +272,7 @@ class PlayedRollout:
     def complete(self) -> bool:
         return self._ended
 
-    def next(self, policy: PolicyVersion) -> Start | None:  # a newer one may be served by now
+    def next(self, policy: PolicyVersion) -> Group | None:  # a newer one may be served by now
         with self._lock:
             if self._waiting:
                 order = self._waiting.popleft()
@@ -284,20 +284,14 @@ class PlayedRollout:
             self._note()
             return None
         plan = replace(self.plan, name=order.name, iteration=order.iteration, policy=order.policy)
-        return Start(plan, self._problems(plan.problem_set)[order.problem_id], order.number)
+        return plan.group(self._problems(plan.problem_set)[order.problem_id], order.number)
 
-    def finish(self, finished: FinishedGroup) -> "PlayedRollout":  # it is reported in `write`
-        return self
-
-    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
+    def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
         """Keep the trajectories until the flow says where to store them."""
         with self._lock:
             self._rows[finished.number] = list(rows)
             self._running -= 1
         self._note((self._number, finished))
-
-    def settle(self) -> None:
-        """Do nothing: the flow commits."""
 
 
 class _Writer(ShardWriter):
