@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tasks.rollout.remote.messages import WorkerFailedError
 
-_PAUSE_S = 5.0
-"""Time before another worker starts on a node whose last one was lost before it finished an episode; it doubles."""
+_PAUSE_S = 10.0
+"""Time before another worker starts on a node whose last one was lost before it finished an episode."""
 _MOST_LOSSES = 5
 """After so many such losses in a row a node counts as broken."""
 
@@ -148,11 +148,8 @@ class LostWorkers:
 
     def may_start(self, node: str) -> bool:
         """Return whether a worker may start on a node."""
-        if node in self.broken:
-            return False
-        losses = self._losses[node]
-        pause = max(self._rest_s, _PAUSE_S * 2 ** (losses - 1) if losses else 0.0)
-        return time.monotonic() >= self._last.get(node, -pause) + pause
+        pause = _PAUSE_S if self._losses[node] else self._rest_s
+        return node not in self.broken and time.monotonic() >= self._last.get(node, -pause) + pause
 
     @property
     def cause(self) -> BaseException | None:

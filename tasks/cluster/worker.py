@@ -45,7 +45,7 @@ class NodeWorker:
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
         self._config = Config.model_validate(values)
         self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
-        # Until it has started, it cannot hear the flow.
+        # When the flow was heard last; until this process has started, it cannot hear it.
         starting = max(self._config.cluster.start_timeout_s, self._config.trainer.startup_timeout_s)
         self._heard = time.monotonic() + starting
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
@@ -58,13 +58,13 @@ class NodeWorker:
 
     def give(self, orders: Orders) -> None:
         """See `Worker.give`."""
-        self._hear()
+        self._heard = time.monotonic()
         if not self._failure:
             self._worker.give(orders)
 
     def report(self) -> Report:
         """See `Worker.report`."""
-        self._hear()
+        self._heard = time.monotonic()
         return Report(failure=self._failure) if self._failure else self._worker.report()
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
@@ -94,10 +94,6 @@ class NodeWorker:
         engine = self._engines.enter_context(self._open_engine()) if plays else None
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
         self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
-
-    def _hear(self) -> None:
-        """Note that the flow is alive."""
-        self._heard = time.monotonic()
 
     def _end_without_flow(self) -> None:
         """End this process when the flow is silent; the body of a thread."""

@@ -2,10 +2,9 @@
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -54,18 +53,32 @@ class RayWorker:
         )
 
     async def give(self, orders: Orders) -> None:
-        with _lost_if_dead():
-            await self.process.give.remote(orders)
+        await self._call(self.process.give, orders)
 
     async def report(self) -> Report:
-        with _lost_if_dead():
-            report: Report = await self.process.report.remote()
-        return report
+        return cast(Report, await self._call(self.process.report))
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        with _lost_if_dead():
-            scored: ScoredShard | Failure = await self.process.score.remote(order)
-        return scored
+        return cast(ScoredShard | Failure, await self._call(self.process.score, order))
+
+    async def _call(self, method: Any, *arguments: object) -> object:
+        """Return what a method of the actor returns.
+
+        Raises:
+            WorkerLostError: the actor is gone.
+            WorkerFailedError: an error has left it.
+        """
+        try:
+            return await method.remote(*arguments)
+        except ActorDiedError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise WorkerLostError(
+                f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
+            ) from error
+        except RayTaskError as error:
+            raise WorkerFailedError(Failure.of(error)) from error
+        except RayError as error:
+            raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
     def close(self) -> Any:
         """Let it end by itself; return what Ray waits for."""
@@ -167,21 +180,6 @@ class NodeWorkers:
         seats = [*self._workers, *place([node for node in present if node.id not in self._lost.broken], self._needs)]
         able = any(seat.plays or not playing for seat in seats)
         return None if able or not self._lost.all_broken else self._lost.cause
-
-
-@contextmanager
-def _lost_if_dead() -> Iterator[None]:
-    try:
-        yield
-    except ActorDiedError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise WorkerLostError(
-            f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
-        ) from error
-    except RayTaskError as error:
-        raise WorkerFailedError(Failure.of(error)) from error
-    except RayError as error:
-        raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
 
 def needs_of(config: Config, *, playing: bool) -> Needs:

@@ -344,18 +344,16 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
     """
     try:
         asyncio.run(_with_threads(playing))
-    except (SystemExit, asyncio.CancelledError) as error:
-        if interrupts.raised_by_handler(error):
+    except (SystemExit, asyncio.CancelledError, RuntimeError) as error:
+        stopped = str(error).startswith("Event loop stopped")  # asyncio has no exception class for it
+        if interrupts.raised_by_handler(error) or (isinstance(error, RuntimeError) and not stopped):
             raise
         if isinstance(error, SystemExit):
-            cause, remedy = f"a task of an agent called sys.exit({error.code!r})", "raise another exception"
+            did = f"called sys.exit({error.code!r})"
         else:
-            cause, remedy = "an agent has cancelled the rollout's own tasks", "cancel only tasks that it started"
-        raise RuntimeError(f"{cause}, which ends the rollout: it must {remedy}") from error
-    except RuntimeError as error:
-        if not str(error).startswith("Event loop stopped"):  # asyncio has no exception class for it
-            raise
-        raise RuntimeError("an agent stopped the event loop, which ends the rollout: it must return instead") from error
+            did = "stopped the event loop" if stopped else "has cancelled the rollout's own tasks"
+        remedy = "it must return, or raise another exception, and cancel only tasks that it started"
+        raise RuntimeError(f"an agent {did}, which ends the rollout: {remedy}") from error
 
 
 async def _with_threads(playing: Coroutine[Any, Any, None]) -> None:
