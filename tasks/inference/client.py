@@ -17,13 +17,8 @@ logger = logging.getLogger(__name__)
 UNIX = "unix://"
 """The beginning of a URL of a server on a Unix socket."""
 
-NO_VERSION = -1
-"""Weight version of a server whose swap failed; `Connection` refuses its tokens."""
-
 CUT_S = 10.0
 """Longest wait for the answer to a request that was cut."""
-_GIVING_UP_S = 5.0
-"""Longest wait in `give_up` for a server that does not answer: the flow may have to end soon."""
 
 
 def connect(url: str) -> tuple[aiohttp.BaseConnector, str]:
@@ -178,16 +173,6 @@ class Client:
         )
         if not reset["success"]:
             raise InferenceError(f"{self.url} keeps the key-value cache of older weights: restart the server")
-
-    async def give_up(self) -> None:
-        """Resume the server after a swap failed at any step, with `NO_VERSION` as its weight version.
-
-        Its weights may be a mixture of two versions: no request may wait for ever, and none may count as a policy's.
-        """
-        with contextlib.suppress(aiohttp.ClientError, InferenceError, TimeoutError):
-            async with asyncio.timeout(_GIVING_UP_S):
-                await self.set_weight_version(NO_VERSION)
-                await self._post("/resume")
 
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})

@@ -114,7 +114,6 @@ class Engine:
                 self.closed = self.closed or not isinstance(error, Exception)  # interrupted: the flow ends
                 for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
                     server.stop()
-                asyncio.run(self._give_up())
                 raise
             self._settled = len(self._history) - 1
 
@@ -179,14 +178,6 @@ class Engine:
     def _client(self, replica: _Replica) -> Client:
         settings, longest_s = self.settings, self.rollout.longest_completion_s
         return Client(replica.url, replica.api_key, REQUEST_TIMEOUT_S, settings.max_model_len, longest_s)
-
-    async def _give_up(self) -> None:
-        """Give up the servers of given URLs, which the engine cannot stop: their weights are no policy's."""
-        for replica in self._replicas:
-            if not replica.server:
-                replica.proven = None
-                async with self._client(replica) as client:
-                    await client.give_up()
 
     async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         """Swap the weights in and prove them, on all replicas at the same time."""

@@ -94,7 +94,7 @@ class Stream(SharedGroups):
         self._last_commit = time.monotonic()
         self._condition = threading.Condition()  # guards everything above that changes, and what follows
         self._task: asyncio.Task[None] | None = None
-        self._stopping = self._keeping = self._ended = False
+        self._stopping = self._ended = False
         self._error: BaseException | None = None
 
     def play(self) -> bool:
@@ -107,8 +107,6 @@ class Stream(SharedGroups):
         try:
             self.settle()  # an earlier flow run may have been killed just before it committed a data set
             run_loop(self._play())
-            for data_set in self._open_data_sets.values() if self._keeping else ():
-                data_set.flush()
         except BaseException as error:
             self._error = error
             raise
@@ -142,10 +140,10 @@ class Stream(SharedGroups):
                 del self._data_set_of[number]
         self.changed.note()
 
-    def stop(self, *, keep: bool) -> None:
-        """Cancel what runs. With `keep`, store the finished groups that are still in memory, for the next flow run."""
+    def stop(self) -> None:
+        """Cancel what runs. The next flow run continues from the shards in the journals."""
         with self._condition:
-            self._stopping, self._keeping = True, keep
+            self._stopping = True
             if self._task:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
@@ -190,11 +188,10 @@ class Stream(SharedGroups):
         self.changed.note()
 
     def unstored(self) -> list[OpenDataSet]:
-        """See `SharedGroups.unstored`; a stream that is stopped, but keeps what has finished, stores all of it."""
+        """See `SharedGroups.unstored`."""
         with self._condition:
-            opened = [(index, data_set) for index, data_set in self._open_data_sets.items() if data_set.pending]
-            ending = self._stopping and self._keeping
-            return [data_set for index, data_set in opened if ending or self._assignment.is_closed(index)]
+            pending = [(index, data_set) for index, data_set in self._open_data_sets.items() if data_set.pending]
+            return [data_set for index, data_set in pending if self._assignment.is_closed(index)]
 
     def lose(self, number: int) -> None:
         """See `SharedGroups.lose`."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
 
 _DRAIN_S = 5.0
-"""Longest wait for the end of a stream if the flow failed; otherwise its finished groups are stored first."""
+"""Longest wait for the end of a stream if the flow failed."""
 
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
@@ -168,7 +168,7 @@ class Rollouts:
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if self._stream and self._playing:
-            self._stream.stop(keep=kind is None)
+            self._stream.stop()
             self._playing.wait(None if kind is None else _DRAIN_S)
 
     def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -197,37 +196,6 @@ def test_vllm_returns_what_it_has_sampled_of_a_request_that_is_cut(engine: Engin
         assert completion.versions == [1] * len(completion.token_ids)
         assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, 2.0), abs=1e-3)
     assert cut
-
-
-@pytest.mark.parametrize("path", ["/pause?mode=keep", "/collective_rpc", "/update_weight_version"])
-def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: list[Checkpoint], path: str) -> None:
-    """Other users of a server given by URL would wait for ever. Its tokens must not count as the policy's either."""
-    engine.serve(policies[1])
-    post = Client._post
-
-    async def interrupted(client: Client, asked: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        answer = await post(client, asked, body)
-        if asked == path:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        return answer
-
-    server = engine.servers[0]
-    settings = Inference(urls=[server.url], max_model_len=128)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        other = Engine(settings, engine.rollout, Path())
-        monkeypatch.setattr(Client, "_post", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            other.serve(policies[2])
-    engine.forget()
-
-    async def ask() -> list[Completion]:
-        async with asyncio.timeout(120), Client(server.url, None, 600, 128) as client:
-            return await client.generate(PROMPT, GenerationConfig(max_new_tokens=2), seed=7)
-
-    (completion,) = asyncio.run(ask())
-    assert set(completion.versions) == {-1}
-    engine.serve(policies[0])
 
 
 @pytest.mark.long

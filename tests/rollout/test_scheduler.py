@@ -270,7 +270,7 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
             if loss and iteration in (1, 3):
                 made.workers[iteration].kill()
                 made.join()
-        stream.stop(keep=True)
+        stream.stop()
         player.join()
     everything = [rows_of(store, index) for index in range(iterations)]
     for index, rows in enumerate(everything):
@@ -282,53 +282,6 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     committed = [manifests.read(store, layout.trajectories(RUN, index)) for index in range(iterations)]
     numbers = [manifest.metrics["stream"]["groups"] for manifest in committed]
     assert sorted(itertools.chain(*numbers)) == list(range(size * iterations))
-
-
-def test_a_stopped_stream_keeps_what_workers_have_finished(store: Store, verifier: Verifier) -> None:
-    """The next flow run finds in the journal what was finished, although no shard was full."""
-    prepare(store, 2)
-    bound = "rollout.max_head_offpolicyness=1"
-    config = settings(bound, "run.iterations=2", "run.overlap=true", "rollout.rows_per_shard=999")
-
-    def open_stream(made: Team) -> Stream:
-        plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-        made.scheduler.serve(plan.policy)
-
-        def drawn(number: int) -> list[Problem]:
-            return PROBLEMS[6 * number : 6 * number + 6]
-
-        return Stream(plan, 2, drawn, made.scheduler, store, Provenance(config={}), made.log.append)
-
-    release = threading.Event()
-    calls = iter(range(10**6))
-
-    def seconds(_: int) -> float:
-        return 30.0 if next(calls) == 3 and not release.is_set() else 0.01
-
-    with team(store, verifier, 2, seconds) as made:
-        stream = open_stream(made)
-        player = threading.Thread(target=stream.play)
-        player.start()
-        deadline = time.monotonic() + 120
-        while not (second := stream._open_data_sets.get(1)) or not second.pending:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        stream.stop(keep=True)
-        player.join()
-    assert manifests.committed(store, layout.trajectories(RUN, 0))
-    with JournaledDraft(store, layout.trajectories(RUN, 1), "trajectories") as before:
-        assert len(before.notes) > 0
-    release.set()
-    with team(store, verifier, 2, seconds) as made:
-        stream = open_stream(made)
-        player = threading.Thread(target=stream.play)
-        player.start()
-        stream.wait(1)
-        stream.stop(keep=False)
-        player.join()
-    resumed = manifests.read(store, layout.trajectories(RUN, 1)).metrics["episodes_resumed"]
-    assert resumed == len(before.notes) * SAMPLES
-    check_whole([*rows_of(store, 0), *rows_of(store, 1)], 12)
 
 
 def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) -> None:
@@ -349,7 +302,7 @@ def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) ->
             draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
         stream.wait(0)
         stream.wait(1)
-        stream.stop(keep=True)
+        stream.stop()
         player.join()
     check_whole(rows_of(store, 9))
     assert [len(rows_of(store, index)) for index in range(2)] == [12, 12]

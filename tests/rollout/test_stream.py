@@ -1,13 +1,11 @@
 """The stream: no group is lost or played twice, however often it stops, and no token is older than allowed."""
 
 import asyncio
-import gc
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +66,6 @@ def streaming(
     first: int,
     engine: WaitingEngine,
     *,
-    keep: bool = True,
     end: int = ITERATIONS,
 ) -> Iterator[tuple[Stream, Callable[[int], None]]]:
     """Play a stream in a thread until the block ends."""
@@ -100,7 +97,7 @@ def streaming(
     try:
         yield stream, advance
     finally:
-        stream.stop(keep=keep)
+        stream.stop()
         player.join()
 
 
@@ -133,7 +130,7 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
     prepare(store)
     iteration, engine = 0, WaitingEngine(heavy_tail)
     for _ in range(flow_runs):
-        with streaming(store, verifier, settings(staleness), iteration, engine, keep=iteration % 2 == 0) as (
+        with streaming(store, verifier, settings(staleness), iteration, engine) as (
             stream,
             advance,
         ):
@@ -207,32 +204,6 @@ def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Veri
         pytest.raises(InferenceError, match="another version"),
     ):
         stream.wait(0)
-
-
-def test_calls_while_the_stream_ends(store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training may call when the event loop is closed already, but the stream has not yet ended."""
-    prepare(store)
-    errors = list[RuntimeError]()
-
-    def refuse(_: int) -> None:
-        raise InferenceError("another version")
-
-    with (
-        streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as (stream, _),
-        monkeypatch.context() as at,
-    ):
-
-        def call() -> None:
-            for method in (partial(stream.advance, policy(1).version), partial(stream.stop, keep=True)):
-                try:
-                    method()
-                except RuntimeError as error:
-                    errors.append(error)
-
-        at.setattr(gc, "unfreeze", call)
-        with pytest.raises(InferenceError):
-            stream.wait(0)
-    assert errors == []
 
 
 @pytest.mark.parametrize("committed", [True, False])

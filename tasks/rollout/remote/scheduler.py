@@ -31,10 +31,6 @@ from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJo
 from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.score.scoring import NO_GRADES, Grades, ScoredShard, ShardOrder
 
-_KEEP_S = 30.0
-"""Longest wait for the storing of finished groups when a stream ends early."""
-_KEEP_LOOK_S = 0.2
-"""Time between two looks whether they are stored."""
 _LOOK_S = 1.0
 """Time between two looks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
@@ -204,7 +200,6 @@ class Scheduler:
                     rollout.hand_out(self._policy)
                     await _within(groups.changed.wait(), _LOOK_S)
                 if rollout.stopping:
-                    await self._keep(rollout)
                     raise asyncio.CancelledError
             finally:
                 telling.cancel()
@@ -228,16 +223,6 @@ class Scheduler:
             self._fatal.__cause__ = self.first_loss
         if self._fatal:
             raise self._fatal
-
-    async def _keep(self, rollout: SharedRollout) -> None:
-        """Wait until finished groups are stored, if the rollout wants that (`SharedGroups.unstored`)."""
-        deadline = time.monotonic() + _KEEP_S
-        while time.monotonic() < deadline and not self._fatal:
-            unstored = await _in_ledger_thread(rollout, rollout.groups.unstored)
-            if not unstored and not rollout.entering and not rollout.events:
-                return
-            self._enter_events(rollout)
-            await asyncio.sleep(_KEEP_LOOK_S)
 
     async def _attend(self, worker: Attended) -> None:
         """Exchange orders and reports with a worker until it is lost."""
@@ -306,7 +291,7 @@ class Scheduler:
 
     def _enter_events(self, rollout: SharedRollout) -> None:
         """Enter what is new into the ledger, unless its thread is at it already."""
-        if not rollout.entering and (rollout.events or rollout.stopping):
+        if not rollout.entering and rollout.events:
             rollout.entering = self._loop.create_task(self._enter_all(rollout))
 
     async def _enter_all(self, rollout: SharedRollout) -> None:
