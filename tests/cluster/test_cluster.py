@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from tasks.cluster.connection import connected
 from tests.support import ray_cluster
-from tests.support.cluster_runs import OVERLAP, Flow, check_whole, kinds, no_actor_is_left, store_of
+from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
 from tests.support.soak import SOAK, scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
@@ -84,20 +83,6 @@ def test_each_worker_has_its_own_server(tmp_path: Path) -> None:
     assert len({file.name.split("-")[1] for file in files}) == 2  # writers
     logs = sorted((tmp_path / "cache" / "logs").rglob("vllm-*.log"))
     assert [log.parent.name[-2:] for log in logs] == ["-0", "-1"]
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not SOAK, reason="a minute with two flows")
-@pytest.mark.usefixtures("environment")
-def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path) -> None:
-    """Two flows share the nodes; each makes its own run."""
-    store = store_of(settings)
-    with Flow([*settings, "run.name=other"], tmp_path / "log") as other:
-        math_mt_ppo("smoke", settings)
-        other.finish()
-    check_whole(store, 2)
-    made = Counter(version.split("/")[1] for version in kinds(store) if version.startswith("runs/"))
-    assert made["other"] == made["smoke"] > 0
 
 
 @pytest.mark.long

@@ -1,7 +1,6 @@
 """The manifests for clusters of one's own are valid, and ask for a token."""
 
 import tomllib
-from collections.abc import Callable
 from typing import Any
 
 import kubernetes_validate
@@ -39,23 +38,6 @@ def test_ray_reads_the_ray_cluster(kuberay: dict[str, Any]) -> None:
 
 def test_pods_fit_the_schema_of_kubernetes(kuberay: dict[str, Any]) -> None:
     for pod in pods(kuberay):
-        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda spec: spec["containers"][0].pop("name"),
-        lambda spec: spec["containers"][0].update(imagee="x"),
-        lambda spec: spec["containers"][0]["resources"].update(limits=8),
-    ],
-    ids=["no name", "an unknown field", "a number for a table"],
-)
-def test_the_schema_finds_mistakes(kuberay: dict[str, Any], damage: Callable[[dict[str, Any]], object]) -> None:
-    """The check above can fail."""
-    pod = pods(kuberay)[1]
-    damage(pod["spec"])
-    with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 

@@ -19,7 +19,6 @@ from tasks.problems.problem_set import key
 from tasks.rollout import task
 from tasks.rollout.plan import draw, drawable, spares
 from tasks.run.workspace import Workspace
-from tasks.seeds import derive
 
 COUNT, SEED, ITERATIONS = 5, 3, 12
 PROBLEMS = [Problem(f"p{number}", f"What is {number} + 1?", [str(number + 1)]) for number in range(23)]
@@ -118,21 +117,3 @@ def test_a_pool_without_a_drawable_problem_is_refused(tmp_path: Path) -> None:
     )
     with disable_run_logger(), pytest.raises(ValueError, match=f"excludes all {len(live)} training problems"):
         task._draw(Workspace(config), ProblemsVersion(SET), 0)
-
-
-def test_only_what_is_drawn_is_shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iterations of an epoch share its order, and spares that nobody takes have none: drawing does not grow with n."""
-    orders = list[tuple[int | str, ...]]()
-
-    def recorded(*parts: int | str) -> int:
-        orders.append(parts[1:])
-        return derive(*parts)
-
-    monkeypatch.setattr("tasks.rollout.plan.derive", recorded)
-    problems = [Problem(str(number), "", ["0"]) for number in range(101)]  # no other test has an order of this size
-    for iteration in range(25):
-        drawn = draw(problems, 10, iteration, SEED)
-        rest = spares(problems, drawn, iteration, SEED)
-    assert orders == [("problem order", 0), ("problem order", 1), ("problem order", 2)]
-    assert next(rest)
-    assert orders[3:] == [("spares", 24)]

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from tasks.rollout.play import run_loop
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, context, play
-from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -402,38 +400,6 @@ def test_every_call_has_a_thread_of_its_own(chat: Chat, verifier: Verifier) -> N
     engine = ScriptedEngine(chat, lambda turn, _: r"\boxed{3}")
     played = play(engine, Meets(context(chat), num_turns=2), verifier, group_size=at_once)
     assert [row.status for row in played] == ["completed"] * at_once
-
-
-STOPPED = """
-import asyncio, sys
-from tasks.rollout import watch
-watch.WARN_S, watch.LEAST_S = 0.5, 1.5
-
-async def main():
-    with watch.Watch(1.0):
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        await asyncio.sleep(1)  # a few checks of the watcher
-    print("done")
-
-asyncio.run(main())
-"""
-
-
-def test_a_process_that_was_stopped_continues() -> None:
-    """After Ctrl-Z or `docker pause` nothing ends the process, because no agent blocked the loop."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(scaled(1, 3)):  # the watcher or the loop may wake up first
-        with subprocess.Popen(
-            [sys.executable, "-c", STOPPED], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(2.5)
-            process.send_signal(signal.SIGCONT)
-            assert process.communicate("\n", timeout=120)[0] == "done\n"
-            assert process.returncode == 0
 
 
 STUCK = """

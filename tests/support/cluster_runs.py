@@ -1,14 +1,11 @@
 """What the tests of runs with Ray have in common: the run `smoke` in a process, and what must be true of its store."""
 
-import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,7 +33,7 @@ def kinds(store: Store) -> dict[str, str]:
     return {entry.version: entry.kind for entry in catalog.read_all(store) if entry.kind != "alias"}
 
 
-def check_whole(store: Store, iterations: int, episodes: int = 16) -> None:
+def check_whole(store: Store, iterations: int) -> None:
     """Check that nothing is lost, doubled or damaged."""
     found = verify(store, list(kinds(store)), deep=True)
     assert found.findings == []
@@ -44,7 +41,7 @@ def check_whole(store: Store, iterations: int, episodes: int = 16) -> None:
         for iteration in range(iterations):
             rows = datasets.trajectories(store, layout.trajectories("smoke", iteration), Path(cache))
             ids = [row.trajectory_id for row in rows]
-            assert len(set(ids)) == len(ids) == episodes
+            assert len(set(ids)) == len(ids) == 16
 
 
 def no_actor_is_left(seconds: float, *names: str) -> bool:
@@ -53,23 +50,6 @@ def no_actor_is_left(seconds: float, *names: str) -> bool:
     while (left := [each for name in names for each in ray_cluster.actors(name)]) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.5)
     return not left
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """Yield a list that gets what flows of this process tell in the block."""
-    lines = list[str]()
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("prefect.flow_runs")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 class Flow:

@@ -3,8 +3,6 @@
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -67,19 +65,8 @@ class RayCluster:
         """The nodes besides the head."""
         return list(self._cluster.worker_nodes)
 
-    def add(self, environment: Mapping[str, str] | None = None) -> Any:
-        """Add a node, whose processes have more variables in their environment."""
-        return self._cluster.add_node(num_cpus=2, env_vars={"TMPDIR": str(self.scratch), **(environment or {})})
-
-    @contextmanager
-    def with_nodes(self, *environments: Mapping[str, str]) -> Iterator[None]:
-        """Have one more node for each of some environments."""
-        added = [self.add(environment) for environment in environments]
-        try:
-            yield
-        finally:
-            for node in added:
-                self.kill(node)
+    def add(self) -> None:
+        self._cluster.add_node(num_cpus=2, env_vars={"TMPDIR": str(self.scratch)})
 
     def kill(self, node: Any) -> None:
         """End all processes of a node at once, as if its host had lost power."""

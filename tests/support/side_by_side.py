@@ -23,7 +23,6 @@ GROUPS = {
     "tests/inference/test_engine.py": "second",
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
-    "tests/cluster/test_bad_nodes.py": "ranks",
     "tests/cluster/test_cluster.py": "ranks",
     "tests/cluster/test_kills.py": "ranks",
     "tests/cluster/test_local.py": "ranks",

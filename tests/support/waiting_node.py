@@ -16,18 +16,13 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.cluster.worker import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
 from tests.support.waiting_server import UnprovenEngine
-from tests.support.wrong_clock import set_clock_ahead
 
 SECONDS = "WAITING_NODE_SECONDS"
 """Environment variable of a node: the median duration of a completion."""
 SPREAD = 0.5
 """The sigma of its log-normal distribution."""
-CACHE = "WAITING_NODE_CACHE"
-"""Environment variable of a node: its `storage.cache`, as if its file system were another one."""
 HOLD = "WAITING_NODE_HOLD"
 """Environment variable of a node: a file, as long as which exists uploads do not begin. They note themselves in it."""
-CLOCK = "WAITING_NODE_CLOCK"
-"""Environment variable of a node: by how many seconds its clock is ahead."""
 
 
 class StopsTheLoop(MathMultiTurnAgent):
@@ -39,11 +34,6 @@ class StopsTheLoop(MathMultiTurnAgent):
 
 
 class WaitingNode(NodeWorker):
-    def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
-        set_clock_ahead(float(os.environ.get(CLOCK, "0")))
-        cache = os.environ.get(CACHE, values["storage"]["cache"])
-        super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
-
     def _open_engine(self) -> Any:
         return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD)))
 
