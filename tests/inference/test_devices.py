@@ -11,7 +11,6 @@ from configs.inference import Inference
 from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices
-from tasks.inference import engine as engine_module
 from tasks.inference.api import InferenceError
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.engine import Engine
@@ -169,18 +168,6 @@ def test_each_server_gets_its_own_devices(
         engine.serve(policies[1])
         assert [visible_to(server) for server in engine.servers] == ["5,6", "7,8"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,8"
-
-
-@pytest.mark.usefixtures("stand_ins")
-def test_without_gpus_nothing_is_set(
-    policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any number of servers start, without CUDA_VISIBLE_DEVICES."""
-    monkeypatch.setattr(engine_module, "visible_devices", list)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with Engine(Inference(replicas=2), Rollout(), tmp_path) as engine:
-        engine.serve(policies[0])
-        assert [visible_to(server) for server in engine.servers] == [None, None]
 
 
 @pytest.mark.usefixtures("gpu_build")

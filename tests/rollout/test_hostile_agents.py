@@ -472,14 +472,3 @@ def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reaso
         run_loop(cancels())
     with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
         run_loop(stops())
-
-
-def test_an_engine_that_returns_too_few_completions_fails_the_group(chat: Chat, verifier: Verifier) -> None:
-    """If a group's request gets fewer completions than episodes, all episodes that wait for it fail."""
-
-    class Mean(ScriptedEngine):
-        async def generate(self, *arguments: Any) -> Any:
-            return (await super().generate(*arguments))[:-1]
-
-    rows = play(Mean(chat, lambda *_: "3"), MathMultiTurnAgent(context(chat)), verifier)
-    assert {row.status for row in rows} == {"failed"}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +19,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from storage.versions import datasets, manifests
-from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from storage.versions.manifests import Manifest
-from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
 from tasks.rollout.remote.scheduler import Scheduler
@@ -31,25 +27,15 @@ from tasks.rollout.remote.worker import Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
+from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
 from tests.support.remote_workers import ThreadWorker
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.waiting_engine import WaitingEngine
 
-RUN, SAMPLES = "r", 2
+pytestmark = pytest.mark.usefixtures("without_weights")
+
+SAMPLES = 2
 PROBLEMS = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def chat(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
-
-    chat = Chat(AutoTokenizer.from_pretrained(policy_folder))
-    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
-
-
-def policy(number: int) -> Checkpoint:
-    manifest = Manifest.model_construct(files=[])
-    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), manifest)
 
 
 def settings(*more: str) -> Config:
@@ -89,18 +75,6 @@ def team(
             worker.close()
 
 
-def heavy_tail(seed: int) -> float:
-    return min(0.2, random.Random(seed).lognormvariate(-5.5, 1.0))
-
-
-def prepare(store: Store, policies: int = 1) -> None:
-    with Draft(store, "problems/x", "problems") as draft:
-        draft.commit(Provenance(config={}), [])
-    for number in range(policies):
-        with Draft(store, layout.checkpoint(RUN, number), "checkpoint") as draft:
-            draft.commit(Provenance(config={}), [])
-
-
 def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
     """Play all problems but the spare ones, and return what is committed."""
     version = layout.trajectories(RUN, 0)
@@ -111,10 +85,6 @@ def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
         metrics = play(plan, PROBLEMS[:used], made.scheduler, draft, made.log.append, PROBLEMS[used:])
         draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
     return rows_of(made.store, 0)
-
-
-def rows_of(store: Store, iteration: int) -> list[Trajectory]:
-    return list(datasets.trajectories(store, layout.trajectories(RUN, iteration), Path(store.root)))
 
 
 def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:

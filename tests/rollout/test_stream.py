@@ -1,55 +1,35 @@
 """The stream: no group is lost or played twice, however often it stops, and no token is older than allowed."""
 
 import asyncio
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from configs import Config, load
 from storage import layout
 from storage.objects.store import Store
-from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
-from storage.versions import datasets, manifests
-from storage.versions.checkpoints import Canary, Checkpoint
+from storage.records import TRAJECTORY_SCHEMA, Problem
+from storage.versions import manifests
 from storage.versions.datasets import ShardWriter
-from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from storage.versions.manifests import Manifest
-from tasks.agents.chat import Chat
+from storage.versions.drafts import JournaledDraft, Provenance
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
 from tasks.seeds import derive
+from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.train_helpers import make_trajectory
 from tests.support.waiting_engine import WaitingEngine
 
-RUN, GROUPS, SAMPLES, ITERATIONS = "r", 3, 2, 6
+pytestmark = pytest.mark.usefixtures("without_weights")
+
+GROUPS, SAMPLES, ITERATIONS = 3, 2, 6
 PROBLEMS = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(9)]
-
-
-@pytest.fixture(autouse=True)
-def chat(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
-
-    chat = Chat(AutoTokenizer.from_pretrained(policy_folder))
-    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
-
-
-def policy(number: int) -> Checkpoint:
-    manifest = Manifest.model_construct(files=[])
-    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), manifest)
-
-
-def heavy_tail(seed: int) -> float:
-    """Return log-normal seconds, with a median of 4 ms: some are ten times as long."""
-    return min(0.2, random.Random(seed).lognormvariate(-5.5, 1.0))
 
 
 def settings(staleness: int, *more: str) -> Config:
@@ -101,19 +81,6 @@ def streaming(
         player.join()
 
 
-def prepare(store: Store) -> None:
-    """Commit what data sets have as parents."""
-    with Draft(store, "problems/x", "problems") as draft:
-        draft.commit(Provenance(config={}), [])
-    for number in range(ITERATIONS):
-        with Draft(store, layout.checkpoint(RUN, number), "checkpoint") as draft:
-            draft.commit(Provenance(config={}), [])
-
-
-def rows_of(store: Store, iteration: int) -> list[Trajectory]:
-    return list(datasets.trajectories(store, layout.trajectories(RUN, iteration), Path(store.root)))
-
-
 def numbers_of(store: Store, iteration: int) -> list[int]:
     numbers = manifests.read(store, layout.trajectories(RUN, iteration)).metrics["stream"]["groups"]
     assert isinstance(numbers, list)
@@ -127,7 +94,7 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
 
     Every data set is complete, the tokens' versions keep the bound, and all problems are drawn equally often.
     """
-    prepare(store)
+    prepare(store, ITERATIONS)
     iteration, engine = 0, WaitingEngine(heavy_tail)
     for _ in range(flow_runs):
         with streaming(store, verifier, settings(staleness), iteration, engine) as (
@@ -155,7 +122,7 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
 
 def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier) -> None:
     """Group 0 does not end before data set 1 is committed. It is stored in the last data set that its bound allows."""
-    prepare(store)
+    prepare(store, ITERATIONS)
     release = threading.Event()
 
     class Stuck(WaitingEngine):
@@ -183,7 +150,7 @@ def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier)
 
 def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, verifier: Verifier) -> None:
     """No answer is right, so every group is rejected: a data set is closed after about (1 + rounds) x its groups."""
-    prepare(store)
+    prepare(store, ITERATIONS)
     config = settings(1, "rollout.success_rate_lb=1.0", "rollout.max_resampling_rounds=1")
     with streaming(store, verifier, config, 0, WaitingEngine(0.0)) as (stream, _):
         stream.wait(0)
@@ -194,7 +161,7 @@ def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, ve
 
 def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Verifier) -> None:
     """Whoever waits for a data set gets the error that ended the stream."""
-    prepare(store)
+    prepare(store, ITERATIONS)
 
     def refuse(_: int) -> None:
         raise InferenceError("another version")
@@ -209,7 +176,7 @@ def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Veri
 @pytest.mark.parametrize("committed", [True, False])
 def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier: Verifier, committed: bool) -> None:
     """Its data sets hold one draw each, without numbers. The stream goes on with the groups of the next draw."""
-    prepare(store)
+    prepare(store, ITERATIONS)
     before = layout.trajectories(RUN, 0)
     ids = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 0, seed=1)]
     old_program(store, before, ids if committed else ids[:2], committed=committed)
@@ -224,7 +191,7 @@ def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier:
 
 def test_a_data_set_that_lacks_only_its_manifest_is_committed(store: Store, verifier: Verifier) -> None:
     """A flow run was killed after the last shard of the last data set: the next one has nothing to play."""
-    prepare(store)
+    prepare(store, ITERATIONS)
     ids = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 0, seed=1)]
     old_program(store, layout.trajectories(RUN, 0), ids, committed=False)
     with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0), end=1) as (stream, _):
