@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class NodeWorker:
         except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
             self._failure = Failure.of(error)
 
-    def give(self, orders: Orders) -> None:
+    def give(self, orders: Sequence[Orders]) -> None:
         """See `Worker.give`."""
         self._heard = time.monotonic()
         if not self._failure:

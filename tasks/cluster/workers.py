@@ -52,7 +52,7 @@ class RayWorker:
             .remote(for_nodes(_of_seat(config, seat)), folder, plays=seat.plays)
         )
 
-    async def give(self, orders: Orders) -> None:
+    async def give(self, orders: Sequence[Orders]) -> None:
         await self._call(self.process.give, orders)
 
     async def report(self) -> Report:

@@ -72,7 +72,7 @@ def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
     rule, right = SuccessRule.while_playing(config.score), list[bool]()
     for row in group:
         if is_trainable(row, config.reward):
-            turns = [is_right(row, turn, rule) for turn in answered(row)]
+            turns = [rule.of(row, turn) == "correct" for turn in answered(row)]
             right += turns or [False] * (config.reward.counts_unfinished and row.fault == "policy")
     return sum(right) / len(right) if right else None
 
@@ -119,11 +119,6 @@ def answered(row: Trajectory) -> list[int]:
     """List the graded turns: all but those that answer nothing, such as calls of tools."""
     calls = set(row.ungraded)
     return [index for index, turn in enumerate(row.turns) if index not in calls and turn.verdict != "none"]
-
-
-def is_right(row: Trajectory, turn: int, rule: SuccessRule) -> bool:
-    """Return whether a turn is right for its environment; the scorer, which decides in training, comes later."""
-    return rule.of(row, turn) == "correct"
 
 
 def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> bool:
@@ -183,7 +178,7 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
         counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
         counts.update(("call", call.status) for call in trajectory.calls)
         answers = answered(trajectory)
-        right = [is_right(trajectory, turn, rule) for turn in answers]
+        right = [rule.of(trajectory, turn) == "correct" for turn in answers]
         counts["solved", None] += any(right)
         for index, turn in enumerate(answers):
             counts["turn", index] += 1

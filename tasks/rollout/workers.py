@@ -16,7 +16,7 @@ from tasks.agents import AGENTS
 from tasks.agents.chat import Chat, load_chat
 from tasks.agents.interface import Agent, AgentContext, entered
 from tasks.environments import ENVIRONMENTS
-from tasks.environments.interface import Environment, EnvironmentContext
+from tasks.environments.interface import EnvironmentContext
 from tasks.inference.api import EngineClosedError
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
@@ -104,11 +104,12 @@ class LocalWorkers:
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
         agent = _make_agent(plan, chat)
+        environment, context = plan.config.environment, EnvironmentContext(self._verifier)
         async with self._engine.connect() as connection, entered(agent):
             yield Collector(
                 generator=connection,
                 agent=agent,
-                make_environment=lambda: _make_environment(plan, self._verifier),
+                make_environment=lambda: ENVIRONMENTS.make(environment.type, context, environment.args),
                 chat=chat,
                 settings=plan.config.rollout,
                 gconfig=plan.gconfig,
@@ -140,8 +141,3 @@ def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:
 def _sandboxes() -> Sandboxes:
     """Return the sandboxes of this process, which bound how many run at the same time."""
     return Sandboxes()
-
-
-def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
-    settings = plan.config.environment
-    return ENVIRONMENTS.make(settings.type, EnvironmentContext(verifier), settings.args)

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from storage.objects.store import Store
@@ -58,9 +58,9 @@ class ThreadWorker:
         self.raises = False
         """An error leaves its process while it grades."""
 
-    async def give(self, orders: Orders) -> None:
+    async def give(self, orders: Sequence[Orders]) -> None:
         self._check()
-        self.got += sum(map(len, orders.groups.values()))
+        self.got += sum(len(groups) for each in orders for groups in each.groups.values())
         await asyncio.to_thread(self.worker.give, orders)
 
     async def report(self) -> Report:

@@ -25,7 +25,7 @@ class RemoteWorker(Protocol):
     plays: bool
     """False for a worker that only grades."""
 
-    async def give(self, orders: Orders) -> None: ...
+    async def give(self, orders: Sequence[Orders]) -> None: ...
 
     async def report(self) -> Report: ...
 
@@ -41,9 +41,8 @@ class Attended:
     """What the flow knows of a worker."""
 
     remote: RemoteWorker
-    orders: Orders | None = None
+    orders: asyncio.Queue[Orders] = field(default_factory=asyncio.Queue)
     """Those that it has not got yet."""
-    has_orders: asyncio.Event = field(default_factory=asyncio.Event)
     policy: PolicyVersion | None = None
     asked: float = 0.0
     """When it was last asked to serve another policy, on the monotonic clock."""
@@ -56,14 +55,6 @@ class Attended:
     episodes: int = 0
     tokens: int = 0
     heard: float = field(default_factory=time.monotonic)
-
-    def send(self, orders: Orders) -> None:
-        """Send orders, after those that it has not got yet."""
-        if self.orders:
-            self.orders.add(orders)
-        else:
-            self.orders = orders
-        self.has_orders.set()
 
 
 @dataclass(slots=True)
@@ -100,7 +91,7 @@ class SharedRollout:
 
     def add(self, worker: Attended) -> None:
         self.loads[worker] = Load()
-        worker.send(Orders(begin={self.number: self.plan}))
+        worker.orders.put_nowait(Orders(begin={self.number: self.plan}))
 
     def take(self, worker: Attended, report: Report) -> bool:
         """Note what a worker has reported of this rollout; return whether it has capacity."""
@@ -144,16 +135,15 @@ class SharedRollout:
 
     def _give_group(self, worker: Attended, load: Load) -> bool:
         """Give a worker a group; return False if none may begin with its policy."""
-        start = self.groups.next(worker.policy) if worker.policy else None
-        if start is None:
+        group = self.groups.next(worker.policy) if worker.policy else None
+        if group is None or load.capacity is None:
             return False
-        plan, orders = start.plan, Orders()
-        order = GroupOrder(start.number, start.problem.problem_id, plan.name, plan.iteration, plan.policy)
-        orders.groups[self.number].append(order)
-        worker.send(orders)
-        load.playing.add(start.number)
+        plan = group.plan
+        order = GroupOrder(group.number, group.problem.problem_id, plan.name, plan.iteration, plan.policy)
+        worker.orders.put_nowait(Orders(groups={self.number: [order]}))
+        load.playing.add(group.number)
         load.sent += 1
-        load.capacity = (load.capacity or 0) - 1
+        load.capacity -= 1
         return True
 
     def summary(self) -> str:

@@ -8,7 +8,6 @@ The classes have no slots: Python 3.11 takes twice as long to pickle frozen ones
 """
 
 import traceback
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from storage.errors import StorageError
@@ -63,23 +62,13 @@ class Orders:
     """Serve this policy, as soon as possible; None: no change."""
     begin: dict[int, RolloutPlan] = field(default_factory=dict)
     """Be ready to play groups of these rollouts."""
-    groups: dict[int, list[GroupOrder]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[int, list[GroupOrder]] = field(default_factory=dict)
     """Play these groups, by rollout."""
     store: list[StoreOrder] = field(default_factory=list)
     flush: list[Destination] = field(default_factory=list)
     """Write a shard of what should be stored there, though it is not full."""
     end: list[int] = field(default_factory=list)
     """Forget these rollouts; what still runs of them is cancelled."""
-
-    def add(self, later: "Orders") -> None:
-        """Add later orders."""
-        self.policy = later.policy or self.policy
-        self.begin |= later.begin
-        for rollout, groups in later.groups.items():
-            self.groups[rollout] += groups
-        self.store += later.store
-        self.flush += later.flush
-        self.end += later.end
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class Scheduler:
     def _add(self, remote: RemoteWorker) -> None:
         worker = Attended(remote)
         if remote.plays:
-            worker.send(Orders(policy=self._policy))
+            worker.orders.put_nowait(Orders(policy=self._policy))
             for rollout in self._rollouts:
                 rollout.add(worker)
         self._workers[worker] = self._loop.create_task(self._attend(worker))
@@ -173,7 +173,7 @@ class Scheduler:
         self._policy = policy
         for worker in self._players:
             worker.asked = time.monotonic()
-            worker.send(Orders(policy=policy))
+            worker.orders.put_nowait(Orders(policy=policy))
 
     def _fail(self, error: BaseException) -> None:
         self._fatal = self._fatal or error
@@ -210,7 +210,7 @@ class Scheduler:
                 if not self._rollouts:
                     self._idle.set()
                 for worker in rollout.loads:
-                    worker.send(Orders(end=[rollout.number]))
+                    worker.orders.put_nowait(Orders(end=[rollout.number]))
 
     @property
     def _players(self) -> list[Attended]:
@@ -235,12 +235,11 @@ class Scheduler:
 
     async def _deliver(self, worker: Attended) -> None:
         while True:
-            await worker.has_orders.wait()
-            worker.has_orders.clear()
-            orders, worker.orders = worker.orders, None
-            if orders:  # otherwise they went with more urgent ones
-                async with self._patiently(worker):
-                    await worker.remote.give(orders)
+            orders = [await worker.orders.get()]
+            while not worker.orders.empty():
+                orders.append(worker.orders.get_nowait())
+            async with self._patiently(worker):
+                await worker.remote.give(orders)
 
     async def _listen(self, worker: Attended) -> None:
         while True:
@@ -300,7 +299,7 @@ class Scheduler:
                 events, rollout.events = rollout.events, []
                 orders = await _in_ledger_thread(rollout, rollout.ledger.enter, events)
                 for worker, own in orders.items():
-                    worker.send(own)
+                    worker.orders.put_nowait(own)
                 if not rollout.events:
                     break
         except Exception as error:  # noqa: BLE001 # the rollout ends with it

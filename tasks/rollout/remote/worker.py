@@ -103,8 +103,12 @@ class Worker:
         for writer in self._writers.values():
             writer.close()
 
-    def give(self, orders: Orders) -> None:
+    def give(self, orders: Sequence[Orders]) -> None:
         """Carry out orders, without waiting."""
+        for each in orders:
+            self._carry_out(each)
+
+    def _carry_out(self, orders: Orders) -> None:
         with self._changed:
             self._asked = orders.policy or self._asked
             for number, plan in orders.begin.items():
