@@ -18,7 +18,7 @@ from tasks.inference.devices import devices_of_a_server, visible_devices
 
 logger = logging.getLogger(__name__)
 LOCAL = "local"
-_CONNECT_S, _LOOK_S = 10.0, 1.0
+_CONNECT_S, _TRY_S = 10.0, 1.0
 _AUTOSCALERS_METRICS = 44217
 """The port of Ray's head for metrics of its autoscaler."""
 _MODE = "RAY_AUTH_MODE"
@@ -155,10 +155,10 @@ def _check_reached(address: str) -> None:
     """Raise ConnectionError if nobody listens at the address of a cluster: Ray itself tries for many minutes."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    place = canonicalize_bootstrap_address(address)
-    if place is None:
+    found = canonicalize_bootstrap_address(address)
+    if found is None:
         raise _unreached(address, "this host belongs to no cluster")
-    host, _, port = place.rpartition(":")
+    host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
@@ -178,7 +178,7 @@ def _warn_of_metrics() -> None:
 
     exporting = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"] > 0}
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(OSError), socket.create_connection((head, _AUTOSCALERS_METRICS), _LOOK_S):
+    with contextlib.suppress(OSError), socket.create_connection((head, _AUTOSCALERS_METRICS), _TRY_S):
         exporting.add(head)
     if exporting:
         logger.warning(
@@ -200,10 +200,10 @@ def require_token() -> None:
 
 def environment() -> dict[str, dict[str, str]]:
     """Return Ray's `runtime_env` with which a node finds this package and the user's agents: where this host does."""
-    places = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
     # Otherwise Ray also kills the reaper of a process that it ends, and nobody ends vLLM and removes its folder.
     own = {"RAY_kill_child_processes_on_worker_exit": "0"}
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places))), **own}}
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **own}}
 
 
 def nodes() -> list[Node]:

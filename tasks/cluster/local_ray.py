@@ -23,7 +23,7 @@ _POLL_S = 0.05
 _STORE_BYTES = 80 * 1024**2
 """Shared memory of a node for objects, Ray's least; messages are small."""
 _ADDRESS, _TOKEN = "address", "token"
-_PLACE = "ray"
+_FOLDER = "ray"
 """Folder of Ray, which gives it mode 0777, inside the one that no other user may enter."""
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -60,11 +60,11 @@ def local_ray(log: Path, *, nodes: int = 1, cpus: int, gpus: Sequence[str] = ())
 
 
 def _environment(folder: Path, gpus: Sequence[str]) -> Mapping[str, str]:
-    place = str(Path(__file__).parents[2])
+    package = str(Path(__file__).parents[2])
     own = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
         "RAY_AUTH_TOKEN_PATH": str(folder / _TOKEN),
-        "RAY_TMPDIR": str(folder / _PLACE),
+        "RAY_TMPDIR": str(folder / _FOLDER),
     }
     if gpus:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -86,8 +86,8 @@ def main(folder: Path, nodes: int, cpus: int, gpus: int) -> None:
     """Run Ray's processes until a signal comes."""
     from ray.cluster_utils import Cluster
 
-    place = folder / _PLACE
-    (place / "ray").mkdir(parents=True)  # where Ray notes the address, too
+    own = folder / _FOLDER
+    (own / "ray").mkdir(parents=True)  # where Ray notes the address, too
     cluster = Cluster()
     for number in range(nodes):
         cluster.add_node(
@@ -98,10 +98,10 @@ def main(folder: Path, nodes: int, cpus: int, gpus: int) -> None:
             include_log_monitor=False,
             no_monitor=True,
             object_store_memory=_STORE_BYTES,
-            temp_dir=str(place),
+            temp_dir=str(own),
             # Those in the folder of Ray's session may have too long paths for sockets.
-            raylet_socket_name=str(place / f"node-{number}"),
-            plasma_store_socket_name=str(place / f"store-{number}"),
+            raylet_socket_name=str(own / f"node-{number}"),
+            plasma_store_socket_name=str(own / f"store-{number}"),
         )
     (folder / f"{_ADDRESS}.new").write_text(cluster.address)
     (folder / f"{_ADDRESS}.new").rename(folder / _ADDRESS)

@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The place of one worker: the rollout worker of a node with a `number`, or, with None, one that only grades."""
+    """What a worker is to a node: its rollout worker with a `number`, or, with None, the one that only grades."""
 
     node: str
     number: int | None

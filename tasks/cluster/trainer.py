@@ -24,8 +24,8 @@ from tasks.inference.devices import visible_devices
 from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
-_LOOK_S = 0.5
-"""Time between two looks for lines of progress."""
+_POLL_S = 0.5
+"""Time between two questions for lines of progress."""
 _END_S = 5.0
 """Longest wait for the other ranks' errors after the first one."""
 _LOOPBACK = "127.0.0.1"
@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 class RayTrainer:
     """Trains with `ppo.parallel` ranks (see `OrderedTrainer`), which run until the end of the block.
 
-    Their room is reserved at once, in a placement group with a bundle for each. They start with the first order. If one
-    is lost, all start again from the last checkpoint, up to `trainer.max_restarts` times: an order names versions in
-    the store, so it can be given again, and the files of each attempt have a folder of their own.
+    Their cores and GPUs are reserved at once, in a placement group with a bundle for each. They start with the first
+    order. If one is lost, all start again from the last checkpoint, up to `trainer.max_restarts` times: an order names
+    versions in the store, so it can be given again, and the files of each attempt have a folder of their own.
 
     Args:
         config: the run's configuration.
@@ -52,16 +52,16 @@ class RayTrainer:
         self._bundle = _bundle(config)
         count = config.ppo.parallel.ranks
         check_ranks(nodes(), count, self._bundle["CPU"], self._bundle.get("GPU", 0.0))
-        # A single rank lies on the flow's own node, if that has room, so that no other node can end both.
+        # A single rank lies on the flow's own node, if that has what it needs: no other node's end then costs a restart.
         own: dict[str, Any] = {"_soft_target_node_id": ray.get_runtime_context().get_node_id()} if count == 1 else {}
         strategy = "STRICT_PACK" if count == 1 else "PACK"
-        self._room: PlacementGroup = placement_group([self._bundle] * count, strategy, **own)
+        self._reserved: PlacementGroup = placement_group([self._bundle] * count, strategy, **own)
         self._ranks: list[Any] = []
         self._restarts = 0
 
     def __enter__(self) -> Self:
-        if not self._room.wait(int(self._config.trainer.startup_timeout_s)):
-            remove_placement_group(self._room)
+        if not self._reserved.wait(int(self._config.trainer.startup_timeout_s)):
+            remove_placement_group(self._reserved)
             raise PlacementError("another job has taken the room of the trainer's ranks: start the flow again later")
         return self
 
@@ -71,7 +71,7 @@ class RayTrainer:
                 keep_logs(Store.of(self._config.storage), self._config.run.name, self._ranks, [value], self._progress)
         finally:
             self._kill()
-            remove_placement_group(self._room)
+            remove_placement_group(self._reserved)
 
     def update(self, order: UpdateOrder, progress: Progress) -> Made:
         """See `OrderedTrainer.update`.
@@ -109,20 +109,20 @@ class RayTrainer:
     def _start(self, progress: Progress) -> None:
         """Start all ranks, and wait until they have met."""
         started, limit = time.monotonic(), self._config.trainer.startup_timeout_s
-        if not self._room.wait(int(limit)):
+        if not self._reserved.wait(int(limit)):
             raise RanksLostError(f"there was no room for the ranks within trainer.startup_timeout_s={limit:g}")
-        bundles: dict[int, str] = placement_group_table(self._room)["bundles_to_node_id"]
+        bundles: dict[int, str] = placement_group_table(self._reserved)["bundles_to_node_id"]
         order = sorted(bundles, key=lambda bundle: (bundles[bundle], bundle))  # those of a node get consecutive numbers
-        places = [bundles[bundle] for bundle in order]
-        self._ranks = [self._actor(bundle, number, places) for number, bundle in enumerate(order)]
+        node_ids = [bundles[bundle] for bundle in order]
+        self._ranks = [self._actor(bundle, number, node_ids) for number, bundle in enumerate(order)]
         _refuse_different(self._answers([rank.begin.remote() for rank in self._ranks], progress, limit))
-        first, addresses = self._ranks[0], _addresses(places)
+        first, addresses = self._ranks[0], _addresses(node_ids)
         joining = [rank.join.remote(first, address) for rank, address in zip(self._ranks, addresses, strict=True)]
         self._answers(joining, progress, limit)
         took = time.monotonic() - started
-        progress(f"{len(order)} rank(s) on {len(set(places))} node(s) are ready after {took:.1f} s")
+        progress(f"{len(order)} rank(s) on {len(set(node_ids))} node(s) are ready after {took:.1f} s")
 
-    def _actor(self, bundle: int, number: int, places: list[str]) -> Any:
+    def _actor(self, bundle: int, number: int, node_ids: list[str]) -> Any:
         groups: dict[str, Any] = {"concurrency_groups": {ASIDE: 8}}
         actor: Any = ray.remote(**groups)(TrainerRank)
         around = environment()
@@ -130,9 +130,9 @@ class RayTrainer:
         return actor.options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._room, bundle),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._reserved, bundle),
             runtime_env=around,
-        ).remote(for_nodes(self._config), number, places)
+        ).remote(for_nodes(self._config), number, node_ids)
 
     def _shared_devices(self) -> dict[str, str]:
         """Let a trainer to which Ray gives no GPU, on this host, see those that the flow sees."""
@@ -151,7 +151,7 @@ class RayTrainer:
         """
         deadline, left = time.monotonic() + (limit_s or math.inf), list(waiting)
         while left:
-            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+            done, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
             try:
                 ray.get(done)
                 self._listen(progress, limit_s or self._config.trainer.timeout_s)
@@ -181,7 +181,7 @@ class RayTrainer:
         """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
         deadline = time.monotonic() + _END_S
         while True:
-            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_LOOK_S)
+            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_POLL_S)
             errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
             for number, error in errors.items():
                 if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
@@ -237,9 +237,9 @@ def _bundle(config: Config) -> dict[str, float]:
     return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})
 
 
-def _addresses(places: Sequence[str]) -> list[str]:
+def _addresses(node_ids: Sequence[str]) -> list[str]:
     """Return the IP address at which each rank is reached by the others: that of its node, if they have several."""
-    if len(set(places)) == 1:
-        return [_LOOPBACK] * len(places)
+    if len(set(node_ids)) == 1:
+        return [_LOOPBACK] * len(node_ids)
     of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    return [of_nodes[place] for place in places]
+    return [of_nodes[node_id] for node_id in node_ids]

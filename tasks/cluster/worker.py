@@ -27,7 +27,7 @@ from tasks.score.verifier import Verifier
 logger = logging.getLogger(__name__)
 
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class NodeWorker:
@@ -100,7 +100,7 @@ class NodeWorker:
         """End this process when the flow is silent; the body of a thread."""
         limit = 2 * self._config.cluster.silence_s
         while time.monotonic() < self._heard + limit:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
         logger.error("the flow has been silent for %g s: this process ends", limit)
         logging.shutdown()
         os._exit(1)  # the reaper ends what it has started

@@ -23,8 +23,8 @@ from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedE
 from tasks.rollout.remote.scheduler import Scheduler
 from tasks.score.scoring import ScoredShard, ShardOrder
 
-_LOOK_S = 2.0
-"""Time between two looks for nodes that have joined."""
+_CHECK_S = 2.0
+"""Time between two checks for nodes that have joined."""
 _REST_S = 10.0
 """Time after the loss of a worker in which its servers end and leave their GPUs."""
 _CLOSE_S = 15.0
@@ -104,7 +104,7 @@ class NodeWorkers:
         self._lost = LostWorkers(_REST_S if self._needs.gpus else 0.0)
         self._ended = threading.Event()
         around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
-        self._watch = threading.Thread(target=around, args=[self._look_for_nodes], name="nodes", daemon=True)
+        self._watch = threading.Thread(target=around, args=[self._watch_nodes], name="nodes", daemon=True)
 
     def __enter__(self) -> Self:
         present = nodes()
@@ -151,10 +151,10 @@ class NodeWorkers:
             del self._workers[remote.seat]
             self._lost.note(remote.seat.node, error, useful=useful)
 
-    def _look_for_nodes(self) -> None:
+    def _watch_nodes(self) -> None:
         """Start workers that are missing, on nodes that have joined, too; the body of a thread."""
         try:
-            while not self._ended.wait(_LOOK_S):
+            while not self._ended.wait(_CHECK_S):
                 present = nodes()
                 if not present:
                     raise ConnectionError("Ray has lost all its nodes. The same command continues the run")

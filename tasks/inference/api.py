@@ -93,7 +93,7 @@ Observation = tuple[str, list[int], GenerationConfig]
 
 
 class Generator(Protocol):
-    """The part of an engine that the collector needs; a test can fake it in ten lines."""
+    """What the collector needs of an engine; a test can fake it in ten lines."""
 
     @property
     def replicas(self) -> int: ...

@@ -140,7 +140,7 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     discount = number("turn_discount", trajectory.turn_discount)
     if not 0 <= discount <= 1:
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
-    turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
+    turns = [_checked_turn(f"turn {index}", turn) for index, turn in enumerate(trajectory.turns)]
     _check_calls(trajectory.calls)
     _check_columns_of_turns(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
@@ -176,27 +176,27 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     if not any(mask) and trajectory.status in ("completed", "truncated"):
         raise RefusedError(f"{trajectory.status}, but without a sampled token: ask for completions, or return []")
     rows = zip(mask, trajectory.logprobs, trajectory.versions, strict=True)
-    for place, (sampled, logprob, version) in enumerate(rows):
+    for index, (sampled, logprob, version) in enumerate(rows):
         if not sampled and (logprob != 0 or version != -1):
             raise RefusedError(
-                f"token {place} was not sampled, but has a logprob or version: give it the logprob 0.0 and version -1"
+                f"token {index} was not sampled, but has a logprob or version: give it the logprob 0.0 and version -1"
             )
         if sampled and not -math.inf < logprob <= HIGHEST_LOGPROB:
             raise RefusedError(
-                f"logprobs[{place}]={logprob}: keep the completion's logprobs, which are finite and not above 0"
+                f"logprobs[{index}]={logprob}: keep the completion's logprobs, which are finite and not above 0"
             )
 
 
 def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
     """Check that every turn is a completion of this episode, or its beginning: PPO relies on these logprobs."""
-    for place, turn in enumerate(trajectory.turns):
+    for index, turn in enumerate(trajectory.turns):
         span, possible = slice(turn.start, turn.end), served
         for name in ("token_ids", "logprobs", "versions"):
             kept = getattr(trajectory, name)[span]
             possible = [completion for completion in possible if getattr(completion, name)[: len(kept)] == kept]
             if not possible:
                 raise RefusedError(
-                    f"the {name} of turn {place} do not match a completion that this episode received, or its "
+                    f"the {name} of turn {index} do not match a completion that this episode received, or its "
                     "beginning: make one turn of each completion and keep its values unchanged"
                 )
 
@@ -205,11 +205,11 @@ def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
     """Return the action mask that the turns define, and check that they do not overlap."""
     check_kinds("turns", turns, {Turn})
     mask, begin = [False] * length, 0
-    for place, turn in enumerate(turns):
-        check_kinds(f"start and end of turn {place}", [turn.start, turn.end], {int})
+    for index, turn in enumerate(turns):
+        check_kinds(f"start and end of turn {index}", [turn.start, turn.end], {int})
         if not begin <= turn.start <= turn.end <= length:
             raise RefusedError(
-                f"turn {place} is token_ids[{turn.start}:{turn.end}], which overlaps the turn before or ends after the "
+                f"turn {index} is token_ids[{turn.start}:{turn.end}], which overlaps the turn before or ends after the "
                 f"{length} tokens"
             )
         mask[turn.start : turn.end] = [True] * (turn.end - turn.start)

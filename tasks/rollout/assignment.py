@@ -73,7 +73,7 @@ class Assignment:
         return full or data_set < self._first
 
     def may_begin(self, version: int) -> bool:
-        """Return whether a group may begin with a policy version: whether it is needed, and a place remains in time."""
+        """Return whether a group may begin with a policy version: training wants it, and a place remains in time."""
         return self.wanted(version) > 0 and self._suffices(self._due_of(version), more=1)
 
     def wanted(self, version: int) -> int:

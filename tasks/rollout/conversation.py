@@ -188,7 +188,7 @@ def without(metadata: str, private: Set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WholeProblem:
-    """An environment that grades with the whole problem, while the agent that resets it has a part of it.
+    """An environment that grades with the whole problem, while the agent that resets it does not have all metadata.
 
     Attributes:
         environment: the environment, whose other attributes an agent may use as before.

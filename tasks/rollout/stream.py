@@ -1,6 +1,6 @@
 """The stream: rollouts without a barrier between iterations.
 
-Groups begin whenever there is room, as far ahead of training as `rollout.max_head_offpolicyness` allows
+Groups begin whenever workers have capacity, as far ahead of training as `rollout.max_head_offpolicyness` allows
 (`tasks.rollout.assignment`). A data set is committed as soon as enough groups have finished, whichever those are. New
 weights are swapped in meanwhile: running episodes go on with them, their tokens record which version sampled each, and
 they belong to the data set in which they finish.
@@ -71,7 +71,7 @@ class Stream(SharedGroups):
         first = plan.policy.number
         self._to_commit = end - first
         self._size = settings.problems_per_iteration
-        self._places = min(self._size, len(self._draw(first)))
+        self._wanted = min(self._size, len(self._draw(first)))
         self._open_data_sets: dict[int, OpenDataSet] = {}
         self._committed: set[int] = set()
         self._data_set_of: dict[int, int | None] = {}
@@ -84,9 +84,9 @@ class Stream(SharedGroups):
         self._assignment = Assignment(
             first,
             end,
-            self._places,
+            self._wanted,
             settings.max_head_offpolicyness,
-            self._places * (1 + settings.max_resampling_rounds),
+            self._wanted * (1 + settings.max_resampling_rounds),
             {index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()},
             {index: data_set.rejected for index, data_set in self._open_data_sets.items()},
             self._committed,
@@ -227,10 +227,10 @@ class Stream(SharedGroups):
                 number = self._unplayed.popleft()
             else:
                 number, self._begun = self._begun, self._begun + 1
-            draw, place = divmod(number, self._size)
+            draw, position = divmod(number, self._size)
             problems = self._draw(draw)
-            if place < len(problems):
-                return number, problems[place]
+            if position < len(problems):
+                return number, problems[position]
 
     def _open(self, index: int) -> OpenDataSet:
         version = layout.trajectories(self._plan.config.run.name, index)
@@ -240,7 +240,7 @@ class Stream(SharedGroups):
 
         draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
         data_set = OpenDataSet(draft, index, self._plan.config, progress, numbered=True)
-        data_set.tally.expect(self._places, self._plan.group_size)
+        data_set.tally.expect(self._wanted, self._plan.group_size)
         return data_set
 
     def _commit(self, index: int) -> None:

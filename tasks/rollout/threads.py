@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from tasks.rollout.watch import place_of
+from tasks.rollout.watch import location_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class AgentThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait a limited time for calls that still run, and name the place of each that goes on."""
+        """Wait a limited time for calls that still run, and name the line of each that goes on."""
         self._ended = True
         deadline = time.monotonic() + (self.patience_s if wait else 0.0)
         for thread in list(self._running):
@@ -62,7 +62,7 @@ class AgentThreads(ThreadPoolExecutor):
                 logger.warning(
                     "a thread of an agent still runs, %s, and the rollout ends without it: what runs in "
                     "asyncio.to_thread must end by itself, soon after the deadline of its episode",
-                    place_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0))),
+                    location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0))),
                 )
 
     def _run(self, future: Future[T], call: Callable[[], T]) -> None:

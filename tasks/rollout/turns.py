@@ -112,7 +112,7 @@ class TurnBatcher:
         started, n, seed = time.monotonic(), gconfig.n, batch[0].seed
         try:
             completions = await self._generate(list(token_ids), replace(gconfig, n=n * len(batch)), seed)
-            spans = [range(place * n, (place + 1) * n) for place in range(len(batch))]
+            spans = [range(position * n, (position + 1) * n) for position in range(len(batch))]
             answers = [([completions[i] for i in span], [seed + i for i in span]) for span in spans]
         except BaseException as error:  # passed on to every episode that waits
             passed = error if isinstance(error, Exception) else RuntimeError("the engine cancelled a request")
@@ -218,11 +218,11 @@ class BatchedEngine:
         return outputs
 
     async def _ask(self, observation: Observation, number: int) -> BundledGenerationOutputs:
-        place = (number,) if observation[2].seed is None else ("seed", observation[2].seed)
+        source = (number,) if observation[2].seed is None else ("seed", observation[2].seed)
         if not self._asked:
             self._idle_s += time.monotonic() - self._idle_since
         self._asked[number] = time.monotonic()
-        outputs = await self._turns.ask(observation, derive(self._prompt.seed, *place))
+        outputs = await self._turns.ask(observation, derive(self._prompt.seed, *source))
         del self._asked[number]
         self._idle_since = time.monotonic()
         return outputs

@@ -67,8 +67,8 @@ class Watch:
 
     def _culprit(self) -> str:
         task = asyncio.current_task(self._loop)
-        place = place_of(traceback.extract_stack(sys._current_frames().get(self._thread)))
-        return f"{task.get_name() if task else 'something'}, {place},"
+        location = location_of(traceback.extract_stack(sys._current_frames().get(self._thread)))
+        return f"{task.get_name() if task else 'something'}, {location},"
 
     def _end_the_process(self) -> None:
         logger.critical(
@@ -81,10 +81,10 @@ class Watch:
         os._exit(1)
 
 
-def place_of(stack: traceback.StackSummary) -> str:
-    """Return the place in the agent's own code, not a library's, where `stack` ends, and its outermost caller."""
+def location_of(stack: traceback.StackSummary) -> str:
+    """Return the line of the agent's own code, not a library's, at which `stack` ends, and its outermost caller."""
     frames = [frame for frame in stack if frame.filename != __file__]
-    rollout = max((place for place, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
+    rollout = max((index for index, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
     frames = frames[rollout + 1 :] or frames[-1:]
     own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)] or frames
     ends = dict.fromkeys(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in (own[-1], own[0]))

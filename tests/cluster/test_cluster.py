@@ -115,7 +115,7 @@ def test_the_trainer_of_a_stream_lies_on_the_flows_node(settings: list[str]) -> 
         own = ray.get_runtime_context().get_node_id()
         for _ in range(3):  # a node has two cores
             trainer = trainers.enter_context(RayTrainer(config, print))
-            found.append(set(placement_group_table(trainer._room)["bundles_to_node_id"].values()))
+            found.append(set(placement_group_table(trainer._reserved)["bundles_to_node_id"].values()))
     assert found[:2] == [{own}] * 2
     assert own not in found[2]
 

@@ -34,7 +34,7 @@ class Destination:
     """The version in which a worker stores trajectories. The flow commits it, with the files of all workers.
 
     Each worker writes into folders of its own, as another attempt to make the version would. So what a lost worker has
-    left is no part of the version, and `gc` deletes it.
+    left does not belong to the version, and `gc` deletes it.
     """
 
     version: str

@@ -31,10 +31,10 @@ from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJo
 from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.score.scoring import NO_GRADES, Grades, ScoredShard, ShardOrder
 
-_LOOK_S = 1.0
-"""Time between two looks for what nothing notes, such as a worker that never came."""
+_CHECK_S = 1.0
+"""Time between two checks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
-"""Time between two looks at the workers in the log."""
+"""Time between two lines in the log about the workers."""
 Result = TypeVar("Result")
 
 
@@ -130,7 +130,7 @@ class Scheduler:
                 self._check(able=bool(self._workers))
                 self._let_grade(job)
                 job.changed.clear()
-                await _within(job.changed.wait(), _LOOK_S)
+                await _within(job.changed.wait(), _CHECK_S)
         finally:
             self._scoring = None
             for worker in self._workers:
@@ -198,7 +198,7 @@ class Scheduler:
                 while not groups.complete and not rollout.stopping:
                     self._check(able=any(worker.remote.plays for worker in self._workers))
                     rollout.hand_out(self._policy)
-                    await _within(groups.changed.wait(), _LOOK_S)
+                    await _within(groups.changed.wait(), _CHECK_S)
                 if rollout.stopping:
                     raise asyncio.CancelledError
             finally:
