@@ -52,7 +52,7 @@ class RayTrainer:
         self._bundle = _bundle(config)
         count = config.ppo.parallel.ranks
         check_ranks(nodes(), count, self._bundle["CPU"], self._bundle.get("GPU", 0.0))
-        # A single rank lies on the flow's own node, if that has what it needs: no other node's end then costs a restart.
+        # A single rank lies on the flow's own node if it can: then the end of another node costs no restart.
         own: dict[str, Any] = {"_soft_target_node_id": ray.get_runtime_context().get_node_id()} if count == 1 else {}
         strategy = "STRICT_PACK" if count == 1 else "PACK"
         self._reserved: PlacementGroup = placement_group([self._bundle] * count, strategy, **own)
