@@ -89,16 +89,11 @@ def _connection(address: str) -> Iterator[None]:
 def _started(config: Config) -> Iterator[tuple[str, Path]]:
     """Start Ray on this host, with as many cores for it as the run's processes ask for; yield address and token."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
-    cores = config.ppo.parallel.ranks + config.cluster.workers_per_node
-    with local_ray(log, cpus=cores, gpus=_gpus(config)) as started:
+    ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
+    visible, needed = visible_devices(), workers * settings.replicas * devices_of_a_server(settings.extra_args)
+    gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
+    with local_ray(log, cpus=ranks + workers, gpus=gpus) as started:
         yield started
-
-
-def _gpus(config: Config) -> list[str]:
-    """Return the GPUs for Ray: all, or all but the first, if a trainer of one rank has that one for itself."""
-    visible, settings = visible_devices(), config.inference
-    needed = config.cluster.workers_per_node * settings.replicas * devices_of_a_server(settings.extra_args)
-    return visible[1:] if config.ppo.parallel.ranks == 1 and len(visible) > needed else visible
 
 
 @contextmanager

@@ -97,14 +97,12 @@ def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
     if any(seat.plays or needs.workers == 0 for seat in seats):
         return
-    on_gpus = needs.gpus and needs.workers != 0
-    wanted = f"1 core and {needs.gpus} GPU(s)" if on_gpus else "1 core"
+    gpus = 0 if needs.workers == 0 else needs.gpus
     having = "; ".join(map(_free, nodes)) or "no node"
-    lower = "add nodes, or lower inference.replicas or the parallel sizes in inference.extra_args"
-    remedy = f"{lower} (cluster.gpus_per_worker)" if on_gpus else "or add nodes"
     raise PlacementError(
-        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer have taken their room "
-        f"already. Wait for other jobs, {remedy}"
+        f"a worker needs 1 core and {gpus} GPU(s) on one node, the cluster has {having}, besides what ranks of the "
+        "trainer have taken. Wait for other jobs, add nodes, or lower inference.replicas or the parallel sizes in "
+        "inference.extra_args (cluster.gpus_per_worker)"
     )
 
 

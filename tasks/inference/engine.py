@@ -168,7 +168,7 @@ class Engine:
             replica.proven = None
         for server in servers:
             server.stop()
-            server.start(policy.model)
+            server.start_serving(policy.model)
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")

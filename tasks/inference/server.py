@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 SERVED_NAME = "policy"
 
 
-class Server:
-    """One vLLM process group.
+class Server(Child):
+    """One vLLM process group, on a socket in its folder.
 
     Args:
         settings: `inference` of the configuration.
@@ -29,22 +29,14 @@ class Server:
     """
 
     def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
-        self.settings, self.log, self.devices = settings, log, devices
-        self._child = Child(log)
-        self._socket = self._child.folder / "vllm"
+        super().__init__(log)
+        self.settings, self.devices = settings, devices
+        self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
 
-    @property
-    def alive(self) -> bool:
-        return self._child.alive
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
-
-    def start(self, model: Path) -> None:
+    def start_serving(self, model: Path) -> None:
         """Start the server without waiting; `wait_until_healthy` waits."""
-        self._child.start(self._command(model), self._environment())
+        self.start(self._command(model), self._environment())
 
     def wait_until_healthy(self) -> None:
         """Block until the server answers.
@@ -61,22 +53,11 @@ class Server:
                 late = time.monotonic() - started > limit_s
                 if late or not self.alive:
                     self.stop()
-                    problem = (
-                        f"was not healthy after inference.startup_timeout_s={limit_s:g}"
-                        if late
-                        else "ended while starting"
-                    )
-                    raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self._child.log_tail()}")
+                    after = f"was not healthy after inference.startup_timeout_s={limit_s:g}"
+                    problem = after if late else "ended while starting"
+                    raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self.log_tail()}")
                 await asyncio.sleep(0.2)
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
-
-    def stop(self) -> None:
-        """End the process group and wait until it is gone."""
-        self._child.stop()
-
-    def close(self) -> None:
-        """End the process group for good and remove its folder."""
-        self._child.close()
 
     def _command(self, model: Path) -> list[str]:
         settings = self.settings
@@ -113,7 +94,7 @@ class Server:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         return environment | {
             "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_RPC_BASE_PATH": str(self._child.folder),  # sockets among vLLM's processes
+            "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",
             "OMP_NUM_THREADS": str(self.settings.threads),
             "VLLM_NO_USAGE_STATS": "1",

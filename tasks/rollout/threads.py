@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -33,7 +34,7 @@ class AgentThreads(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__(1)  # asyncio accepts no other class; it starts no thread by itself
         self.patience_s = PATIENCE_S
-        self._running = set[threading.Thread]()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._ended = False
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -42,21 +43,17 @@ class AgentThreads(ThreadPoolExecutor):
             raise RuntimeError("the rollout has ended")
         future = Future[T]()
         thread = threading.Thread(
-            target=self._run, args=(future, functools.partial(call, *args, **kwargs)), name="agent", daemon=True
+            target=_call, args=(future, functools.partial(call, *args, **kwargs)), name="agent", daemon=True
         )
-        self._running.add(thread)
-        try:
-            thread.start()
-        except BaseException:
-            self._running.discard(thread)
-            raise
+        thread.start()
+        self._threads.add(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait a limited time for calls that still run, and name the line of each that goes on."""
         self._ended = True
         deadline = time.monotonic() + (self.patience_s if wait else 0.0)
-        for thread in list(self._running):
+        for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 logger.warning(
@@ -65,15 +62,10 @@ class AgentThreads(ThreadPoolExecutor):
                     location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0))),
                 )
 
-    def _run(self, future: Future[T], call: Callable[[], T]) -> None:
+
+def _call(future: Future[T], call: Callable[[], T]) -> None:
+    if future.set_running_or_notify_cancel():
         try:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001  # whoever awaits the call gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-        finally:
-            self._running.discard(threading.current_thread())
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # whoever awaits the call gets it
+            future.set_exception(error)

@@ -65,7 +65,7 @@ class Lab:
 
         server = Server(load("demo", self.settings).inference, self.scratch / "vllm.log")
         self._stack.callback(server.close)
-        server.start(self.policy.model)
+        server.start_serving(self.policy.model)
         server.wait_until_healthy()
         return [*self.settings, f"inference.urls=[{server.url}]"]
 

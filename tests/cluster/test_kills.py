@@ -210,24 +210,3 @@ def test_what_a_worker_has_started_ends_with_the_flow(
     while Path(folder).exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-@pytest.mark.skipif(not SOAK, reason="two clusters of its own, and Ray waits a minute for a lost head")
-@pytest.mark.usefixtures("environment")
-def test_the_head_is_lost(settings: list[str], tmp_path: Path) -> None:
-    """The flow ends, and with it all workers; the same command goes on, on another cluster."""
-    settings = [*settings, *OVERLAP, "run.iterations=1000"]
-    for newest in (2, 4):
-        with RayCluster(2) as own:
-            address = f"cluster.address={own.address}"
-            with Flow([*settings, address], tmp_path / "log") as flow:
-                flow.wait_for(newest)
-                (head,) = (
-                    each for each in running("gcs_server") if str(own.scratch.parent) in " ".join(each.cmdline())
-                )
-                head.kill()
-                began = time.monotonic()
-                assert flow.process.wait(PATIENCE_S) != 0
-                print(f"the flow ended {time.monotonic() - began:.0f} s after the head: {flow.tail()[-300:]}")
-            assert no_actor_is_left(40)
-    check_whole(flow.store, 4)

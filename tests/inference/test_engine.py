@@ -318,7 +318,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
     failing = [sys.executable, "-c", "import sys; sys.exit('no config.json in this folder')"]
     monkeypatch.setattr(Server, "_command", lambda *_: failing)
     server = Server(INFERENCE, tmp_path / "vllm.log")
-    server.start(tmp_path)
+    server.start_serving(tmp_path)
     with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):
         server.wait_until_healthy()
     server.close()
@@ -349,7 +349,7 @@ from pathlib import Path
 from configs.inference import Inference
 from tasks.inference.server import Server
 server = Server(Inference.model_validate_json(sys.argv[1]), Path(sys.argv[2]) / "vllm.log")
-server.start(Path(sys.argv[3]))
+server.start_serving(Path(sys.argv[3]))
 server.wait_until_healthy()
 print(server.pid, server.url, flush=True)
 time.sleep(600)
@@ -376,7 +376,7 @@ def test_a_closed_server_leaves_neither_process_nor_folder(tmp_path: Path) -> No
     """This holds for a server that is still starting, too."""
     server = Server(INFERENCE, tmp_path / "vllm.log")
     folder = Path(server.url.removeprefix("unix://")).parent
-    server.start(tmp_path)
+    server.start_serving(tmp_path)
     process = psutil.Process(server.pid)
     assert folder.exists()
     server.close()
