@@ -71,7 +71,7 @@ class Stream(SharedGroups):
         first = plan.policy.number
         self._to_commit = end - first
         self._size = settings.problems_per_iteration
-        self._wanted = min(self._size, len(self._draw(first)))
+        self._per_data_set = min(self._size, len(self._draw(first)))
         self._open_data_sets: dict[int, OpenDataSet] = {}
         self._committed: set[int] = set()
         self._data_set_of: dict[int, int | None] = {}
@@ -84,9 +84,9 @@ class Stream(SharedGroups):
         self._assignment = Assignment(
             first,
             end,
-            self._wanted,
+            self._per_data_set,
             settings.max_head_offpolicyness,
-            self._wanted * (1 + settings.max_resampling_rounds),
+            self._per_data_set * (1 + settings.max_resampling_rounds),
             {index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()},
             {index: data_set.rejected for index, data_set in self._open_data_sets.items()},
             self._committed,
@@ -240,7 +240,7 @@ class Stream(SharedGroups):
 
         draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
         data_set = OpenDataSet(draft, index, self._plan.config, progress, numbered=True)
-        data_set.tally.expect(self._wanted, self._plan.group_size)
+        data_set.tally.expect(self._per_data_set, self._plan.group_size)
         return data_set
 
     def _commit(self, index: int) -> None:

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +24,6 @@ from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 from tasks.rollout.admission import MOST_COMPLETIONS
 from tests.conftest import INFERENCE, commit_policy
-from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
 
 pytestmark = pytest.mark.slow
@@ -341,44 +338,3 @@ def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]
     assert set(completion.versions) == {1}
     wait_gone(family)
     engine.serve(policies[0])
-
-
-OWNER = """
-import sys, time
-from pathlib import Path
-from configs.inference import Inference
-from tasks.inference.server import Server
-server = Server(Inference.model_validate_json(sys.argv[1]), Path(sys.argv[2]) / "vllm.log")
-server.start_serving(Path(sys.argv[3]))
-server.wait_until_healthy()
-print(server.pid, server.url, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_server_ends_with_a_killed_owner(policies: list[Checkpoint], tmp_path: Path) -> None:
-    """Neither a process nor a folder is left ten seconds after a kill."""
-    command = [sys.executable, "-c", OWNER, INFERENCE.model_dump_json(), str(tmp_path), str(policies[0].model)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout
-        pid, url = owner.stdout.readline().split()
-        server = psutil.Process(int(pid))
-        family = [server, *server.children(recursive=True)]
-        owner.kill()
-    killed = time.monotonic()
-    wait_gone(family, within_s=10)
-    while Path(url.removeprefix("unix://")).parent.exists():
-        assert time.monotonic() < killed + 10
-        time.sleep(0.1)
-
-
-def test_a_closed_server_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
-    """This holds for a server that is still starting, too."""
-    server = Server(INFERENCE, tmp_path / "vllm.log")
-    folder = Path(server.url.removeprefix("unix://")).parent
-    server.start_serving(tmp_path)
-    process = psutil.Process(server.pid)
-    assert folder.exists()
-    server.close()
-    wait_gone([process])
-    assert not folder.exists()

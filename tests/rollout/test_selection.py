@@ -190,29 +190,24 @@ def play_all(
     return metrics, list(datasets.trajectories(store, "runs/r/trajectories/000000", Path(store.root)))
 
 
-@pytest.mark.parametrize(("rounds", "problems", "groups"), [(0, 9, 2), (2, 9, 6), (2, 3, 3)])
+@pytest.mark.parametrize(
+    ("bound", "rounds", "problems", "groups"), [(0.9, 0, 9, 2), (0.9, 2, 9, 6), (0.9, 2, 3, 3), (0.0, 2, 9, 2)]
+)
 def test_rejected_groups_are_replaced_for_some_rounds(
     engine: Engine,
     verifier: Verifier,
     policies: list[Checkpoint],
     store: Store,
+    bound: float,
     rounds: int,
     problems: int,
     groups: int,
 ) -> None:
     """An untaught policy fails every bound: each round plays two problems, until rounds or problems are used up."""
-    bounds = {"success_rate_lb": 0.9, "max_resampling_rounds": rounds}
+    bounds = {"success_rate_lb": bound, "max_resampling_rounds": rounds}
     metrics, rows = play_all(bounds, engine, verifier, policies[0], store, problems)
-    assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups)
+    assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups if bound else 0)
     assert metrics["episodes"] == len(rows) == 3 * groups
-    assert metrics["status"] == {"rejected": 3 * groups}
-    assert len({row.problem_id for row in rows}) == groups
-
-
-def test_without_bounds_nothing_is_resampled(
-    engine: Engine, verifier: Verifier, policies: list[Checkpoint], store: Store
-) -> None:
-    """No bounds are the default."""
-    metrics, rows = play_all({}, engine, verifier, policies[0], store, 9)
-    assert (metrics["groups"], metrics["groups_rejected"], len(rows)) == (2, 0, 6)
+    assert not bound or metrics["status"] == {"rejected": 3 * groups}
     assert metrics["policy_versions"] == [0]
+    assert len({row.problem_id for row in rows}) == groups
