@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.commands.program import Command, Output, table, whole
+from storage.errors import first_few
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion
 from storage.visible import visible
 from tasks.problems.exclusions import commit_exclusions, exclusions_version
 from tasks.provenance.proposals import Proposal, propose_ids, propose_problem
@@ -29,14 +29,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_CHARACTERS = 200
-_MOST_NAMES = 3
 
 
 def _add_problem(parser: argparse.ArgumentParser, shown: str = "") -> None:
-    """Add PROBLEM, --prompt and --run; and --last, the number of rows, if the command has something `shown`."""
+    """Add PROBLEM and --prompt; and --last, the number of rows, if the command has something `shown`."""
     parser.add_argument("problem", metavar="PROBLEM", nargs=None if shown else "?")
     parser.add_argument("--prompt", action="store_true", help="PROBLEM is a part of its prompt")
-    parser.add_argument("--run", help="consider only trajectories of this run")
     if shown:
         _add_last(parser, shown)
 
@@ -48,9 +46,8 @@ def _add_last(parser: argparse.ArgumentParser, what: str) -> None:
 def _problem(problem: FoundProblem) -> str:
     """Return prompt, gold answers, ids and key on two lines."""
     prompt, gold = " ".join(problem.prompt.split()), "; ".join(problem.solutions)
-    ids = ", ".join(problem.problem_ids[:_MOST_NAMES]) + (" …" if len(problem.problem_ids) > _MOST_NAMES else "")
     texts = f"{visible(prompt, _MOST_CHARACTERS)} -> {visible(gold, _MOST_CHARACTERS)}"
-    return f"{texts}\nid {visible(ids)}, key {problem.key}"
+    return f"{texts}\nid {visible(first_few(problem.problem_ids))}, key {problem.key}"
 
 
 def _first_rows(
@@ -72,8 +69,8 @@ def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]
     """Return lines about versions that cannot be read, and about checkpoints that may be affected because of them."""
     lines = []
     if unknown:
-        shown = "; ".join(f"{each.version}: {each.why}" for each in unknown[:_MOST_NAMES])
-        lines.append(f"UNKNOWN: {len(unknown)} versions cannot be read and may matter, such as {shown}")
+        shown = first_few([f"{each.version}: {each.why}" for each in unknown])
+        lines.append(f"UNKNOWN: {len(unknown)} versions cannot be read and may matter: {shown}")
     if doubtful:
         lines.append(f"{len(doubtful)} more checkpoints may descend from these, such as {doubtful[0]}")
     return lines
@@ -81,8 +78,7 @@ def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]
 
 def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the updates by run and iteration, and the first checkpoint of each run."""
-    cache, name = Path(arguments.cache), arguments.problem
-    answer = trained_on(store, name, cache, run=arguments.run, by_prompt=arguments.prompt)
+    answer = trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     rows = [
         (use.checkpoint, use.how, use.data_set, use.episodes or "", use.trained if use.data_set else "")
         for use in answer.uses
@@ -95,38 +91,32 @@ def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _add_training_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a version, its URI, or an alias (demo/latest)")
-    parser.add_argument("--by", choices=["newest", "count"], default="newest", help="order of the problems")
     _add_last(parser, "problems")
 
 
 def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
     """Print totals, and a row for each problem."""
     answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
-    by_count = sorted(answer.problems, key=lambda problem: -problem.trained)
-    problems = by_count if arguments.by == "count" else answer.problems
     totals = (
         f"{answer.checkpoint}: {answer.updates} updates on {answer.trained:,} of {answer.trajectories:,} trajectories, "
-        f"{answer.tokens:,} sampled tokens, {len(problems):,} problems"
+        f"{answer.tokens:,} sampled tokens, {len(answer.problems):,} problems"
     )
     origins = [f"began with {line}" for line in answer.began]
     sets = f"problem sets: {', '.join(answer.problem_sets) or 'none'}"
-    columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last", "first turn", "any turn"]
-    shown = _first_rows(columns, [_training_row(problem) for problem in problems], arguments.last)
-    data = asdict(answer) | {"problems": [asdict(problem) for problem in problems]}
-    return Output(data, [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
+    columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last"]
+    shown = _first_rows(columns, [_training_row(problem) for problem in answer.problems], arguments.last)
+    return Output(asdict(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
 
 
 def _training_row(problem: TrainedProblem) -> tuple[object, ...]:
     prompt = visible(" ".join(problem.prompt.split()), 50)
-    rates = ["" if rate is None else f"{rate:.3f}" for rate in (problem.first_turn, problem.any_turn)]
     counts = (problem.episodes, problem.trained, problem.updates, problem.first, problem.last)
-    return visible(problem.problem_id), prompt, *counts, *rates
+    return visible(problem.problem_id), prompt, *counts
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the affected trajectories, evaluations, checkpoints and aliases, and advice."""
-    cache, name = Path(arguments.cache), arguments.problem
-    answer = affected(store, name, cache, run=arguments.run, by_prompt=arguments.prompt)
+    answer = affected(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     trajectories = [
         (each.data_set, visible(each.trajectory_id), each.outcome, ", ".join(each.trained))
         for each in answer.trajectories
@@ -150,26 +140,16 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def _advice(store: Store, answer: Affected) -> list[str]:
-    root = f"--root {shlex.quote(store.root)}"
     lines = ["correct the gold answer at its source: the corrected problem is another problem, which may be trained on"]
     if answer.trajectories or set(answer.problem_sets) - {each.problem_set for each in answer.evaluations}:
-        lines.append(
-            f"keep it out of training:\n    python -m tasks.provenance {root} exclude {answer.problem.key} --reason …"
-        )
+        command = f"python -m tasks.provenance --root {shlex.quote(store.root)} exclude {answer.problem.key} --reason …"
+        lines.append(f"keep it out of training:\n    {command}")
     if sets := sorted({each.name for each in answer.evaluations}):
         lines.append(f"evaluate {', '.join(sets)} again with the corrected problem set")
     for each in answer.first:
-        if each.clean:
-            lines.append(f"run {each.run}: begin a new run with\n    'policy={{path: {store.uri(each.clean)}}}'")
-        else:
-            none = "no checkpoint left in the store is known to be free of it: begin from another policy"
-            lines.append(f"run {each.run}: {none}")
-    clean = {each.run: each.clean for each in answer.first}
-    for name, version in answer.aliases.items():
-        earlier = clean.get(PolicyVersion(version).run) or "VERSION"
-        if not name.endswith("/latest"):  # the pipeline moves this alias itself
-            command = f"python -m storage {root} alias set {name} {earlier}"
-            lines.append(f"alias {name}: if the earlier policy is better, move it with\n    {command}")
+        none = "no checkpoint left in the store is known to be free of it: begin from another policy"
+        clean = f"begin a new run with\n    'policy={{path: {store.uri(each.clean)}}}'" if each.clean else none
+        lines.append(f"run {each.run}: {clean}")
     return lines
 
 
@@ -187,14 +167,7 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
     commit = not arguments.dry_run
     version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
     override = f"problems.exclusions=[{version}]"
-    data = {
-        "version": version,
-        "override": override,
-        "committed": commit,
-        "rows": [asdict(row) for row in proposal.rows],
-        "trained": proposal.trained,
-        "unknown": [asdict(each) for each in proposal.unknown],
-    }
+    data = asdict(proposal) | {"version": version, "override": override, "committed": commit}
     parts = [_problem(proposal.problem)] if proposal.problem else []
     parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
@@ -206,15 +179,10 @@ def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
     if (arguments.problem is None) == (arguments.ids is None):
         raise ValueError("give either PROBLEM or --ids FILE")
     if arguments.ids is None:
-        name = arguments.problem
-        return propose_problem(store, name, cache, reason, run=arguments.run, by_prompt=arguments.prompt)
-    try:
-        text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
-    except UnicodeDecodeError as error:
-        where = f"{arguments.ids} is not UTF-8 text (byte {error.start})"
-        raise ValueError(f"{where}: give one trajectory id in each line") from None
+        return propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
+    text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
     ids = [line.strip() for line in text.splitlines()]
-    return propose_ids(store, [name for name in ids if name], cache, reason, run=arguments.run)
+    return propose_ids(store, [name for name in ids if name], cache, reason)
 
 
 def _summary(proposal: Proposal) -> str:

@@ -1,14 +1,13 @@
 """An index of what was played and trained in a store: catalog and manifests as records, rows as tables of DuckDB.
 
-sets              data_set (number), version, searched (whether `find_problem` searches this version)
+sets              data_set (number), version
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
 problem_contents  prompt, solutions, key (of `tasks.problems.problem_set`): each distinct content
 played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
                   (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
-                  (lowest policy version of a sampled token), first and best (success of the first and of the best turn,
-                  null without scores)
+                  (lowest policy version of a sampled token), best (success of the best turn, null without scores)
 update_inputs     one row for each loaded trajectory and each update over its data set: checkpoint, data_set, version,
-                  trajectory_id, key, tokens, first, best, entered (whether the update trained on it)
+                  trajectory_id, key, tokens, entered (whether the update trained on it)
 
 The data sets say what was played. A checkpoint's manifest says which data sets its update had, and by which rules the
 update left trajectories out: status, staleness, unknown return, exclusions. With `ppo.mask_truncated` a trajectory
@@ -16,7 +15,7 @@ counts as trained on although all its turns are masked, because its group was co
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -180,53 +179,30 @@ class TrainingIndex:
         """Return `version` and all checkpoints it descends from, nearest first, including those without a manifest."""
         return _reached([version], {update.checkpoint: update.before for update in self.updates.values()})
 
-    def opened_for(self, run: str | None = None, *, scored: bool = False) -> AbstractContextManager[None]:
-        """Open all problem sets and the data sets of `run`, or of all runs.
-
-        Problems are searched for only in the data sets and problem sets of `run`, if it is given.
-
-        Raises:
-            ValueError: there is no such run.
-        """
-        runs = sorted({layout.run_of(version) or "" for version in self.data_sets})
-        if run and run not in runs:
-            names = ", ".join(runs) or "none"
-            raise ValueError(f"no run {run!r} has played anything in {self.store.root}; runs there: {names}")
-        data_sets = [version for version in self.data_sets if not run or layout.run_of(version) == run]
-        problem_sets = sorted({entry.version for entry in self.entries if entry.kind == "problems"})
-        searched = {*data_sets, *chain.from_iterable(map(self.problem_sets_of, data_sets))} if run else None
-        return self.opened(data_sets, problem_sets, scored=scored, searched=searched)
-
     @contextmanager
-    def opened(
-        self,
-        data_sets: Collection[str],
-        problem_sets: Collection[str],
-        *,
-        scored: bool = True,
-        searched: Collection[str] | None = None,
-    ) -> Iterator[None]:
+    def opened(self, data_sets: Collection[str] | None = None, *, scored: bool = False) -> Iterator[None]:
         """Open the tables `sets`, `problem_ids` and `problem_contents`. They are deleted when the block ends.
 
         Args:
-            data_sets: versions of trajectories; attempts that were never committed are ignored.
-            problem_sets: versions of problem sets.
+            data_sets: versions of trajectories; attempts that were never committed are ignored. None: all data sets
+                and all problem sets of the store.
             scored: read the scores, too. Without scores the success of trajectories is null.
-            searched: the data sets and problem sets in which `find_problem` searches; None: all.
 
         Raises:
             UnavailableError: the store does not answer.
         """
-        scores = {version: self.scores[version] for version in data_sets if version in self.scores} if scored else {}
-        trajectory_files = self._fetch(data_sets, "trajectories")
+        chosen, problem_sets = data_sets, list[str]()
+        if chosen is None:
+            chosen, problem_sets = self.data_sets, [each.version for each in self.entries if each.kind == "problems"]
+        scores = {version: self.scores[version] for version in chosen if version in self.scores} if scored else {}
+        trajectory_files = self._fetch(chosen, "trajectories")
         score_files = self._fetch(scores.values(), "scores")
         problem_files = self._fetch(problem_sets, "problems")
-        numbers = {version: number for number, version in enumerate([*data_sets, *problem_sets])}
+        numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
         scores_by_data_set = {version: score_files.get(name, []) for version, name in scores.items()}
         with open_trajectory_db(Audit().memory_gib) as self.database:
-            self.database.connection.execute("create table sets (data_set integer, version varchar, searched boolean)")
-            rows = [(number, version, searched is None or version in searched) for version, number in numbers.items()]
-            self.database.insert("sets", rows)
+            self.database.connection.execute("create table sets (data_set integer, version varchar)")
+            self.database.insert("sets", [(number, version) for version, number in numbers.items()])
             self.database.add_view("trajectories", TRAJECTORY_SCHEMA, _numbered(numbers, trajectory_files))
             self.database.add_view("scores", SCORE_SCHEMA, _numbered(numbers, scores_by_data_set))
             self.database.add_view("problems", PROBLEM_SCHEMA, _numbered(numbers, problem_files))
@@ -250,10 +226,10 @@ class TrainingIndex:
                 from trajectories t join problem_contents a using (prompt, solutions) join sets s using (data_set)
                 where {condition}
             ), judged as (
-                select data_set, trajectory_id, arg_min(success, turn) as first, max(success) as best
+                select data_set, trajectory_id, max(success) as best
                 from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
             )
-            select f.*, j.first, j.best from found f left join judged j using (data_set, trajectory_id)""",
+            select f.*, j.best from found f left join judged j using (data_set, trajectory_id)""",
             parameters,
         )
         self._add_updates(self.updates.values() if updates is None else updates)
@@ -286,7 +262,7 @@ class TrainingIndex:
             database.insert("excluded_problems", [(version, name) for name in excluded.problems])
         database.connection.execute(
             f"""create table update_inputs as
-            select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens, p.first, p.best,
+            select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
                    {_TRAINABLE} and p.tokens > 0 and p.oldest >= o.oldest and not o.idle
                    and (o.cut_too or o.unfinished_too or not p.cut)
                    and not exists (from honoured h join excluded_trajectories e using (exclusions)

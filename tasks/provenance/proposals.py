@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.safety import check_plain
+from storage.errors import first_few
 from storage.objects.store import Store
 from storage.records import Exclusion
 from storage.version_names import TrajectoriesVersion, select
 from storage.visible import visible
 from tasks.provenance.index import TrainingIndex
 from tasks.provenance.questions import FoundProblem, Unknown, find_problem
-
-_MOST_IDS = 5  # in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +24,22 @@ class Proposal:
     unknown: list[Unknown]  # data sets that cannot be read, so that rows of them may be missing
 
 
-def propose_problem(
-    store: Store, problem: str, cache: Path, reason: str, *, run: str | None = None, by_prompt: bool = False
-) -> Proposal:
-    """Propose to exclude a whole problem, and list its trajectories of `run` or of all runs.
+def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_prompt: bool = False) -> Proposal:
+    """Propose to exclude a whole problem, and list its trajectories.
 
     Args:
         store: the store of the data sets.
         problem: an id or a key, see `tasks.provenance.questions.trained_on`.
         cache: local folder for objects of a remote root.
         reason: why the problem is excluded, for later readers.
-        run: list only the trajectories of this run. The other trajectories of the problem are not trained on either.
         by_prompt: `problem` is a part of the prompt.
 
     Raises:
-        ValueError: `problem` means no problem or several, there is no such run, or the reason is empty or cannot be
-            stored.
+        ValueError: `problem` means no problem or several, or the reason is empty or cannot be stored.
     """
     _check(reason)
     index = TrainingIndex(store, cache)
-    with index.opened_for(run):
+    with index.opened():
         found = find_problem(index, problem, by_prompt=by_prompt)
         index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
         trained, rows = _trained(index), _rows(index, reason, whole=True)
@@ -54,7 +49,7 @@ def propose_problem(
     return Proposal(rows or [unplayed], found, trained, unknown)
 
 
-def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, run: str | None = None) -> Proposal:
+def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str) -> Proposal:
     """Propose to exclude trajectories by their ids. Other trajectories of the same problems stay in training.
 
     Raises:
@@ -66,17 +61,16 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, r
     if not distinct_ids:
         raise ValueError("no ids are given: give one id in each line")
     index = TrainingIndex(store, cache)
-    with index.opened_for(run):
+    with index.opened():
         index.load(None, "t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
         trained, rows = _trained(index), _rows(index, reason, whole=False)
     unreadable = select(TrajectoriesVersion, index.unknown)
     found = {row.trajectory_id for row in rows}
     if missing := [name for name in distinct_ids if name not in found]:
-        more = f" and {len(missing) - _MOST_IDS} more" if len(missing) > _MOST_IDS else ""
         lost = f"; {len(unreadable)} data sets are collected or cannot be read, such as {min(unreadable, default='')}"
         raise ValueError(
             f"{len(missing)} ids belong to no trajectory that was played for training in {store.root}: "
-            f"{visible(', '.join(missing[:_MOST_IDS]))}{more}{lost if unreadable else ''}. Remove these ids; "
+            f"{visible(first_few(missing))}{lost if unreadable else ''}. Remove these ids; "
             "evaluations are never trained on"
         )
     return Proposal(rows, None, trained, [])

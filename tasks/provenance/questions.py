@@ -104,7 +104,7 @@ class TrainedProblem:
     """One problem in the training data of a checkpoint.
 
     Example: TrainedProblem(key="9f3a…", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], episodes=48,
-    trained=48, updates=3, first="demo/000003", last="demo/000071", first_turn=0.5, any_turn=0.8)
+    trained=48, updates=3, first="demo/000003", last="demo/000071")
     """
 
     key: str
@@ -116,8 +116,6 @@ class TrainedProblem:
     updates: int  # updates that at least one episode entered
     first: str  # run and iteration in which the problem was first played
     last: str
-    first_turn: float | None  # share of the episodes whose first turn is right; None without scores
-    any_turn: float | None  # share of the episodes with any right turn; None without scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +168,7 @@ class Affected(TrainedOn):
     aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
 
 
-def trained_on(
-    store: Store, problem: str, cache: Path, *, run: str | None = None, by_prompt: bool = False
-) -> TrainedOn:
+def trained_on(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> TrainedOn:
     """Find the checkpoints that were trained on a problem, directly or by descent.
 
     A checkpoint descends from another if its training started from the other's weights: the checkpoint before it in
@@ -182,24 +178,23 @@ def trained_on(
         store: the store of the checkpoints.
         problem: an id or a key, see `find_problem`.
         cache: local folder for objects of a remote root.
-        run: consider only trajectories of this run; checkpoints that descend from it may be in other runs.
         by_prompt: `problem` is a part of the prompt.
 
     Raises:
-        ValueError: `problem` means no problem or several, or there is no such run.
+        ValueError: `problem` means no problem or several.
         StorageError: the catalog is damaged.
     """
     index = TrainingIndex(store, cache)
-    with index.opened_for(run):
-        return _trained_on(index, find_problem(index, problem, by_prompt=by_prompt), run)
+    with index.opened():
+        return _trained_on(index, find_problem(index, problem, by_prompt=by_prompt))
 
 
-def affected(store: Store, problem: str, cache: Path, *, run: str | None = None, by_prompt: bool = False) -> Affected:
+def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> Affected:
     """Find everything that wrong gold answers of a problem affect. See `trained_on` for arguments and errors."""
     index = TrainingIndex(store, cache)
-    with index.opened_for(run, scored=True):
+    with index.opened(scored=True):
         found = find_problem(index, problem, by_prompt=by_prompt)
-        answer, versions = _trained_on(index, found, run), index.versions_with(found.key)
+        answer, versions = _trained_on(index, found), index.versions_with(found.key)
         trajectories = _affected_trajectories(index)
     scores = {index.scores[version] for version in versions if version in index.scores}
     unreadable_scores = [Unknown(version, index.unknown[version]) for version in sorted(scores & index.unknown.keys())]
@@ -237,7 +232,7 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     checkpoints = index.ancestry(version)
     updates = [index.updates[each] for each in checkpoints if each in index.updates]
     data_sets = list(dict.fromkeys(data_set for update in updates for data_set in update.data_sets))
-    with index.opened(data_sets, []):
+    with index.opened(data_sets):
         index.load(updates)
         problems = _trained_problems(index, checkpoints)
         trajectories, trained, tokens = index.database.one(
@@ -260,10 +255,10 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     )
 
 
-def _trained_on(index: TrainingIndex, problem: FoundProblem, run: str | None) -> TrainedOn:
+def _trained_on(index: TrainingIndex, problem: FoundProblem) -> TrainedOn:
     """Load the trajectories of the problem, and answer `trained_on`."""
     index.load(None, "a.key = ? and t.prompt = ?", problem.key, problem.prompt)
-    uses = sorted(_uses(index, problem, run), key=lambda use: (use.run, use.iteration))
+    uses = sorted(_uses(index, problem), key=lambda use: (use.run, use.iteration))
     unreadable = index.unreadable_data_sets(problem.key)
     suspects = [each.checkpoint for each in index.updates.values() if not unreadable.isdisjoint(each.data_sets)]
     trained = index.descended(use.checkpoint for use in uses if use.has_trained)
@@ -280,7 +275,7 @@ def _trained_on(index: TrainingIndex, problem: FoundProblem, run: str | None) ->
     )
 
 
-def _uses(index: TrainingIndex, problem: FoundProblem, run: str | None) -> Iterator[ProblemUse]:
+def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
     """Yield the updates over data sets with the problem, and the warm starts whose generator makes the problem."""
     for checkpoint, data_set, episodes, trained in index.database.all(
         "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
@@ -289,7 +284,7 @@ def _uses(index: TrainingIndex, problem: FoundProblem, run: str | None) -> Itera
         yield ProblemUse(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
     makes_problem: dict[str, bool] = {}
     for update in index.updates.values():
-        if update.taught and (not run or update.run == run):
+        if update.taught:
             source = update.taught.model_dump_json()
             if source not in makes_problem:
                 same_prompt = (each for each in generate(update.taught) if each.prompt == problem.prompt)
@@ -345,8 +340,7 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
         ), by_problem as (
             select key, count(*) as episodes, count(*) filter (entered) as trained,
                    count(distinct checkpoint) filter (entered) as updates, arg_max(place, step) as first_place,
-                   arg_min(place, step) as last_place, min(step) as newest, avg(first) as first_turn,
-                   avg(best) as any_turn
+                   arg_min(place, step) as last_place, min(step) as newest
             from placed group by key
         ), ids as (select key, min(problem_id) as problem_id from played group by key)
         select b.key, i.problem_id, a.prompt, a.solutions, b.* exclude (key, newest)
@@ -359,10 +353,6 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
     return [TrainedProblem(*row) for row in rows]
 
 
-_SEARCHED = """(select key, problem_id, prompt
-    from problem_ids join sets using (version) join problem_contents using (key) where searched)"""
-
-
 def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) -> FoundProblem:
     """Return the one problem that `text` means: an id or a key, or, with `by_prompt`, a part of the prompt in any case.
 
@@ -373,28 +363,22 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
     by_text = ("prompt = ?", "contains(lower(prompt), lower(?))")
     for reading in by_text if by_prompt else ("key = ?", "problem_id = ?"):
         rows = index.database.all(
-            f"""select key,
-            (select list(distinct problem_id order by problem_id) from problem_ids i where i.key = c.key),
-            min(prompt), min(solutions) from problem_contents c
-            where key in (select key from {_SEARCHED} where {reading}) group by key order by 3, key""",
+            f"""select key, list(distinct problem_id order by problem_id), min(prompt), min(solutions)
+            from problem_ids join problem_contents using (key)
+            where key in (select key from problem_ids join problem_contents using (key) where {reading})
+            group by key order by 3, key""",
             text,
         )
         if len(rows) > 1:
             raise ValueError(_ambiguous(text, [FoundProblem(*row) for row in rows]))
         if rows:
             return FoundProblem(*rows[0])
-    raise ValueError(_not_found(index, text, by_prompt))
-
-
-def _not_found(index: TrainingIndex, text: str, by_prompt: bool) -> str:
-    known = int(index.database.number(f"select count(distinct key) from {_SEARCHED}"))
+    count = int(index.database.number("select count(distinct key) from problem_ids"))
     if by_prompt:
-        return f"none of the {known} known problems has {text!r} in its prompt: check the text or choose another part"
-    similar = index.database.all(
-        f"select problem_id from {_SEARCHED} group by 1 order by levenshtein(problem_id, ?), 1 limit 3", text
+        raise ValueError(f"none of the {count} known problems has {text!r} in its prompt: check the text")
+    raise ValueError(
+        f"no problem has the id or key {text!r}; there are {count}. --prompt searches for a part of the prompt"
     )
-    hint = f", such as {', '.join(repr(name) for (name,) in similar)}" if similar else ""
-    return f"no problem has the id or key {text!r}; there are {known}{hint}. --prompt searches for a part of the prompt"
 
 
 def _ambiguous(text: str, problems: list[FoundProblem]) -> str:

@@ -161,16 +161,22 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.train("d", 1, last)
     family.begin("e")
     family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
-    uses = {use.checkpoint: use.trained for use in trained_on(family.store, key(ONE), tmp_path, run="d").uses}
-    assert uses == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
-    uses = {use.checkpoint: use.trained for use in trained_on(family.store, "2", tmp_path, run="d").uses}
-    assert uses == {layout.checkpoint("d", 1): 2, layout.checkpoint("d", 2): 1, layout.checkpoint("e", 1): 1}
+
+    def trained(problem: str, cache: Path) -> dict[str, int]:
+        uses = trained_on(family.store, problem, cache).uses
+        return {use.checkpoint: use.trained for use in uses if use.run in ("d", "e")}
+
+    assert trained(key(ONE), tmp_path) == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
+    assert trained("2", tmp_path) == {
+        layout.checkpoint("d", 1): 2,
+        layout.checkpoint("d", 2): 1,
+        layout.checkpoint("e", 1): 1,
+    }
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
     assert {problem.prompt: problem.trained for problem in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
     family.collect(one)  # gc never does this; done by hand
-    answer = trained_on(family.store, key(ONE), tmp_path / "second", run="d")
-    assert [use.trained for use in answer.uses] == [1, 1]  # an unreadable exclusion counts as none
-    assert [unknown.version for unknown in answer.unknown] == [one]
+    assert list(trained(key(ONE), tmp_path / "second").values()) == [1, 1]  # an unreadable exclusion counts as none
+    assert [unknown.version for unknown in trained_on(family.store, key(ONE), tmp_path / "second").unknown] == [one]
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
@@ -238,29 +244,27 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
     assert "4 trajectories in 2 data sets; the problem is no longer drawn" in printed
     assert manifests.committed(family.store, planned["version"])
     (tmp_path / "ids").write_text("b/000000/1/0\n\nb/000000/1/1 \n")
-    printed = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY, "--run", "b")
+    printed = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY)
     assert printed.startswith("2 trajectories in 1 data sets; 1 checkpoints were trained on some of them")
     assert "give either PROBLEM or --ids FILE" in call("exclude", "--reason", WHY, status=1)
     assert "no such file" in call("exclude", "--ids", "none", "--reason", WHY, status=1).lower()
 
 
 def test_a_file_of_ids_as_editors_save_it(family: Place, call: Call, tmp_path: Path) -> None:
-    """A byte order mark is not part of the first id; a file that is not UTF-8 is refused with the byte position."""
+    """A byte order mark is not part of the first id; a file that is not UTF-8 is refused."""
     ids = tmp_path / "ids"
     arguments = ["exclude", "--ids", str(ids), "--reason", WHY, "--dry-run"]
     ids.write_bytes("\ufeffb/000000/1/0\r\n".encode())
     assert call(*arguments).startswith("1 trajectories in 1 data sets")
-    for data, place in ((b"b/000000/1/0\n\x89PNG\r\n", 13), ("b/000000/1/0".encode("utf-16"), 0)):
-        ids.write_bytes(data)
-        message = f"{ids} is not UTF-8 text (byte {place}): give one trajectory id in each line"
-        assert message in call(*arguments, status=1)
+    ids.write_bytes("b/000000/1/0".encode("utf-16"))
+    assert "'utf-8' codec can't decode byte" in call(*arguments, status=1)
 
 
 def test_arguments_that_are_not_utf8_are_refused(family: Place, call: Call) -> None:
     """Python passes such arguments on as halves of surrogate pairs, which Parquet and DuckDB refuse."""
     printed = call("exclude", key(ONE), "--reason", "x\udcff", status=1)
     assert "reason='x\\udcff' holds half a surrogate pair" in printed
-    for arguments in (["a\udcff"], ["--prompt", "a\udcff"], [key(ONE), "--run", "a\udcff"]):
+    for arguments in (["a\udcff"], ["--prompt", "a\udcff"]):
         printed = call("trained-on", *arguments, status=1)
         assert "a\\udcff'" in printed
         assert "codec" not in printed
