@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main_of_targets
-from tasks.audit.task import audit, audit_config, log_errors_without_traceback, report_audit, select_data_sets
+from tasks.audit.task import audit, audit_config, report_audit, select_data_sets
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import open_unleased
 
@@ -27,13 +27,12 @@ def audit_trajectories(
     """Run all checks on trajectory data sets; the flow run fails if the verdict is as bad as `fail_on` or worse.
 
     Args:
-        targets: runs; versions or URIs of trajectories, evaluations or scores; aliases. Empty: all runs of the store.
+        targets: runs, and versions or URIs of trajectories or evaluations. Empty: all runs of the store.
         config: see `math_mt_ppo`; only its `storage`, `score` and `audit` are used.
         overrides: see `math_mt_ppo`.
         since: only data sets committed since a date (2026-11-14) or within a duration (12h, 7d, 2w).
         fail_on: `fail`, `warn` or `never`.
     """
-    log_errors_without_traceback()
     targets = targets or []
     with open_unleased(audit_config(config, overrides or [], targets, fail_on)) as workspace:
         data_sets = select_data_sets(workspace, targets, since)

@@ -6,7 +6,6 @@ Example: the file of a data set has another hash than its manifest says. Then it
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,17 +13,16 @@ from pathlib import Path
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.version_names import EvaluationVersion, PolicyVersion
 from storage.version_names import select as select_names
-from storage.versions import aliases, contents, manifests
+from storage.versions import contents, manifests
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import climb_down, scores_of
 from storage.versions.manifests import File, Manifest
 from tasks.audit.results import Case
 
 _KINDS = ("trajectories", "evaluation")
-_READERS = 16
 _FETCHED_AT_ONCE = 4
 _VERSION = re.compile(f"/({'|'.join(layout.AREAS)})/")
 _PERIOD = re.compile(r"(\d+)\s*(h|d|w)")
@@ -96,8 +94,7 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
 
     Args:
         store: the store of the data sets.
-        targets: runs (all their iterations), versions of trajectories, evaluations or scores, and aliases of these;
-            empty: all runs.
+        targets: runs (all their iterations), and versions of trajectories or evaluations; empty: all runs.
         begin: leave out data sets that were committed earlier.
 
     Raises:
@@ -114,15 +111,16 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
         name = split_uri(target)[1]
         of_run = [version for version in attempts if layout.run_of(version) == name.removeprefix("runs/")]
         training = [version for version in of_run if not EvaluationVersion.is_place(version)]
-        wanted.update(training or of_run or [name if name in attempts else _resolved(store, target, attempts, known)])
+        if not of_run and name not in attempts:
+            raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {known}")
+        wanted.update(training or of_run or [name])
 
     def order(version: str) -> tuple[str, bool, str]:
         """Return a sort key: training data of a run before its evaluations, each in the order of their numbers."""
         return layout.run_of(version) or "", EvaluationVersion.is_place(version), version
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        read = readers.map(lambda version: _read_data_set(store, version, scores), sorted(wanted, key=order))
-        committed = [each for each in read if each]
+    read = in_parallel(lambda version: _read_data_set(store, version, scores), sorted(wanted, key=order))
+    committed = [each for each in read if each]
     recent = [each for each in committed if begin is None or each.manifest is None or each.manifest.created_at >= begin]
     return [replace(each, number=number) for number, each in enumerate(recent)]
 
@@ -135,21 +133,6 @@ def previous(store: Store, data_set: DataSet) -> DataSet | None:
     if store.exists(layout.tombstone(version)):
         return None
     return _read_data_set(store, version, scores_of(catalog.read_all(store)))
-
-
-def _resolved(store: Store, target: str, attempts: Sequence[str], known: str) -> str:
-    """Return the version of trajectories that an alias or a version of scores names."""
-    try:
-        version = aliases.resolve_version(store, split_uri(target)[1])
-        manifest = manifests.read(store, version)
-    except DamagedError as error:
-        raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {known} ({error})") from None
-    if manifest.kind in _KINDS:
-        return version
-    parents = [parent.version for parent in manifest.parents if parent.version in attempts]
-    if manifest.kind == "scores" and parents:
-        return parents[0]
-    raise TargetError(f"{target!r} is a {manifest.kind} version, not trajectories; {known}")
 
 
 def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:
@@ -198,31 +181,28 @@ def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Inta
         UnavailableError: the store does not answer.
     """
     intake = Intake()
-    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as threads:
-        for data_set in data_sets:
-            if data_set.manifest is None:
-                intake.objects += 1
-                intake.note_damage(layout.manifest(data_set.version), data_set, data_set.problem)
-            elif data_set.problem:
-                intake.collected.append(data_set.version)
-            else:
-                _fetch(store, data_set, data_set.manifest, cache, intake, threads)
-                for scores in data_set.scores[-1:]:
-                    if store.exists(layout.tombstone(scores)):
-                        intake.collected_scores.append(data_set.version)
-                        continue
-                    try:
-                        _fetch(store, data_set, manifests.read(store, scores), cache, intake, threads)
-                    except DamagedError as error:
-                        intake.note_damage(layout.manifest(scores), data_set, str(error))
-        _find_strays(store, data_sets, intake, threads)
+    for data_set in data_sets:
+        if data_set.manifest is None:
+            intake.objects += 1
+            intake.note_damage(layout.manifest(data_set.version), data_set, data_set.problem)
+        elif data_set.problem:
+            intake.collected.append(data_set.version)
+        else:
+            _fetch(store, data_set, data_set.manifest, cache, intake)
+            for scores in data_set.scores[-1:]:
+                if store.exists(layout.tombstone(scores)):
+                    intake.collected_scores.append(data_set.version)
+                    continue
+                try:
+                    _fetch(store, data_set, manifests.read(store, scores), cache, intake)
+                except DamagedError as error:
+                    intake.note_damage(layout.manifest(scores), data_set, str(error))
+    _find_strays(store, data_sets, intake)
     _check_parents(store, data_sets, intake)
     return intake
 
 
-def _fetch(
-    store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake, threads: ThreadPoolExecutor
-) -> None:
+def _fetch(store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake) -> None:
     """Fetch the Parquet files of a data set, or of its scores, and note those that can be read."""
 
     def fetched(file: File) -> Path | Exception:
@@ -233,7 +213,7 @@ def _fetch(
 
     files = [file for file in version.files if file.name.endswith(".parquet")]
     intake.objects += len(files)
-    for file, path in zip(files, threads.map(fetched, files), strict=True):
+    for file, path in zip(files, in_parallel(fetched, files, _FETCHED_AT_ONCE), strict=True):
         if isinstance(path, Exception):
             intake.note_damage(file.path, data_set, str(path))
         elif problems := contents.parquet(path, version.kind, file.rows):
@@ -242,7 +222,7 @@ def _fetch(
             (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
 
 
-def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake, threads: ThreadPoolExecutor) -> None:
+def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
     """Find strays in the folders of the data sets, of their newest scores, and of the policies that played them."""
     versions = {
         version: each.version
@@ -258,7 +238,7 @@ def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake, threads
         except DamagedError:
             return []  # noted elsewhere
 
-    for data_set, keys in zip(versions.values(), threads.map(strays_of, versions), strict=True):
+    for data_set, keys in zip(versions.values(), in_parallel(strays_of, versions), strict=True):
         intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
 
 

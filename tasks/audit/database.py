@@ -158,13 +158,10 @@ class StoredConversation:
     row: int
     trajectory_id: str
     data_set: str  # version
-    run: str
-    iteration: int
     problem_id: str
     sample: int
     status: str
     reason: str
-    fault: str  # what ended it without a verdict: the policy, or the set-up; empty if nothing did
     policy_version: int
     prompt: str
     solutions: list[str]
@@ -189,8 +186,7 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
     ):
         turns.setdefault(row, []).append(ConversationTurn(*[*columns, calls.get((row, columns[0]), [])]))
     found = database.all(
-        """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,
-            coalesce(fault, ''), policy_version, prompt, solutions
+        """select row, trajectory_id, version, problem_id, sample, status, reason, policy_version, prompt, solutions
         from trajectories t join data_sets using (data_set) where list_contains(?, row)""",
         list(rows),
     )

@@ -22,7 +22,7 @@ from tasks.audit.checks import AuditEvidence, SkippedError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
+_BATCH_ROWS = 512  # Python lists of as many long rows take some hundred MB
 NO_TOKEN = 2**31 - 1  # decodes to no text; replaces negative ids, which the tokenizer refuses
 
 
@@ -112,7 +112,7 @@ class Decoders:
             special: decode special tokens, too.
         """
         reader = evidence.database.connection.sql(query).to_arrow_reader(_BATCH_ROWS)
-        for batch in (part for read in reader for part in _split(read)):
+        for batch in (read.slice(at, _BATCH_ROWS) for read in reader for at in range(0, read.num_rows, _BATCH_ROWS)):
             numbers = batch.column("data_set").to_numpy(zero_copy_only=False)
             runs = np.array([self._run_of.get(number, "") for number in numbers.tolist()])
             for run in sorted(set(runs.tolist()) - {""}):
@@ -137,15 +137,6 @@ class Decoded:
     def columns(self, *names: str) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the columns `names` of each row, and its text."""
         return zip(self.rows.select(list(names)).to_pylist(), self.texts, strict=True)
-
-
-def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch into parts of about a million tokens, which take 40 MB as Python lists."""
-    ids: Any = batch.column("ids")
-    lengths = ids.value_lengths().to_numpy(zero_copy_only=False)
-    numbers = np.cumsum(lengths) // _BATCH_TOKENS
-    starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
-    return (batch.slice(start, end - start) for start, end in pairwise(starts))
 
 
 def lists(column: Any) -> list[list[int]]:

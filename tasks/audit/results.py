@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 Verdict = Literal["pass", "warn", "fail", "skipped"]
+VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
+"""Worst first."""
 
 Unit = Literal["trajectory", "turn", "call", "group", "problem", "data set", "object"]
 """The kind of thing that a case points at, and so what its id is: a trajectory id (also for a turn or a call, whose
@@ -112,16 +114,13 @@ class AuditResult:
         return dataclasses.asdict(self)
 
 
-_BADNESS: tuple[Verdict, ...] = ("skipped", "pass", "warn", "fail")
-
-
 def worst(verdicts: list[Verdict]) -> Verdict:
     """Return the worst verdict; `skipped` if all checks were skipped.
 
     >>> worst(["pass", "skipped", "warn"])
     'warn'
     """
-    return max(verdicts, key=_BADNESS.index, default="skipped")
+    return min(verdicts, key=VERDICTS.index, default="skipped")
 
 
 def from_dict(values: dict[str, Any]) -> AuditResult:

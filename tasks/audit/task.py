@@ -1,6 +1,5 @@
 """The Prefect tasks of the audit: select data sets, run the checks, report the verdict and fail if it is bad enough."""
 
-import logging
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from configs import Config, ConfigError
-from storage.errors import StorageError
 from storage.visible import printable
 from tasks.audit.data_sets import DataSet, TargetError, parse_since, select, split_uri
 from tasks.audit.record import REPORT, commit_audit, read_audit
@@ -31,19 +29,6 @@ _LEVELS = {"never": (), "fail": ("fail",), "warn": ("warn", "fail")}
 
 class SuspiciousDataError(RuntimeError):
     """The verdict of an audit is one on which the flow has to fail."""
-
-
-def log_errors_without_traceback() -> None:
-    """Make Prefect log the expected errors, which say what is wrong and what to do, as one line without a traceback."""
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logging.getLogger(name).addFilter(_remove_traceback)  # adding the same filter again has no effect
-
-
-def _remove_traceback(record: logging.LogRecord) -> bool:
-    expected = (StorageError, ConfigError, TargetError, SuspiciousDataError)
-    if record.exc_info and isinstance(record.exc_info[1], expected):
-        record.exc_info = None
-    return True
 
 
 def audit_config(config: str, overrides: Sequence[str], targets: Sequence[str], fail_on: str) -> Config:

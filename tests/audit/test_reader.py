@@ -10,16 +10,13 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from configs.audit import Audit
@@ -33,12 +30,12 @@ from tasks.audit.database import open_database
 from tasks.audit.reader import read
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.read import serve
-from tasks.audit.reader.tokens import AdvantageComputer
+from tasks.audit.reader.read import unreadable
+from tasks.audit.reader.tokens import compute_advantages
 from tasks.audit.results import AuditResult
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
-from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, spoken, strange, sums
+from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
 from tests.support.train_helpers import make_trajectory
 
 GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
@@ -57,7 +54,6 @@ def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sto
 def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A client of the reader, with a folder as an audit leaves it."""
     folder = tmp_path_factory.mktemp("audit")
-    (folder / "audit.json").write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
     (folder / "report.html").write_text("<script>sort()</script>")
     cases = [("loops", "turn", "0/3/1", ""), ("same", "group", "7", layout.trajectories("shared", PLAIN))]
     rows = [dict(zip(CASE_SCHEMA.names, (n, *case, HOSTILE), strict=True)) for n, case in enumerate(cases)]
@@ -70,8 +66,10 @@ def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def opened(store: Store, folder: Path, audit: Path | None = None) -> Iterator[TestClient]:
     """Open the reader for all data sets of a store."""
     data_sets = select(store, [])
-    with open_database(data_sets, fetch_data_sets(store, data_sets, folder), Audit()) as database:
-        yield TestClient(create_app(store, data_sets, database, folder, audit), base_url="http://127.0.0.1:8000")
+    intake = fetch_data_sets(store, data_sets, folder)
+    with open_database(data_sets, intake, Audit()) as database:
+        app = create_app(store, data_sets, database, folder, audit, unreadable(data_sets, intake))
+        yield TestClient(app, base_url="http://127.0.0.1:8000")
 
 
 def text(page: str) -> str:
@@ -87,18 +85,17 @@ def ids(page: str) -> list[str]:
 FILTERS = """
      143 0/0/0
 data_set=TRAJECTORIES/000002 8 2/0/0
-problem=7&end=0 4 0/7/0
-end=0&verdict=correct 60 0/0/0
-end=0&verdict=correct&turn=2 30 0/0/1
-end=0&verdict=wrong&turn=last 60 0/0/2
-verdict=unscored&begin=1&end=1 6 evil/<script>
-end=0&least=1&turn=last 60 0/0/0
-end=0&most=0.5&turn=2 30 0/0/2
-turns=0 1 empty
-status=truncated&begin=0&end=0 1 0/0/3
-text=BOXED%7B5&inside=answers&end=0 30 0/0/2
-text=100%25+wrong_&end=0 60 0/0/1
-text=what+is+12&inside=prompt&end=0 4 0/12/0
+problem=7&data_set=000000 4 0/7/0
+data_set=000000&verdict=correct 60 0/0/0
+data_set=000000&verdict=correct&turn=2 30 0/0/1
+data_set=000000&verdict=wrong&turn=last 60 0/0/2
+verdict=unscored&data_set=000001 6 evil/<script>
+data_set=000000&least=1&turn=last 60 0/0/0
+data_set=000000&most=0.5&turn=2 30 0/0/2
+status=truncated&data_set=000000 1 0/0/3
+text=BOXED%7B5&data_set=000000 30 0/0/2
+text=100%25+wrong_&data_set=000000 60 0/0/1
+text=what+is+12&data_set=000000 4 0/12/0
 check=loops 1 0/3/1
 check=same 4 0/7/0
 """
@@ -113,9 +110,9 @@ def test_filters(reader: TestClient, line: str) -> None:
     assert ids(page)[0].startswith(first)
 
 
-def test_filters_that_find_nothing(reader: TestClient) -> None:
-    for query in ("text=100%25+wrongX", "text=_&inside=prompt", "text=%00", "end=0&turns=3"):
-        assert "No trajectory matches this filter" in text(reader.get(f"/?{query}").text)
+@pytest.mark.parametrize("query", ["text=100%25+wrongX", "text=%00", "check=unknown", "least=1&most=0.5"])
+def test_filters_that_find_nothing(reader: TestClient, query: str) -> None:
+    assert "No trajectory matches this filter" in text(reader.get(f"/?{query}").text)
 
 
 def test_the_list_goes_page_by_page(reader: TestClient) -> None:
@@ -123,14 +120,14 @@ def test_the_list_goes_page_by_page(reader: TestClient) -> None:
 
     A trajectory links its neighbours in the list.
     """
-    first, last = reader.get("/?end=0").text, reader.get("/?end=0&page=3").text
+    first, last = reader.get("/?data_set=000000").text, reader.get("/?data_set=000000&page=3").text
     assert (len(ids(first)), len(ids(last))) == (50, 20)
     assert "101 to 120" in text(last)
-    assert ids(reader.get("/?end=0&page=999").text) == ids(last)
-    assert 'href="/?end=0&amp;page=2"' in first
-    page = reader.get("/trajectory?id=0/0/2&turns=2").text
-    assert 'rel="next" href="/trajectory?id=0%2F1%2F1&amp;turns=2' in page
-    assert "2 of 68 in the list" in text(page)
+    assert ids(reader.get("/?data_set=000000&page=999").text) == ids(last)
+    assert 'href="/?data_set=000000&amp;page=2"' in first
+    page = reader.get("/trajectory?id=0/0/2&status=completed").text
+    assert re.search(r'rel="next" href="/trajectory\?id=0%2F1%2F0&amp;row=\d+&amp;status=completed', page)
+    assert re.search(r"3 of \d+ in the list", text(page))
 
 
 def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient) -> None:
@@ -140,7 +137,7 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
     parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
-    assert "policy version 0, mean logprob -0.3" in page
+    assert "mean logprob -0.3" in page
     assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
     assert "Logprob</th>" in html
 
@@ -149,7 +146,7 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
 def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, advantages: list[float]) -> None:
     """The returns of first turns are 1, 0, -2, -1, of second ones 1, -1, each minus its mean (by hand)."""
     page = text(reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text)
-    assert [float(found) for found in re.findall(r"policy version 0, advantage (\S+)", page)] == advantages
+    assert [float(found) for found in re.findall(r"tokens?, advantage (\S+)", page)] == advantages
     assert "from the 4 trajectories of the group" in page
 
 
@@ -167,17 +164,16 @@ def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp
     commit(store, PLAIN, (rows, scores), [commit_policy(store, 0, policy_folder).version], **knobs)
     data_sets = select(store, [])
     with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
-        computer = AdvantageComputer(Library(database), data_sets)
-        computed = [computer.compute(row, 0).by_id[row.trajectory_id] for row in rows[1:]]
+        library = Library(database)
+        computed = [compute_advantages(library, data_sets[0], row).by_position for row in rows[1:]]
     assert computed == [{3: 1.0}, {3: -1.0}]
 
 
-def test_normalised_advantages_are_those_of_the_whole_data_set(reader: TestClient) -> None:
-    """Two groups with equal advantages are divided by the root mean square over all tokens."""
-    tokens = np.repeat([1.5, 0.5, -1.5, -0.5, 1.0, -1.0], [2, 2, 2, 2, 3, 3])
+def test_advantages_of_a_batch_are_not_normalised(reader: TestClient) -> None:
+    """The page says that it leaves out the division by a number that only the batch tells."""
     page = text(reader.get("/trajectory?id=2/0/1&colour=advantage").text)
-    assert f"advantage {0.5 / (np.sqrt((tokens**2).mean()) + 1e-5):.3g}" in page
-    assert "from the 8 trajectories of the data set" in page
+    assert "advantage 0.5" in page
+    assert "not divided by their root mean square over the batch" in page
 
 
 @pytest.mark.parametrize(("name", "why"), [("3/0/0", "needs a critic's values"), ("long", "no score for turns [0]")])
@@ -195,9 +191,9 @@ def test_a_group_is_shown_side_by_side(reader: TestClient) -> None:
 
 def test_hostile_text_is_only_text(reader: TestClient) -> None:
     """Scripts, templates, links and reordering in texts, ids and addresses are escaped and spelled out."""
-    links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?begin=1&end=1").text)]
+    links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?data_set=000001").text)]
     asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}&order={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
-    for address in {*links, *asked, f"/trajectory?id={EVIL}", f"/text?id={EVIL}"} - {"/report"}:
+    for address in {*links, *asked, f"/trajectory?id={EVIL}"} - {"/report"}:
         page = reader.get(address)
         assert page.status_code in (200, 400, 404), address
         assert not re.search(r'<script|\u202e|(href|src)="(?!/|#|data:,")', page.text)
@@ -206,12 +202,8 @@ def test_hostile_text_is_only_text(reader: TestClient) -> None:
 
 
 def test_long_texts_are_cut(reader: TestClient) -> None:
-    """A long text has a page of its own, and many tokens are shown in parts."""
-    page = reader.get("/trajectory?id=long").text
-    assert len(page) < 60_000
-    whole = reader.get(unescape(re.findall(r'href="(/text[^"]*)"', page)[0]))
-    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
-    assert whole.text == LONG
+    """A text of a million characters is cut, and many tokens are shown in parts."""
+    assert len(reader.get("/trajectory?id=long").text) < 300_000
     part = reader.get("/trajectory?id=many&part=3").text
     assert part.count('<span class="token" title') == 500
     assert "part 3 of 3, 4,500 tokens" in text(part)
@@ -221,13 +213,12 @@ def test_rows_with_one_id_are_all_found(reader: TestClient) -> None:
     links = re.findall(r'href="(/trajectory[^"]*)"', reader.get("/?problem=twice").text)
     pages = [reader.get(unescape(link)).text for link in links]
     assert [">first<" in pages[0], ">second<" in pages[1]] == [True, True]
-    assert "This id is not unique" in reader.get("/trajectory?id=twice").text
 
 
 def test_pages_forbid_scripts(reader: TestClient) -> None:
     """Every page, also an error page, forbids scripts; the report may run its own script inside a sandbox."""
     styles = ("/static/missing.min.css", "/static/style.css", "/static/reader.css")
-    for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", *styles, "/audit"):
+    for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", *styles):
         headers = reader.get(address).headers
         assert headers["content-security-policy"].startswith("default-src 'none'")
         assert "script-src" not in headers["content-security-policy"]
@@ -247,17 +238,12 @@ def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
     ("address", "status", "says"),
     [
         ("/trajectory?id=nobody", 404, "There is no trajectory 'nobody'"),
-        ("/trajectory?row=9999999999999999999", 404, "There is no trajectory"),
-        ("/trajectory?id=many&part=4", 404, "have 3 parts"),
-        ("/text?id=long&of=secret", 404, "There is no text 'secret': choose one of prompt"),
         ("/group?data_set=x&problem=y", 404, "There is no problem 'y'"),
-        ("/openapi.json", 404, "no page with this address"),
-        ("/?least=abc", 400, "Reward from: 'abc' is not a number"),
-        ("/?begin=-1&status=lost", 400, "Status: 'lost' is not known: choose completed"),
-        ("/?check=unknown", 400, "found nothing"),
-        ("/?calls=lost", 400, "Calls of tools: 'lost' is not known: choose some, none"),
-        ("/?page=0", 400, "Page: '0' is not a page"),
-        (f"/?text={'x' * 1001}", 400, "1,001 characters"),
+        ("/openapi.json", 404, "Not Found"),
+        ("/?least=abc", 400, "Reward from: Input should be a valid number"),
+        ("/?status=lost&data_set=000001", 400, "Status: Input should be '', 'completed'"),
+        ("/?turn=0", 400, "Turn: String should match pattern"),
+        (f"/?text={'x' * 1001}", 400, "at most 1000 characters"),
     ],
 )
 def test_pages_that_do_not_exist_name_the_reason(reader: TestClient, address: str, status: int, says: str) -> None:
@@ -269,7 +255,7 @@ def test_pages_that_do_not_exist_name_the_reason(reader: TestClient, address: st
 def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
     """An empty data set has a page; a store without trajectories is refused before the reader starts."""
     with pytest.raises(ValueError, match="there are no trajectories"):
-        serve(store, [], None, tmp_path, 0)
+        read.run(store, Namespace(targets=[], since="", port=0, cache=str(tmp_path)))
     commit(store, PLAIN, ([], []), [])
     with opened(store, tmp_path) as reader:
         assert "There are no trajectories here" in reader.get("/").text
@@ -292,27 +278,20 @@ def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) 
         assert reader.get("/trajectory?id=0/0/1&colour=advantage").status_code == 200
 
 
-def with_config(config: object) -> Callable[[dict[str, Any]], object]:
-    return lambda values: values.update(config=config)
-
-
 DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "no digest": lambda values: values.clear(),
-    "no number": with_config({"rollout": {"max_head_offpolicyness": "many"}}),
-    "no section": with_config({"rollout": None, "ppo": [1], "inference": 3}),
+    "no number": lambda values: values.update(config={"rollout": {"max_head_offpolicyness": "many"}}),
     "nested": lambda values: values.update(metrics="DEEP"),
 }
 
 
 @pytest.mark.parametrize(
-    ("kind", "damage"),
-    [*(("trajectories", damage) for damage in DAMAGE), ("scores", "nested"), ("checkpoint", "no section")],
+    ("kind", "damage"), [*(("trajectories", damage) for damage in DAMAGE), ("scores", "nested"), ("policy", "nested")]
 )
 def test_one_bad_manifest_leaves_the_rest_to_be_read(
-    damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """The reader starts, shows all readable data, and names unreadable data on the page and in the terminal."""
+    damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path
+) -> None:
+    """The reader shows all readable data, and names unreadable data."""
     policy = commit_policy(store, 0, policy_folder).version
     for iteration in (PLAIN, NORMALISED):
         commit(store, iteration, sums(iteration, 2), [policy])
@@ -321,27 +300,14 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     values = unseal(path.read_bytes(), "")
     DAMAGE[damage](values)
     path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000) if values else b"{}")
-    pages: list[Any] = []
-    printed: list[Any] = []
-
-    def visit(app: FastAPI, _: object) -> None:
-        client = TestClient(app, base_url="http://127.0.0.1:8000")
-        printed.append(capsys.readouterr())
-        client.get(re.findall(r"/\?key=\S+", printed[0].out)[0])
-        pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
-
-    monkeypatch.setattr("tasks.audit.reader.read._run", visit)
-    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, 0)
-    listing, other, same = pages
+    with opened(store, tmp_path) as client:
+        listing, other, same = (client.get(each) for each in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
     assert (listing.status_code, other.status_code) == (200, 200)
-    if kind == "trajectories":
-        assert "8 trajectories in" in text(listing.text)
-        assert same.status_code == 404
-        assert "Not shown: runs/shared/trajectories/000000/manifest.json" in text(listing.text)
-        assert "not shown: runs/shared/trajectories/000000/manifest.json" in printed[0].err
-    else:
-        assert "16 trajectories in" in text(listing.text)
-        assert same.status_code == 200
+    lost = kind == "trajectories"
+    assert f"{8 if lost else 16} trajectories in" in text(listing.text)
+    assert same.status_code == (404 if lost else 200)
+    says = f"Not shown: {bad.get(kind, policy)}/manifest.json"
+    assert (says in text(listing.text)) == (kind != "policy")
 
 
 def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_path: Path) -> None:
@@ -359,10 +325,11 @@ def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_
         draft.commit(Provenance(config={}), [*audited, layout.scores("shared", PLAIN, "5c0e")])
     (Path(store.root) / layout.manifest(audited[0])).write_bytes(b"{}")
     with pytest.MonkeyPatch.context() as patch:
-        shown: list[str] = []
-        patch.setattr(read, "serve", lambda _, targets, *__: shown.extend(targets))
-        read.run(store, Namespace(targets=[audit], since="", port=0, cache=str(tmp_path)))
-    assert shown == audited
+        shown: list[list[str]] = []
+        patch.setattr(read, "select", lambda _, targets, *__: shown.append(targets))
+        with pytest.raises(ValueError, match="there are no trajectories"):
+            read.run(store, Namespace(targets=[audit], since="", port=0, cache=str(tmp_path)))
+    assert shown == [audited]
 
 
 @pytest.mark.slow
@@ -442,8 +409,6 @@ def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
     assert EVIL not in html
     assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;&#39;&#34;{{ 7 * 7 }} ⟨U+202E⟩ltr") >= 2
     assert "Gold" not in page[page.index("Turn 1") : page.index("Turn 2")]
-    for name, whole in (("arguments-2-1", LINES), ("output-1-2", FAILED.output)):
-        assert calls_reader.get("/text", params={"id": "called", "of": name}).text == whole
 
 
 def test_branches_are_named(calls_reader: TestClient) -> None:
@@ -465,12 +430,11 @@ def test_branches_are_named(calls_reader: TestClient) -> None:
         ("calls=some", ["called"]),
         ("calls=failed", ["called"]),
         ("calls=unanswered", []),
-        ("calls=none&order=calls", ["branched", "plain"]),
-        ("order=calls", ["called", "branched", "plain"]),
+        ("calls=none", ["branched", "plain"]),
     ],
 )
 def test_the_list_finds_calls(calls_reader: TestClient, query: str, found: list[str]) -> None:
-    """A filter and an order; a line says how many calls it has."""
+    """A filter; a line says how many calls it has."""
     html = calls_reader.get(f"/?{query}").text
     assert ids(html) == found
     assert ("3 calls" in text(html)) == ("called" in found)

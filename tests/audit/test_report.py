@@ -11,14 +11,13 @@ from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
 from markdown_it import MarkdownIt
 
 from storage.records import Call
 from tasks.audit.database import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
 from tasks.audit.report.page import render
-from tasks.audit.report.plots import for_any_background, for_page, plots
+from tasks.audit.report.plots import plots
 from tasks.audit.report.wording import check_rows, code, plain, summary
 from tasks.audit.results import AuditResult, Case, CheckResult, Histogram, SetNumbers, Unit, Verdict, worst
 
@@ -34,18 +33,10 @@ COMMAND = "python -m somewhere read audits/1 --root 's3://bucket'"
 
 
 def check(name: str, verdict: Verdict = "pass", **others: Any) -> CheckResult:
-    values: dict[str, Any] = {
-        "title": name.capitalize(),
-        "about": "What it means.",
-        "severity": "warn",
-        "value": None if verdict == "skipped" else 0.0,
-        "threshold": 0.0,
-        "cases": 0,
-        "of": 0 if verdict == "skipped" else 512,
-        "unit": "turn",
-        "says": f"says {name}",
-    }
-    return CheckResult(name=name, verdict=verdict, **values | others)
+    skipped = verdict == "skipped"
+    values = {"value": None if skipped else 0.0, "of": 0 if skipped else 512, "says": f"says {name}"} | others
+    rest = {"threshold": 0.0, "cases": 0, "unit": "turn"} | values
+    return CheckResult(name, name.capitalize(), "What it means.", verdict, "warn", **rest)
 
 
 SET = "runs/demo/trajectories/000000"
@@ -56,25 +47,13 @@ def case(id_: str, detail: str = "turn 1: wrong", data_set: str = SET, unit: Uni
 
 
 def numbers(iteration: int = 0, run: str = "demo", **others: Any) -> SetNumbers:
-    values: dict[str, Any] = {
-        "version": f"runs/{run}/trajectories/{iteration:06d}",
-        "trajectories": 512,
-        "turns": 1000,
-        "tokens": 6000,
-        "success": [0.5 + iteration / 1000, 0.3],
-        "any_turn": 0.6,
-        "fixed": 0.3,
-        "broken": None,
-        "answer_tokens": 5.9,
-        "truncated": 0.0,
-        "failed": 0.0,
-        "unparsable": 0.001,
-        "zero_variance": 0.1,
-        "staleness": 0.0,
-        "logprob": -0.17,
-        "drift": None,
-    }
-    return SetNumbers(run=run, iteration=iteration, **values | others)
+    version, success = f"runs/{run}/trajectories/{iteration:06d}", [0.5 + iteration / 1000, 0.3]
+    known = SetNumbers(
+        *(version, run, iteration, 512, 1000, 6000, success),
+        *(0.6, 0.3, None, 5.9),  # any turn, fixed, broken, tokens of an answer
+        *(0.0, 0.0, 0.001, 0.1, 0.0, -0.17),
+    )
+    return replace(known, **others)
 
 
 def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[Histogram] | None = None) -> AuditResult:
@@ -86,15 +65,12 @@ def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call
     turns = [
         ConversationTurn(
             *(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None),
-            follows=number - 1,
-            graded=True,
-            given=text,
-            calls=list(calls) if number == 0 else [],
+            *(number - 1, True, text, list(calls) if number == 0 else []),
         )
         for number, text in enumerate(texts)
     ]
     prompt = f"What is 12 + 7? {texts[0]}"
-    return StoredConversation(0, id_, SET, "demo", 0, EVIL, 0, "completed", "", "", 0, prompt, ["19", EVIL], turns)
+    return StoredConversation(0, id_, SET, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
 
 
 PICTURE = "data:image/svg+xml;base64,"
@@ -163,12 +139,8 @@ def test_hostile_text_stays_text() -> None:
 def test_hidden_characters_are_spelled_out() -> None:
     """Characters that reorder, hide or colour text occur nowhere in the page, plots included."""
     sly = "a\u202eb\u200bc\x1b[31m\ud800"
-    cases = [case(sly, sly, sly)]
-    html = render(
-        result([check("loops", "warn", cases=1, examples=cases, says=sly)], [numbers(0, run=sly), numbers(1)]),
-        {(sly, sly): conversation(sly, sly)},
-        COMMAND,
-    )
+    checks = [check("loops", "warn", cases=1, examples=[case(sly, sly, sly)], says=sly)]
+    html = render(result(checks, [numbers(0, run=sly), numbers(1)]), {(sly, sly): conversation(sly, sly)}, COMMAND)
     assert not set(sly) & set("\u202e\u200b\x1b\ud800") & set(html)
     assert "a⟨U+202E⟩b⟨U+200B⟩c⟨U+001B⟩[31m" in html
     html.encode()
@@ -194,15 +166,8 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
 def test_every_number_of_cases_leads_to_them() -> None:
     """For every verdict counts link to the check's section, links have targets, and ids are unique."""
     verdicts: list[Verdict] = ["pass", "warn", "fail", "skipped"]
-    checks = [
-        check(
-            f"check_{verdict}",
-            verdict,
-            cases=1234,
-            examples=[case("demo/0"), case("demo/1", data_set="")],
-        )
-        for verdict in verdicts
-    ]
+    examples = [case("demo/0"), case("demo/1", data_set="")]
+    checks = [check(f"check_{verdict}", verdict, cases=1234, examples=examples) for verdict in verdicts]
     html = render(result(checks, [numbers(0), numbers(1)]), {(SET, "demo/0"): conversation("demo/0", "19")}, COMMAND)
     page = Page(html)
     ids = page.values("id")
@@ -228,23 +193,16 @@ def test_missing_values_are_dashes_and_sort_last() -> None:
     assert 'data-sort="0.501">50.1%</td>' in html
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_data_sets(count: int) -> None:
-    """Without data sets there are no plots; one data set has bars; several have lines."""
-    sets = [numbers(n) for n in range(count)]
-    titles = [plot.title for plot in plots(sets, [])]
-    shares = ["Success by turn", "Truncated, failed, unparsable"]
-    lines = [
-        "Length of an answer",
-        "Groups without variance",
-        "Fixed and broken answers",
-        "Staleness",
-        "Behaviour logprob",
-    ]
-    assert set(titles) == {0: set(), 1: set(shares), 2: {*shares, *lines}}[count]
-    page = Page(render(result([check("loops")], sets), {}, COMMAND))
-    assert page.tags["img"] == len(titles)
-    assert ("no data set that could be read" in page.text) == (not sets)
+def test_plots_need_two_data_sets() -> None:
+    """Lines over iterations; in fewer data sets only histograms."""
+    histogram = Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2])
+    assert [plot.title for plot in plots([numbers()], [histogram])] == ["Length"]
+    assert {plot.title for plot in plots([numbers(0), numbers(1)], [])} == {
+        *("Success by turn", "Truncated, failed, unparsable", "Length of an answer", "Groups without variance"),
+        *("Fixed and broken answers", "Staleness", "Behaviour logprob"),
+    }
+    page = Page(render(result([check("loops")], []), {}, COMMAND))
+    assert (page.tags["img"], "no data set that could be read" in page.text) == (0, True)
 
 
 def test_all_checks_skipped() -> None:
@@ -258,26 +216,15 @@ def test_all_checks_skipped() -> None:
 
 
 def test_plots_are_pictures_of_their_own() -> None:
-    """A plot has colours for light and dark pages, keeps text as text, and is the same each time."""
+    """A plot keeps text as text, names the runs, and is the same each time."""
     sets = [numbers(n, run=run, drift=1e-5) for run in ("demo", "other $x$") for n in range(3)]
     sets += [replace(numbers(5), version="runs/demo/evaluations/000005/held-out/greedy-ab12")]
-    drawn = plots(
-        sets, [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2]), Histogram("None", "", [0.0, 1.0], [0])]
-    )
-    assert drawn == plots(sets, [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2])])
-    for plot in drawn:
-        assert plot.description
-        page, anywhere = for_page(plot.svg), for_any_background(plot.svg)
-        for address, colours in ((page, ["#1b1f24", "#e7eaee"]), (anywhere, ["#808080"])):
-            assert address.startswith(PICTURE)
-            picture = base64.b64decode(address.removeprefix(PICTURE)).decode()
-            ElementTree.fromstring(picture)
-            assert "stroke: var(--c0)" in picture
-            assert "var(--c1)" in picture
-            assert all(f"--c0: {colour}" in picture for colour in colours)
-            assert "#0" not in re.sub(r"<style.*?</style>", "", picture, flags=re.DOTALL).replace('href="#', "")
-    assert "other $x$</text>" in drawn[0].svg
-    assert "demo: held-out</text>" in drawn[0].svg
+    histograms = [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2]), Histogram("None", "", [0.0, 1.0], [0])]
+    drawn = plots(sets, histograms)
+    assert drawn == plots(sets, histograms[:1])
+    pictures = [base64.b64decode(plot.image.removeprefix(PICTURE)).decode() for plot in drawn]
+    assert [ElementTree.fromstring(picture).tag for picture in pictures] == ["{http://www.w3.org/2000/svg}svg"] * 9
+    assert {"other $x$</text>", "demo: held-out</text>"} <= set(re.findall(r"[^<>]*</text>", pictures[0]))
 
 
 def test_long_texts_show_beginning_and_end() -> None:
@@ -296,10 +243,7 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     assert [each.failed_calls for each in sets] == [0.25, 0.0, None]
     page = Page(html := render(result([check("loops")], sets), {}, COMMAND))
     rows = re.findall(r'<td role="rowheader" class="tight id">.*?</tr>', html[html.index('id="tools"') :], re.DOTALL)
-    assert [re.findall(r'data-sort="(\d+)"', row) for row in rows] == [
-        ["9", "0", "0", "0", "9"],
-        ["5", "4", "1", "0", "0"],
-    ]
+    assert ["".join(re.findall(r'data-sort="(\d+)"', row)) for row in rows] == ["90009", "54100"]
     assert EVIL in page.text
     assert page.tags["script"] == 2
     words = ("Calls of tools", "Tools and branches", "episodes with calls", "failed calls", "episodes with branches")
@@ -328,12 +272,8 @@ def test_numbers_in_words() -> None:
     assert [wording.share(value) for value in (0.0, 1.0, 0.00012, 0.99996, 0.2, None)] == [
         "0%", "100%", "0.012%", "99.9960%", "20.0%", wording.MISSING,
     ]  # fmt: skip
-    assert [wording.decimal(value) for value in (0.0, 1234567.0, -0.17321, 2e-5)] == [
-        "0",
-        "1,234,567",
-        "-0.173",
-        "2e-05",
-    ]
+    written = [wording.decimal(value) for value in (0.0, 1234567.0, -0.17321, 2e-5)]
+    assert written == ["0", "1,234,567", "-0.173", "2e-05"]
     drift = check("logprob_drift", value=0.03, threshold=0.02)
     assert (wording.value(drift), wording.threshold(drift)) == ("0.03 nats a token", "0.02 nats a token")
     strict = check("truncated", value=0.03, threshold=0.0)  # a share even with a threshold of 0
@@ -359,7 +299,7 @@ def test_the_summary_interprets_nothing() -> None:
     text = summary(replace(result(checks, []), store="x`](javascript:y)` <i>"))
     page = Page(MarkdownIt("commonmark").render(text))
     assert set(page.tags) == {"h1", "p", "ul", "li", "strong", "code"}
-    assert page.text.count(tricky) == 2
+    assert page.text.count(tricky) == 1
     assert EVIL in page.text
     assert not re.search(r"(?<!`)https?://|www\.e|(?<!\\)@", text)
     assert plain("a\n\n# b") == r"a \# b"

@@ -3,7 +3,6 @@
 Templates escape every text, and headers forbid the browser to run anything.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +13,12 @@ from fastapi.responses import FileResponse, HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
 from tasks.audit.database import AuditDatabase
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.views import HEADERS, LONGEST, PageError, Views
+from tasks.audit.reader.views import HEADERS, LONGEST, Views
 from tasks.audit.record import CASES, REPORT
 from tasks.audit.report import page, wording
 
@@ -50,11 +48,11 @@ def create_app(
         data_sets: the data sets in the order of their numbers.
         database: the tables; it must stay open as long as the app runs.
         cache: local folder for files of a remote store.
-        audit: folder with an audit's report.html, audit.json and cases.parquet.
+        audit: folder with an audit's report.html and cases.parquet.
         notes: sentences about data that cannot be shown.
     """
     templates = page.environment(_HERE)
-    templates.filters |= {"seen": seen, "line": line, "precise": precise, "moment": moment, "pretty": pretty}
+    templates.filters |= {"seen": seen, "line": line, "moment": moment}
     templates.filters |= {"number": wording.decimal, "counted": wording.counted}
     templates.globals |= {"LONGEST": LONGEST, "words": wording, "root": store.root, "has_audit": audit is not None}
 
@@ -62,33 +60,36 @@ def create_app(
         return HTMLResponse(templates.get_template(template).render(values), status, headers=HEADERS)
 
     library = Library(database, audit / CASES if audit else None)
-    views = Views(library, render, store, data_sets, cache, audit, notes)
+    views = Views(library, render, store, data_sets, cache, notes)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
-    pages = {
-        "/": views.listing,
-        "/group": views.group,
-        "/audit": views.audit,
-        "/trajectory": views.trajectory,
-        "/text": views.text,
-    }
+    pages = {"/": views.listing, "/group": views.group, "/trajectory": views.trajectory}
     for path, view in pages.items():
         app.add_api_route(path, _answer(view), methods=["GET", "HEAD"])
 
     @app.get("/static/{name}")
     def style(name: str) -> Response:
         if name not in _STYLES:
-            raise PageError(404, "No such file", "The reader serves only its style sheets.")
+            raise HTTPException(404)
         return FileResponse(_STYLES[name], media_type="text/css", headers=HEADERS)
 
     @app.get("/report")
     def report() -> Response:
         if audit is None:
-            raise PageError(404, "No audit", "The reader was started without an audit.")
+            raise HTTPException(404, "The reader was started without an audit.")
         headers = {**HEADERS, "Content-Security-Policy": _REPORT_POLICY}
         return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
 
-    _add_error_pages(app, render)
+    @app.exception_handler(HTTPException)
+    def refused(_: Request, error: HTTPException) -> Response:
+        return render("failed.html", error.status_code, says=error.detail)
+
+    @app.exception_handler(Exception)
+    def unexpected(_: Request, error: Exception) -> Response:
+        """Show the error as a page; the terminal shows its traceback."""
+        says = f"{type(error).__name__}: {error}. If files were moved or collected, start the reader again."
+        return render("failed.html", 500, says=says)
+
     return app
 
 
@@ -99,42 +100,6 @@ def _answer(view: Callable[[Mapping[str, str]], Response]) -> Callable[[Request]
         return view(request.query_params)
 
     return answer
-
-
-def _add_error_pages(app: FastAPI, render: Callable[..., Response]) -> None:
-    """Show every error as a page; the terminal shows the traceback of an unexpected error, too."""
-
-    def failed(status: int, title: str, says: str) -> Response:
-        return render("failed.html", status, title=title, says=says)
-
-    @app.exception_handler(PageError)
-    def expected(_: Request, error: PageError) -> Response:
-        return failed(error.status, error.title, error.says)
-
-    @app.exception_handler(HTTPException)
-    def refused(_: Request, error: HTTPException) -> Response:
-        if error.status_code == 404:
-            return failed(404, "No such page", "The reader has no page with this address.")
-        return failed(error.status_code, "Not possible", f"The reader refused this request: {error.detail}.")
-
-    @app.exception_handler(StorageError)
-    @app.exception_handler(OSError)
-    def unreadable(_: Request, error: Exception) -> Response:
-        says = f"{error}. If files were moved or collected, start the reader again."
-        return failed(500, "This cannot be read", says)
-
-    @app.exception_handler(Exception)
-    def unexpected(_: Request, error: Exception) -> Response:
-        return failed(500, "This cannot be shown", f"{type(error).__name__}: {error}.")
-
-
-def precise(value: float | None) -> str:
-    """Write a number with four digits.
-
-    >>> precise(-1.23456)
-    '-1.235'
-    """
-    return wording.MISSING if value is None else f"{value:.4g}"
 
 
 def seen(text: str | None, most: int | None = None) -> str:
@@ -160,22 +125,4 @@ def moment(seconds: float) -> str:
     >>> moment(0.0)
     '1970-01-01 00:00:00 UTC'
     """
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds} seconds"
-
-
-def pretty(text: str) -> str:
-    """Write a JSON object as names and values on one line; other text stays unchanged.
-
-    >>> pretty('{"top_k": 0, "stop": "a"}'), pretty("what?")
-    ('top_k=0, stop="a"', 'what?')
-    """
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if not isinstance(values, dict):
-        return text
-    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -11,8 +11,7 @@ with answers as (
 )
 select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as place, e.row, e.data_set, e.run,
        e.iteration, e.trajectory_id, e.problem_id, e.sample, e.status, e.turns, e.calls, e.sampled as tokens,
-       t.latency_s as latency, s.reward, s.verdicts, s.answer, p.number as prompt,
-       count(*) over (partition by e.trajectory_id) > 1 as doubled
-from episodes e join (select row, latency_s, prompt from trajectories) t using (row)
+       s.reward, s.verdicts, s.answer, p.number as prompt
+from episodes e join (select row, prompt from trajectories) t using (row)
 left join prompts p on p.text = t.prompt left join answers s using (row)
 order by place;

@@ -4,19 +4,15 @@ import argparse
 import hmac
 import secrets
 import socket
-import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.audit import Audit
 from storage.commands.program import Output
-from storage.logs import catalog
 from storage.objects.store import Store
+from storage.version_names import ScoresVersion
 from storage.versions import manifests
-from storage.visible import visible
 from tasks.audit.data_sets import DataSet, Intake, fetch_data_sets, parse_since, select, split_uri
 from tasks.audit.database import open_database
 from tasks.audit.record import REPORT, read_audit
@@ -28,7 +24,6 @@ ADDRESS = "127.0.0.1"
 """The reader shows everything in the store, so other machines cannot reach it, and other users of this machine need its
 key."""
 _PORT = 8600
-_MOST_NOTES = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Serve the reader until Ctrl-C."""
+    """Serve the reader until Ctrl-C.
+
+    Raises:
+        ValueError: a target names no data set, there is nothing to show, or the port is invalid or taken.
+        UnavailableError: the store does not answer.
+    """
     roots = [root for target in arguments.targets if (root := split_uri(target)[0])]
     store = Store(roots[0]) if roots else store
     targets, cache, audit = [split_uri(target)[1] for target in arguments.targets], Path(arguments.cache), None
@@ -54,58 +54,26 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError(f"{audits[0]} already names its data sets: give it alone, without {len(targets) - 1} others")
     if audits:
         _, audit = read_audit(store, audits[0], cache)
-        kinds = {entry.version: entry.kind for entry in catalog.read_all(store)}  # works if a manifest is damaged, too
         parents = [parent.version for parent in manifests.read(store, audits[0]).parents]
-        targets = [version for version in parents if kinds.get(version) != "scores"]
+        targets = [version for version in parents if not ScoresVersion.is_place(version)]
         if not targets:
             raise ValueError(f"{audits[0]} could not read any data set: see its report, {audit / REPORT}")
-    serve(store, targets, parse_since(arguments.since), cache, arguments.port, audit)
+    data_sets = select(store, targets, parse_since(arguments.since))
+    if not data_sets:
+        raise ValueError(f"there are no trajectories in {store.root}, or none since that date: name another")
+    intake = fetch_data_sets(store, data_sets, cache)
+    with open_database(data_sets, intake, Audit()) as database, _listen(arguments.port) as listener:
+        from transformers import AutoTokenizer  # noqa: F401  # takes seconds: the first page should not wait for it
+        from uvicorn import Config, Server
+
+        from tasks.audit.reader.app import create_app
+
+        app = create_app(store, data_sets, database, cache, audit, unreadable(data_sets, intake))
+        port = listener.getsockname()[1]
+        print(f"The reader is on http://{ADDRESS}:{port}/?key={require_key(app, port)} until Ctrl-C", flush=True)
+        settings = Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3)
+        Server(settings).run([listener])
     return Output({})
-
-
-def serve(
-    store: Store,
-    targets: Sequence[str],
-    since: datetime | None,
-    cache: Path,
-    port: int,
-    audit: Path | None = None,
-) -> None:
-    """Serve the reader for data sets of `store` until Ctrl-C.
-
-    Args:
-        store: the store of the data sets.
-        targets: the data sets to show, see `tasks.audit.data_sets.select`.
-        since: leave out data sets that were committed earlier; None: show all.
-        cache: local folder for files of a remote store.
-        port: port on this machine; 0: any free port.
-        audit: folder with an audit's report.html, audit.json and cases.parquet.
-
-    Raises:
-        ValueError: a target names no data set, there is nothing to show, or the port is invalid or taken.
-        UnavailableError: the store does not answer.
-    """
-    with _listen(port) as listener:
-        data_sets = select(store, targets, since)
-        if not data_sets:
-            raise ValueError(
-                f"there are no trajectories in {store.root}, or none since that date: name another store or date"
-            )
-        intake = fetch_data_sets(store, data_sets, cache)
-        with open_database(data_sets, intake, Audit()) as database:
-            from transformers import AutoTokenizer  # noqa: F401  # takes seconds: the first page should not wait for it
-
-            from tasks.audit.reader.app import create_app
-
-            notes = unreadable(data_sets, intake)
-            app = create_app(store, data_sets, database, cache, audit, notes)
-            for note in notes[:_MOST_NOTES]:
-                print(f"not shown: {visible(note)}", file=sys.stderr)
-            if len(notes) > _MOST_NOTES:
-                print(f"not shown: {len(notes) - _MOST_NOTES} more, see the first page", file=sys.stderr)
-            port = listener.getsockname()[1]
-            print(f"The reader is on http://{ADDRESS}:{port}/?key={require_key(app, port)} until Ctrl-C", flush=True)
-            _run(app, listener)
 
 
 def unreadable(data_sets: Sequence[DataSet], intake: Intake) -> list[str]:
@@ -144,25 +112,5 @@ def require_key(app: "FastAPI", port: int) -> str:
 def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server((ADDRESS, port))
-    except OverflowError:
-        raise ValueError(f"port={port} is invalid: give one from 1 to 65535, or 0 for any free port") from None
-    except OSError as error:
-        raise ValueError(
-            f"port={port} cannot be opened ({error.strerror}): give another, or 0 for any free port"
-        ) from error
-
-
-def _run(app: "FastAPI", listener: socket.socket) -> None:
-    """Serve until an exception such as KeyboardInterrupt; raise it again after the last response is sent."""
-    import uvicorn
-
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3)
-    )
-    thread = threading.Thread(target=server.run, args=[[listener]])  # uvicorn handles signals in the main thread
-    thread.start()
-    try:
-        thread.join()
-    finally:
-        server.should_exit = True
-        thread.join()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port={port} cannot be opened ({error}): give another, or 0 for any free port") from error

@@ -7,10 +7,7 @@ numbers are in the legend.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby, islice, pairwise, zip_longest
-from pathlib import Path
-from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -18,15 +15,14 @@ import numpy as np
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from configs.train import PPO
-from storage.objects.store import Store
 from storage.records import Score, Trajectory
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
-from tasks.audit.decoding import NO_TOKEN, Decoder, find_decoder
+from tasks.audit.decoding import NO_TOKEN, Decoder
 from tasks.audit.reader.library import Library
 from tasks.train.advantages import Observed, estimate
 from tasks.train.returns import settled
-from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
+from tasks.train.samples import build_samples, with_known_returns, within_staleness
 
 PART = 2000
 """Tokens on one page."""
@@ -76,19 +72,15 @@ class Span:
         return any(token.sampled for token in self.tokens)
 
     def says(self, colour: str) -> str:
-        """Describe the sampled tokens: their policy versions, and the mean logprob or the range of advantages."""
-        sampled = [token for token in self.tokens if token.sampled]
-        versions = sorted({token.version for token in sampled if token.version is not None})
-        plural = "s" if len(versions) > 1 else ""
-        parts = [f"policy version{plural} {', '.join(map(str, versions))}"] if versions else []
-        logprobs = [token.logprob for token in sampled if token.logprob is not None]
-        advantages = [token.advantage for token in sampled if token.advantage is not None]
-        if colour == "logprob" and logprobs:
-            parts.append(f"mean logprob {sum(logprobs) / len(logprobs):.3g}")
-        if colour == "advantage" and advantages:
-            low, high = min(advantages), max(advantages)
-            parts.append(f"advantage {low:.3g}" if low == high else f"advantages {low:.3g} to {high:.3g}")
-        return ", ".join(parts)
+        """Describe the sampled tokens by the mean logprob or the range of advantages."""
+        numbers = [getattr(token, colour) for token in self.tokens if token.sampled]
+        known: list[float] = [number for number in numbers if number is not None]
+        if not known:
+            return ""
+        if colour == "logprob":
+            return f"mean logprob {sum(known) / len(known):.3g}"
+        low, high = min(known), max(known)
+        return f"advantage {low:.3g}" if low == high else f"advantages {low:.3g} to {high:.3g}"
 
     def changes(self) -> Iterator[tuple[Token, bool]]:
         """Yield each token, and whether another policy version begins with it."""
@@ -98,30 +90,24 @@ class Span:
             before = token.version if token.sampled else before
 
 
-def parts(row: Trajectory) -> int:
-    """Return the number of pages for the tokens."""
-    return max(1, -(-len(row.token_ids) // PART))
-
-
-def spans(row: Trajectory, part: int, decoder: Decoder | None, advantages: Mapping[int, float]) -> list[Span]:
+def spans(row: Trajectory, part: slice, decoder: Decoder | None, advantages: Mapping[int, float]) -> list[Span]:
     """Return the spans of one page.
 
     Args:
         row: the trajectory; a damaged one may lack values at its end.
-        part: number of the page, from 1 on.
+        part: the positions on the page.
         decoder: decodes the tokens; None: they have no text.
         advantages: advantages by position.
     """
-    begin, end = (part - 1) * PART, min(len(row.token_ids), part * PART)
+    shown = row.token_ids[part]
     columns = zip_longest(row.token_ids, row.action_mask, row.logprobs, row.versions)
-    texts = [""] * (end - begin)
+    texts = [""] * len(shown)
     if decoder:
-        ids = [[number if 0 <= number < NO_TOKEN else NO_TOKEN] for number in row.token_ids[begin:end]]
-        texts = decoder.texts(ids, special=True)
+        texts = decoder.texts([[n if 0 <= n < NO_TOKEN else NO_TOKEN] for n in shown], special=True)
     tokens = [
         Token(position, number, text, bool(sampled), logprob, version, advantages.get(position))
-        for position, text, (number, sampled, logprob, version) in zip(
-            range(begin, end), texts, islice(columns, begin, end), strict=True
+        for position, (text, (number, sampled, logprob, version)) in enumerate(
+            zip(texts, islice(columns, part.start, part.start + len(shown)), strict=True), part.start
         )
     ]
     return [Span(title, list(same)) for title, same in groupby(tokens, lambda token: _title(row, token.position))]
@@ -229,153 +215,88 @@ def advantage_legend(largest: float) -> Legend:
     return _legend(_ADVANTAGE_STEPS, [f"{n * largest / 6:.3g}" for n in (-5, -3, -1, 1, 3, 5)], "below", "above")
 
 
-_LOADING = Lock()  # two threads must not import modules of transformers at the same time
-
-
-@lru_cache(maxsize=8)
-def find_vocabulary(store: Store, cache: Path, run: str, policy: str) -> tuple[Decoder | None, str]:
-    """Return the tokenizer of a run, or None and the reason."""
-    with _LOADING:
-        return find_decoder(store, run, [policy], cache)
-
-
-MOST_ROWS, MOST_TOKENS = 4096, 2_000_000
-"""The largest data set, in rows and sampled tokens, that is normalised as a whole."""
-_CACHED_GROUPS = 4
-
-
 class NoAdvantageError(Exception):
     """A trajectory has no advantages, or they cannot be computed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """The advantages of a group or a data set, in units of the shaped reward, or normalised in standard deviations.
+    """The advantages of a trajectory, in units of the shaped reward.
 
-    Example: Advantages(by_id={"demo/000003/12+7/0": {18: 0.5, 19: 0.5}}, largest=0.9, says="…")
+    Example: Advantages(by_position={18: 0.5, 19: 0.5}, largest=0.9, says="…")
     """
 
-    by_id: dict[str, dict[int, float]] = field(default_factory=dict)  # by trajectory and position
-    largest: float = 0.0  # largest absolute advantage
+    by_position: Mapping[int, float] = field(default_factory=dict)
+    largest: float = 0.0  # largest absolute advantage in its group
     says: str = ""  # how they were computed
 
 
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """The knobs of a run's training."""
-
-    ppo: PPO
-    reward: Reward
-    scorers: Scorers
-    oldest: int  # largest staleness that it trains on
-
-
-class AdvantageComputer:
-    """Computes the advantages of tokens from stored rows and scores, with the code that updates use.
+def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> Advantages:
+    """Compute the advantages of a trajectory from the stored rows and scores of its group, with the code of updates.
 
     Updates of an older version of this project may have computed other advantages, because the algorithm has changed.
-    Parts that need a model are left out: `gae` needs the values of its critic, and a KL penalty in the reward needs the
-    reference policy. The advantages of the last few groups are cached.
+    What needs more than the group is left out: the normalisation over a batch, which only divides by a number, a
+    critic's values, and a KL penalty in the reward, which needs the reference policy.
+
+    Raises:
+        NoAdvantageError: the trajectory has none, or they cannot be computed.
     """
-
-    def __init__(self, library: Library, data_sets: Sequence[DataSet]) -> None:
-        self._library, self._data_sets = library, data_sets
-        self._cached = lru_cache(_CACHED_GROUPS)(self._compute)
-
-    def compute(self, row: Trajectory, number: int) -> Advantages:
-        """Return the advantages of `row`, a trajectory of data set `number`, and of all that belong to them.
-
-        Raises:
-            NoAdvantageError: the trajectory has none, or they cannot be computed.
-        """
-        data_set = self._data_sets[number]
-        if data_set.is_evaluation:
-            raise NoAdvantageError("This is an evaluation, which is never trained on.")
-        whole = False
-        if _knobs(data_set).ppo.advantage.normalisation == "batch":
-            query = "select count(*), coalesce(sum(sampled), 0) from episodes where data_set = ?"
-            rows, tokens = self._library.database.one(query, number)
-            whole = rows <= MOST_ROWS and tokens <= MOST_TOKENS
-        computed = self._cached(number, None if whole else row.problem_id)
-        if row.trajectory_id not in computed.by_id:
-            raise NoAdvantageError(
-                f"This trajectory was left out of the training. Possible reasons: its status ({row.status}), its fault "
-                f"({row.fault or 'none'}), it has no sampled tokens, its policy was too old, or the context cut it and "
-                "its number of turns is unknown."
-            )
-        return computed
-
-    def _compute(self, number: int, problem_id: str | None) -> Advantages:
-        """Compute the advantages of a group, or of the whole data set if `problem_id` is None."""
-        training = _knobs(self._data_sets[number])
-        ppo, knobs = training.ppo, training.ppo.advantage
-        if ppo.critic is not None:
-            raise NoAdvantageError(f"The estimator {knobs.type} needs a critic's values, which are not stored.")
-        if problem_id is not None and knobs.normalisation == "batch":
-            knobs = knobs.model_copy(update={"normalisation": "none"})
-        try:
-            samples = self._samples(number, problem_id, training)
-            observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
-            estimated = estimate(samples, observed, knobs).advantages if samples else []
-        except ValueError as error:
-            raise NoAdvantageError(f"The advantages cannot be computed: {error}.") from error
-        by_id = {
-            sample.trajectory_id: dict(zip(sample.actions.tolist(), values.tolist(), strict=True))
-            for sample, values in zip(samples, estimated, strict=True)
-        }
-        largest = max((abs(value) for values in by_id.values() for value in values.values()), default=0.0)
-        scope = "data set" if problem_id is None else "group"
-        says = (
-            f"Computed by this version's estimator {knobs.type} "
-            f"from the {len(samples):,} trajectories of the {scope} that were trained on"
-        )
-        if knobs.normalisation != ppo.advantage.normalisation:
-            says += "; not normalised here, because the data set over which the update normalised them is too large"
-        elif knobs.normalisation != "none":
-            says += f"; normalised over the {scope}"
-        if ppo.kl.in_reward:
-            says += "; without the KL penalty, which needs the reference policy"
-        return Advantages(by_id, largest, says + ".")
-
-    def _samples(self, number: int, problem_id: str | None, training: _Training) -> list[Sample]:
-        """Return the samples that the update trained on."""
-        database, ppo, reward = self._library.database, training.ppo, training.reward
-        query = "select row from episodes where data_set = ? and (? is null or problem_id = ?) order by row"
-        rows = database.integers(query, number, problem_id, problem_id).tolist()
-        scores = database.all(
-            """select trajectory_id, turn, verdict, coalesce(success, 0), extracted, solution, verdict_reason,
-                scored_reward
-            from turns where verdict is not null and list_contains(?, row)""",
-            rows,
-        )
-        if problem_id is not None:  # the least reward is that of the whole data set
-            query = "select any_value(scorer) from turns where data_set = ? and problem_id = ?"
-            (scorer,) = database.one(query, number, problem_id)
-            query = """select min(scored_reward) from turns semi join
-                (select row from episodes where status in ('completed', 'truncated')) using (row)
-                where data_set = ? and scorer = ? and verdict <> 'none'"""
-            reward = settled(reward, scorer or "", [database.number(query, number, scorer)])
-        samples = build_samples(
-            self._library.trajectories(rows),
-            [Score(*columns) for columns in scores],
-            reward,
-            scorers=training.scorers,
-            credit=ppo.advantage.credit,
-            mask_truncated=ppo.mask_truncated,
-        )
-        return with_known_returns(within_staleness(samples, self._data_sets[number].iteration, training.oldest))
-
-
-def _knobs(data_set: DataSet) -> _Training:
+    if data_set.is_evaluation:
+        raise NoAdvantageError("This is an evaluation, which is never trained on.")
     manifest = data_set.manifest
     assert manifest, "rows are read only of data sets with a manifest"
     try:
-        return _Training(
-            PPO.model_validate(manifest.knob("ppo")),
-            Reward.model_validate(manifest.knob("reward")),
-            ScoreSettings.model_validate(manifest.knob("score")).by_source,
-            int(manifest.number("rollout.max_head_offpolicyness")),
+        ppo, reward = PPO.model_validate(manifest.knob("ppo")), Reward.model_validate(manifest.knob("reward"))
+        scorers = ScoreSettings.model_validate(manifest.knob("score")).by_source
+        knobs = ppo.advantage
+        if ppo.critic is not None:
+            raise NoAdvantageError(f"The estimator {knobs.type} needs a critic's values, which are not stored.")
+        normalised = knobs.normalisation == "batch"
+        if normalised:
+            knobs = knobs.model_copy(update={"normalisation": "none"})
+        rows, scores, reward = _group(library, data_set, row.problem_id, reward)
+        built = build_samples(
+            *(rows, scores, reward), scorers=scorers, credit=knobs.credit, mask_truncated=ppo.mask_truncated
         )
+        oldest = int(manifest.number("rollout.max_head_offpolicyness"))
+        samples = with_known_returns(within_staleness(built, data_set.iteration, oldest))
+        observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
+        estimated = estimate(samples, observed, knobs).advantages if samples else []
     except ValueError as error:
-        says = f"The configuration in the manifest does not fit this version of the project: {error}."
-        raise NoAdvantageError(says) from error
+        raise NoAdvantageError(f"The advantages cannot be computed: {error}.") from error
+    by_id = {sample.trajectory_id: (sample, values) for sample, values in zip(samples, estimated, strict=True)}
+    if row.trajectory_id not in by_id:
+        raise NoAdvantageError(
+            f"This trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
+            "was too old, or because it has no sampled tokens or an unknown return."
+        )
+    sample, values = by_id[row.trajectory_id]
+    says = f"Computed by this version's estimator {knobs.type} from the {len(samples):,} trajectories of the group "
+    says += "that were trained on"
+    if normalised:
+        says += "; not divided by their root mean square over the batch, as the update did"
+    if ppo.kl.in_reward:
+        says += "; without the KL penalty, which needs the reference policy"
+    largest = max((float(abs(each).max()) for each in estimated if len(each)), default=0.0)
+    return Advantages(dict(zip(sample.actions.tolist(), values.tolist(), strict=True)), largest, says + ".")
+
+
+def _group(
+    library: Library, data_set: DataSet, problem_id: str, reward: Reward
+) -> tuple[list[Trajectory], list[Score], Reward]:
+    """Return the trajectories and scores of a group, and the reward with the least one of the whole data set."""
+    database = library.database
+    rows = library.group(data_set.version, problem_id)
+    scores = database.all(
+        """select trajectory_id, turn, verdict, coalesce(success, 0), extracted, solution, verdict_reason, scored_reward
+        from turns where verdict is not null and list_contains(?, row)""",
+        rows,
+    )
+    (scorer,) = database.one("select any_value(scorer) from turns where list_contains(?, row)", rows)
+    least = database.number(
+        """select min(scored_reward) from turns semi join
+        (select row from episodes where status in ('completed', 'truncated')) using (row)
+        where data_set = ? and scorer = ? and verdict <> 'none'""",
+        *(data_set.number, scorer),
+    )
+    return library.trajectories(rows), [Score(*columns) for columns in scores], settled(reward, scorer or "", [least])

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from storage.visible import visible
 from tasks.audit.database import StoredConversation
 from tasks.audit.report import wording
-from tasks.audit.report.plots import Values, by_turn, for_page, plots, rewards
+from tasks.audit.report.plots import Values, by_turn, plots, rewards
 from tasks.audit.results import AuditResult, SetNumbers
 
 Conversations = Mapping[tuple[str, str], StoredConversation]
@@ -66,7 +66,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         styles=[Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in STYLES],
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
-        plots=[(plot, for_page(plot.svg)) for plot in plots(result.sets, result.histograms)],
+        plots=plots(result.sets, result.histograms),
         columns=_columns(result.sets),
         tools=_tools(result.sets),
         places={each.version: f"set-{number}" for number, each in enumerate(result.sets)},

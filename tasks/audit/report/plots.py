@@ -1,6 +1,6 @@
 """The plots of the report: numbers of the data sets over iterations, and histograms of lengths, rates and staleness.
 
-They are SVG pictures of matplotlib, in colours that fit light and dark pages, with text as text.
+They are SVG pictures of matplotlib on white, which fits light and dark pages, with text as text.
 """
 
 import base64
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from storage.version_names import EvaluationVersion, select
 from storage.visible import visible
-from tasks.audit.report.wording import decimal, plain, share
+from tasks.audit.report.wording import plain
 from tasks.audit.results import AuditResult, Histogram, SetNumbers
 
 if TYPE_CHECKING:
@@ -22,23 +22,19 @@ if TYPE_CHECKING:
 
 Values = list[float | None]
 
-_HEIGHT = 3.0
-_MARKERS = "os^DvPX"
+_SIZE = (5.0, 3.0)  # inches of 72 units each
 _STYLES = ("-", "--", "-.", ":")
-_MOST_MARKERS = 30  # on a line
-_MOST_LEVEL_NAMES = 3  # names of runs that fit below the axis without rotation
 _MOST_NAMES = 8  # names of runs that fit below the axis
-_MOST_CHARACTERS = 60  # of a title
+_SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot; `svg` is an SVG document, and `description` says in words what it shows."""
+    """A plot; `image` is the address of a picture that has all its data in itself."""
 
     title: str
     about: str
-    description: str
-    svg: str
+    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +44,13 @@ class _Kind:
     title: str
     about: str
     series: Callable[[Sequence[SetNumbers]], dict[str, Values]]  # by name, a value for each data set
-    shares: bool = True  # the values are shares
-    whole: bool = False  # the axis goes from 0 to 100 %
-    from_zero: bool = True  # the axis begins at 0
-
-    def form(self, value: float) -> str:
-        """Write a value of this plot."""
-        return share(value) if self.shares else decimal(value)
+    shares: bool = True  # the values are shares, and the axis goes from 0 to 100 %
 
 
 def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[Plot]:
-    """Return all plots for which there are data."""
-    drawn = [_over_sets(f"plot-{number}", kind, sets) for number, kind in enumerate(_KINDS)]
-    drawn += [_histogram(f"histogram-{number}", each) for number, each in enumerate(histograms)]
+    """Return all plots for which there are data; lines need two data sets."""
+    drawn = [_over_sets(f"plot-{number}", kind, sets) for number, kind in enumerate(_KINDS) if len(sets) > 1]
+    drawn += [_histogram(f"histogram-{number}", each) for number, each in enumerate(histograms) if sum(each.counts)]
     return [plot for plot in drawn if plot]
 
 
@@ -90,7 +80,7 @@ def _attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], 
 
 
 _KINDS = (
-    _Kind("Success by turn", "Share of the turns with that number that were right.", _success, whole=True),
+    _Kind("Success by turn", "Share of the turns with that number that were right.", _success),
     _Kind("Length of an answer", "Mean tokens of a turn.", _attributes(tokens="answer_tokens"), shares=False),
     _Kind(
         "Truncated, failed, unparsable",
@@ -101,21 +91,18 @@ _KINDS = (
         "Groups without variance",
         "Share of the groups in which all episodes earned the same: the policy learns nothing from them.",
         _attributes(groups="zero_variance"),
-        whole=True,
     ),
     _Kind(
         "Fixed and broken answers",
         "Share of the wrong turns that were followed by a right one, and of the right ones by a wrong one.",
         _attributes("fixed", "broken"),
-        whole=True,
     ),
-    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _attributes("staleness"), False),
+    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _attributes("staleness"), shares=False),
     _Kind(
         "Behaviour logprob",
         "Mean over the sampled tokens, in nats; closer to 0 means more certain.",
         _attributes("logprob"),
         shares=False,
-        from_zero=False,
     ),
     _Kind(
         "Drift of the logprobs",
@@ -123,53 +110,23 @@ _KINDS = (
         _attributes("drift"),
         shares=False,
     ),
-    _Kind("Rewards", "Mean reward of a turn, and of its named parts.", rewards, shares=False, from_zero=False),
+    _Kind("Rewards", "Mean reward of a turn, and of its named parts.", rewards, shares=False),
     _Kind(
         "Tools and branches",
         "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
         _attributes(with_calls="with_calls", failed_calls="failed_calls", with_branches="branched"),
-        whole=True,
     ),
 )
 
 
 def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
-    """Draw lines over iterations, or for a single data set bars. Return None without values or for a single number."""
+    """Draw lines over iterations. Return None without values."""
     series: dict[str, Values] = {}
     for title, values in kind.series(sets).items():
         finite = [value if value is not None and math.isfinite(value) else None for value in values]
         if any(value is not None for value in finite):
             series[title] = finite
-    if not series or (len(sets) == 1 and len(series) == 1):
-        return None
-    if len(sets) == 1:
-        svg = draw(name, 0.4 + 0.4 * len(series), lambda axes: _bars(axes, kind, series))
-    else:
-        svg = draw(name, _HEIGHT, lambda axes: _lines(axes, kind, series, sets))
-    return Plot(kind.title, kind.about, "; ".join(_describe(kind, *item) for item in series.items()), svg)
-
-
-def _describe(kind: _Kind, title: str, values: Values) -> str:
-    """Describe a series in words."""
-    known, form = [value for value in values if value is not None], kind.form
-    if len(known) == 1:
-        return f"{title} {form(known[0])}"
-    return f"{title} from {form(known[0])} to {form(known[-1])}, between {form(min(known))} and {form(max(known))}"
-
-
-def _bars(axes: "Axes", kind: _Kind, series: dict[str, Values]) -> None:
-    lengths = [value for (value,) in series.values() if value is not None]
-    bars = axes.barh(list(series), lengths, height=0.6, color=SERIES[0])
-    axes.bar_label(bars, [kind.form(length) for length in lengths], padding=4)
-    if kind.shares:
-        axes.set_xlim(0, 1.2)
-    else:
-        axes.margins(x=0.2)
-    axes.invert_yaxis()
-    axes.grid(visible=False)
-    axes.tick_params(left=False)
-    axes.xaxis.set_visible(False)
-    axes.spines["bottom"].set_visible(False)
+    return Plot(kind.title, kind.about, _draw(name, lambda axes: _lines(axes, kind, series, sets))) if series else None
 
 
 def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[SetNumbers]) -> None:
@@ -189,19 +146,14 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
             axes.plot(
                 [position for position, _ in points],
                 [value for _, value in points],
-                color=SERIES[number % len(SERIES)],
+                color=f"C{number}",
                 linestyle=_STYLES[number % len(_STYLES)],
-                marker=_MARKERS[number % len(_MARKERS)],
-                markevery=max(1, len(points) // _MOST_MARKERS),
+                marker=".",
                 label=None if chain_number else title,
             )
-    if kind.whole:
+    if kind.shares:
         axes.set_ylim(-0.02, 1.02)
-    elif kind.from_zero:
-        highest = max(value for values in series.values() for value in values if value is not None)
-        axes.set_ylim(0, highest * 1.1 or (0.01 if kind.shares else 1))
-    per_cent = FuncFormatter(lambda value, _: f"{100 * value:g}%")
-    axes.yaxis.set_major_formatter(per_cent if kind.shares else "{x:g}")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
     if len(series) > 1:
         figure = axes.get_figure(root=True)
         assert figure
@@ -220,50 +172,28 @@ def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
 
 def _side_by_side(axes: "Axes", chains: dict[str, list[int]]) -> dict[int, float]:
     """Give each chain its own section of the x axis, with its name below; return the positions of the data sets."""
-    order = [index for chain in chains.values() for index in chain]
-    positions = {index: float(position) for position, index in enumerate(order)}
-    middles = [(positions[chain[0]] + positions[chain[-1]]) / 2 for chain in chains.values()]
-    if len(chains) <= _MOST_NAMES:
-        for chain in list(chains.values())[1:]:
-            axes.axvline(positions[chain[0]] - 0.5, color=INK, linewidth=0.8, alpha=0.4)
+    positions = {index: float(at) for at, index in enumerate(index for chain in chains.values() for index in chain)}
     every = -(-len(chains) // _MOST_NAMES)
-    rotated = len(chains) > _MOST_LEVEL_NAMES
-    axes.set_xticks(
-        middles[::every],
-        [label(name) for name in chains][::every],
-        rotation=25 if rotated else 0,
-        rotation_mode="anchor",
-        ha="right" if rotated else "center",
-    )
+    named = list(chains.items())[::every]
+    middles = [(positions[chain[0]] + positions[chain[-1]]) / 2 for _, chain in named]
+    axes.set_xticks(middles, [label(name) for name, _ in named], rotation=25, rotation_mode="anchor", ha="right")
     axes.grid(visible=False, axis="x")
     return positions
 
 
-def _histogram(name: str, histogram: Histogram) -> Plot | None:
-    if not sum(histogram.counts):
-        return None
+def _histogram(name: str, histogram: Histogram) -> Plot:
     edges, counts = histogram.edges, histogram.counts
-    highest = max(range(len(counts)), key=counts.__getitem__)
-    title, unit = label(histogram.title, _MOST_CHARACTERS), label(histogram.unit, _MOST_CHARACTERS)
-    description = (
-        f"{sum(counts):,} values from {decimal(edges[0])} to {decimal(edges[-1])} {unit}; most, {counts[highest]:,}, "
-        f"between {decimal(edges[highest])} and {decimal(edges[highest + 1])}"
-    )
 
     def paint(axes: "Axes") -> None:
-        from matplotlib.ticker import MaxNLocator
-
         shown = edges
         if all(edge.is_integer() for edge in edges) and edges[1] - edges[0] == 1:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             shown = [edge - 0.5 for edge in edges]  # each bin holds one whole number: its bar is centred on it
-        axes.stairs(counts, shown, fill=True, color=SERIES[0])
-        axes.set_xlabel(unit)
-        axes.margins(x=1 if len(counts) == 1 else 0.05)
+        axes.stairs(counts, shown, fill=True)
+        axes.set_xlabel(label(histogram.unit, 60))
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return Plot(title, f"{sum(counts):,} values over all data sets.", description, draw(name, _HEIGHT, paint))
+    return Plot(label(histogram.title, 60), f"{sum(counts):,} values over all data sets.", _draw(name, paint))
 
 
 _IN_MARKDOWN = 6  # plots
@@ -272,23 +202,7 @@ _IN_MARKDOWN = 6  # plots
 def pictures(result: AuditResult) -> str:
     """Return the first plots as images embedded in Markdown, so that nothing has to be loaded to show it."""
     drawn = plots(result.sets, result.histograms)[:_IN_MARKDOWN]
-    titled = ((plain(plot.title), for_any_background(plot.svg)) for plot in drawn)
-    return "\n\n".join(f"## {title}\n\n![{title}]({address})" for title, address in titled)
-
-
-INK = "#010101"
-SERIES = ("#010201", "#010301", "#010401", "#010501", "#010601")
-"""Colours to draw in. They are replaced by the colours of the place where the picture is shown."""
-_LIGHT = ("#1b1f24", "#0b5fa5", "#b84a00", "#00765a", "#8b3f8f", "#6b6100")
-_DARK = ("#e7eaee", "#6cb6ff", "#ff9d5c", "#4fd0a8", "#e29be6", "#d9cb5a")
-_NEUTRAL = ("#808080", "#2f81d0", "#d2691e", "#1a9270", "#a95fb0", "#8f8420")
-"""Ink and series; the neutral ones are visible on light and on dark backgrounds."""
-
-_SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
-_WIDTH = 5.0  # inches of 72 units each
-_FONT = "system-ui, sans-serif"
-_TAG = re.compile(r"<[^>]*>")
-_LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
+    return "\n\n".join(f"## {plain(plot.title)}\n\n![{plain(plot.title)}]({plot.image})" for plot in drawn)
 
 
 def label(text: str, most: int = 24) -> str:
@@ -298,13 +212,12 @@ def label(text: str, most: int = 24) -> str:
     return "".join(character if character.isprintable() else "\ufffd" for character in shown)
 
 
-def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
-    """Return a plot as an SVG document.
+def _draw(name: str, paint: Callable[["Axes"], None]) -> str:
+    """Return the address of a picture.
 
     Args:
         name: makes the picture the same each time, as its ids follow from it.
-        height: in inches.
-        paint: draws on the empty axes, in the colours `INK` and `SERIES`.
+        paint: draws on the empty axes.
     """
     from matplotlib import style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -312,30 +225,9 @@ def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
 
     drawn = StringIO()
     with style.context(["default", _SETTINGS, {"svg.hashsalt": name}]):  # not the user's settings
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=_SIZE, layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-    picture = re.sub(r"'DejaVu Sans'[^;\"]*", _FONT, drawn.getvalue())
-    for number, colour in enumerate((INK, *SERIES)):
-        picture = picture.replace(colour, f"var(--c{number})")
-    return _TAG.sub(lambda tag: _LONG_NUMBER.sub(r"\1", tag[0]), picture)
-
-
-def for_page(svg: str) -> str:
-    """Return the address of a picture of `draw` in the colours of the page, which the browser chooses."""
-    return _address(svg, f"{_colours(_LIGHT)} @media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}")
-
-
-def for_any_background(svg: str) -> str:
-    """Return the address of a picture of `draw` in neutral colours."""
-    return _address(svg, _colours(_NEUTRAL))
-
-
-def _colours(colours: tuple[str, ...]) -> str:
-    return f":root {{{' '.join(f'--c{number}: {colour};' for number, colour in enumerate(colours))}}}"
-
-
-def _address(svg: str, style: str) -> str:
-    styled = svg.replace('<style type="text/css">', f'<style type="text/css">{style} ', 1)
-    return f"data:image/svg+xml;base64,{base64.b64encode(styled.encode()).decode()}"
+    picture = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", drawn.getvalue())
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"

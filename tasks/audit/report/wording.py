@@ -10,12 +10,9 @@ from typing import get_args
 from configs.audit import Checks
 from storage.records import CallStatus
 from storage.visible import visible
-from tasks.audit.results import AuditResult, CheckResult, Verdict
+from tasks.audit.results import VERDICTS, AuditResult, CheckResult, Verdict
 
 MISSING = "\u2013"  # an en dash
-
-VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
-"""Worst first."""
 
 COLOURWAYS = {
     **{"fail": "bad", "warn": "warn", "pass": "ok", "skipped": "plain"},
@@ -128,24 +125,6 @@ def alarms(result: AuditResult) -> list[CheckResult]:
     return [check for check in ordered(result) if check.verdict in ("fail", "warn")]
 
 
-def seconds(value: float | None) -> str:
-    """Write seconds, to a tenth.
-
-    >>> seconds(0.004), seconds(61.25)
-    ('<0.1', '61.2')
-    """
-    if value is None:
-        return MISSING
-    return "<0.1" if 0 < value < 0.05 else f"{value:,.1f}"
-
-
-def steps(result: AuditResult) -> str:
-    """Write the total duration, and the duration of each step that is not a check."""
-    checks = {check.name for check in result.checks}
-    parts = [f"{name} {seconds(took)} s" for name, took in result.seconds.items() if name not in checks]
-    return f"Took {seconds(sum(result.seconds.values()))} s" + (f", of these {', '.join(parts)}." if parts else ".")
-
-
 _MOST = 500  # characters of one text
 _MARKUP = re.compile(r"[\\`*_\[\]<>#&!|~$@]|:(?=//)|(?<=www)\.|^[-+=]|(?<=\d)[.)](?=\s)", re.IGNORECASE)
 """Punctuation with a meaning in Markdown, or that turns an address into a link."""
@@ -158,8 +137,6 @@ def summary(result: AuditResult) -> str:
         f"Audited: {plain(audited_data(result))}. Store: {code(result.store)}",
     ]
     parts.append("\n".join(_alarm(check) for check in alarms(result)) or "No check raised an alarm.")
-    if skipped := [check for check in result.checks if check.verdict == "skipped"]:
-        parts += ["Skipped:", "\n".join(f"- {plain(check.title)}: {plain(check.says)}" for check in skipped)]
     return "\n\n".join(parts) + "\n"
 
 
