@@ -23,7 +23,7 @@ SLOWEST = 5  # number of steps that the table names
 
 def measure(lab: Lab) -> list[Row]:
     """Make a store of each size and audit it in a new process."""
-    from tests.support.audit_helpers import write_run
+    from tests.support.audit_scene import write_run
 
     measured: dict[int, dict[str, Any]] = {}
     for size in map(int, os.environ.get("BENCH_AUDIT_ROWS", SIZES).split(",")):

@@ -1,8 +1,10 @@
-"""A small run before it is committed: rows of generated episodes, and methods to change them consistently."""
+"""A small run before it is committed: rows of drawn episodes, and methods to change them consistently."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,19 +12,10 @@ import numpy as np
 from configs import Config
 from storage import layout
 from storage.objects.store import Store
-from storage.records import (
-    SCORE_SCHEMA,
-    TRAJECTORY_SCHEMA,
-    Call,
-    Problem,
-    Score,
-    Trajectory,
-    to_score,
-    to_table,
-    to_trajectory,
-)
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call, Problem, Score, Trajectory, to_table
 from storage.versions import manifests
-from storage.versions.checkpoints import Checkpoint
+from storage.versions.checkpoints import Canary, Checkpoint
+from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
 from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
@@ -30,7 +23,13 @@ from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
 from tasks.score.scoring import scorer_fingerprint
 from tests.support import audit_helpers as helpers
-from tests.support.audit_helpers import Identity, Language, Weights
+from tests.support.audit_helpers import Weights
+from tests.support.train_helpers import make_trajectory
+
+GROUP = 16
+EVASIVE, CUT = "I do not know.", "I think that"
+_MISTAKES = [-20, -10, -3, -2, -1, 1, 2, 3, 10, 20]
+_OFTEN = np.array([1, 3, 2, 4, 8, 8, 4, 2, 3, 1]) / 36
 
 Grade = Callable[[str, Sequence[str]], str]
 """Computes the verdict from an answer and the solutions."""
@@ -67,7 +66,8 @@ class Cast:
     """The problems, policies and weights that all scenes share."""
 
     store: Store
-    language: Language
+    chat: Chat
+    problems: list[Problem]
     checkpoints: list[Checkpoint]
     policies: list[str]  # their versions in the store
     weights: list[Weights]
@@ -105,10 +105,6 @@ class Scene:
         """Return a group of the first data set."""
         return self.sets[0].group(number)
 
-    def turns(self) -> Iterator[tuple[Trajectory, int]]:
-        """Iterate over (row, turn number) of the first data set."""
-        return ((row, turn) for row in self.rows for turn in range(len(row.turns)))
-
     def change(self, row: Trajectory, **values: Any) -> Trajectory:
         """Replace columns of a row; return the new row."""
         changed = replace(row, **values)
@@ -137,69 +133,17 @@ class Scene:
         scores = self._scores_of(row)
         scores[:] = [score for score in scores if score.trajectory_id != row.trajectory_id]
 
-    def replay(
-        self,
-        row: Trajectory,
-        *answers: str,
-        prompt: str | None = None,
-        system: str = "",
-        feedback: str = WRONG_FEEDBACK,
-        cut: bool = False,
-        grade: Grade = grade,
-        calls: Sequence[Call] = (),
-    ) -> Trajectory:
+    def replay(self, row: Trajectory, *answers: str, **options: Any) -> Trajectory:
         """Replay an episode with other answers: all columns and scores are as rollout and score stage would make them.
 
-        Args:
-            row: the row that is replaced.
-            answers: one answer for each turn.
-            prompt: the prompt, if it is not the row's.
-            system: system message before the prompt.
-            feedback: feedback between turns.
-            cut: whether the last turn ended at the token limit.
-            grade: computes the verdict of each answer.
-            calls: calls of tools; their turns answer nothing if they got an output, which then is the feedback.
+        See `play` for the arguments.
         """
-        chat = self.cast.language.chat
-        messages: list[Message] = [{"role": "user", "content": prompt or row.prompt}]
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
-        ungraded = sorted({call.turn for call in calls if call.status != "unparsable"})
-        episode = Episode(spec_of(row), chat.prompt(messages))
-        for number, text in enumerate(answers):
-            last = number == len(answers) - 1
-            ids = chat.encode(text + ("" if cut and last else "<|im_end|>"))
-            nothing, versions = [0.0] * len(ids), [row.policy_version] * len(ids)
-            completion = Completion(ids, nothing, versions, "length" if cut and last else "stop")
-            seed = row.turns[number].seed if number < len(row.turns) else 2**31 + row.seed + number
-            outputs = BundledGenerationOutputs(row.trajectory_id, episode.prompt_ids, [completion], [seed], 0.1)
-            episode.add_completion(outputs, chat.decode(ids))
-            verdict = "" if number in ungraded else grade(episode.turns[-1].text, row.solutions)
-            episode.turns[-1] = replace(episode.turns[-1], verdict=verdict, reward=float(verdict == "correct"))
-            if not last:
-                told = "\n".join(call.output for call in calls if call.turn == number and call.output) or feedback
-                following = chat.next_prompt(messages, ids, told)
-                episode.add_feedback(told, following.token_ids)
-                messages = following.messages
-        replayed = episode.trajectory(row.turn_discount)
-        return self.record(row, replace(replayed, calls=list(calls), ungraded=ungraded))
+        return self.record(row, play(self.cast.chat, row, answers, **options))
 
     def record(self, row: Trajectory, replayed: Trajectory) -> Trajectory:
         """Replace a row by what was played instead, and its scores."""
         self.unscore(row)
-        self._scores_of(row).extend(
-            Score(
-                trajectory_id=replayed.trajectory_id,
-                turn=number,
-                verdict="none" if number in replayed.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
-                success=turn.reward,
-                extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
-                solution=replayed.solutions[0],
-                reason="",
-                reward=turn.reward,
-            )
-            for number, turn in enumerate(replayed.turns)
-        )
+        self._scores_of(row).extend(scores_of(replayed))
         self._replayed.add(row.trajectory_id)
         return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
 
@@ -215,8 +159,10 @@ class Scene:
         """Compute the logprobs of all replayed rows."""
         for data_set in self.sets:
             rows = [row for row in data_set.rows if row.trajectory_id in self._replayed]
-            for row, logprobs in zip(rows, self.logprobs(rows, data_set.policy), strict=True):
-                self.change(row, logprobs=logprobs)
+            known = dict(zip((row.trajectory_id for row in rows), self.logprobs(rows, data_set.policy), strict=True))
+            data_set.rows[:] = [
+                replace(row, logprobs=known.get(row.trajectory_id, row.logprobs)) for row in data_set.rows
+            ]
         self._replayed.clear()
 
     def logprobs(self, rows: Sequence[Trajectory], policy: int, temperature: float = 1.0) -> list[list[float]]:
@@ -256,20 +202,18 @@ class Scene:
 
     def _evaluate(self) -> None:
         """Commit an evaluation with one greedy episode of each problem, by a checkpoint of this run."""
-        cast, rng = self.cast, np.random.default_rng(0)
+        cast, policy = self.cast, layout.checkpoint(self.name, 0)
         store, checkpoint = cast.store, cast.checkpoints[0]
-        policy = layout.checkpoint(self.name, 0)
         if not manifests.committed(store, policy):
             helpers.commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
-        problem_set = helpers.commit_problems(store, [cast.language.problems[index] for index in self.evaluated])
-        name = f"{self.name}/evaluation/000000/held-out/greedy"
-        identity = Identity(name, self.name, 0, policy, 0, problem_set, temperature=0.0)
-        episodes = helpers.play(cast.language, np.array(self.evaluated), rng, size=1)
-        rows = helpers.tables(cast.language, identity, episodes, rng, cast.weights[0].behaviour)
+        scene = set_scene(cast, self.config, self.evaluated, (0,), size=1)
+        rows = [replace(row, trajectory_id=f"evaluation/{row.trajectory_id}", policy=policy) for row in scene.rows]
         version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
+        table = to_table(rows, TRAJECTORY_SCHEMA)
+        helpers.commit(store, version, "evaluation", table, [policy, scene.problem_set], self.config)
         scores = layout.evaluation_scores(version, scorer_fingerprint(self.config.score))
-        helpers.commit(store, version, "evaluation", rows[0], [policy, problem_set], self.config)
-        helpers.commit(store, scores, "scores", rows[1], [version], self.config)
+        graded = [score for row in rows for score in scores_of(row)]
+        helpers.commit(store, scores, "scores", to_table(graded, SCORE_SCHEMA), [version], self.config)
 
 
 _REPLAYED = (
@@ -292,17 +236,148 @@ class Committed:
     scores: Sequence[str]
 
 
-def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int]) -> Scene:
+def play(
+    chat: Chat,
+    row: Trajectory,
+    answers: Sequence[str],
+    *,
+    prompt: str = "",
+    system: str = "",
+    feedback: str = WRONG_FEEDBACK,
+    cut: bool = False,
+    grade: Grade = grade,
+    calls: Sequence[Call] = (),
+) -> Trajectory:
+    """Play an episode: all columns are as a rollout would make them, without logprobs.
+
+    Args:
+        chat: the tokenizer with its template.
+        row: the identity of the episode.
+        answers: one answer for each turn.
+        prompt: the prompt, if it is not the row's.
+        system: system message before the prompt.
+        feedback: feedback between turns.
+        cut: whether the last turn ended at the token limit.
+        grade: computes the verdict of each answer.
+        calls: calls of tools; their turns answer nothing if they got an output, which then is the feedback.
+    """
+    messages: list[Message] = [{"role": "user", "content": prompt or row.prompt}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    ungraded = sorted({call.turn for call in calls if call.status != "unparsable"})
+    episode = Episode(spec_of(row), chat.prompt(messages))
+    for number, text in enumerate(answers):
+        last = number == len(answers) - 1
+        ids = chat.encode(text + ("" if cut and last else "<|im_end|>"))
+        nothing, versions = [0.0] * len(ids), [row.policy_version] * len(ids)
+        completion = Completion(ids, nothing, versions, "length" if cut and last else "stop")
+        seed = row.turns[number].seed if number < len(row.turns) else 2**31 + row.seed + number
+        outputs = BundledGenerationOutputs(row.trajectory_id, episode.prompt_ids, [completion], [seed], 0.1)
+        episode.add_completion(outputs, chat.decode(ids))
+        verdict = "" if number in ungraded else grade(episode.turns[-1].text, row.solutions)
+        episode.turns[-1] = replace(episode.turns[-1], verdict=verdict, reward=float(verdict == "correct"))
+        if not last:
+            told = "\n".join(call.output for call in calls if call.turn == number and call.output) or feedback
+            following = chat.next_prompt(messages, ids, told)
+            episode.add_feedback(told, following.token_ids)
+            messages = following.messages
+    return replace(episode.trajectory(row.turn_discount), calls=list(calls), ungraded=ungraded)
+
+
+def scores_of(row: Trajectory) -> list[Score]:
+    """Return the scores of a row as the score stage would make them."""
+    return [
+        Score(
+            trajectory_id=row.trajectory_id,
+            turn=number,
+            verdict="none" if number in row.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
+            success=turn.reward,
+            extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
+            solution=row.solutions[0],
+            reason="",
+            reward=turn.reward,
+        )
+        for number, turn in enumerate(row.turns)
+    ]
+
+
+def draw(problem: Problem, rate: float, rng: np.random.Generator) -> list[str]:
+    """Draw the answers of an episode: mistakes near the right number, and a few evasive or cut answers."""
+    right = rf"\boxed{{{problem.solutions[0]}}}"
+
+    def answer(rate: float) -> str:
+        if rng.random() < rate:
+            return right
+        odd, mistake = rng.random(), int(rng.choice(_MISTAKES, p=_OFTEN))
+        return EVASIVE if odd < 0.02 else CUT if odd > 0.98 else rf"\boxed{{{int(problem.solutions[0]) + mistake}}}"
+
+    first = answer(rate)
+    if first in (right, CUT):
+        return [first]
+    return [first, first if rng.random() < 0.3 else answer(0.4)]
+
+
+def episodes(chat: Chat, name: str, problems: Sequence[Problem], size: int, known: dict[str, Any]) -> list[Trajectory]:
+    """Play `size` episodes of each problem, of which one solves it; `known` has columns that all rows share."""
+    rng, rows = np.random.default_rng(0), []
+    for number, problem in enumerate(problems):
+        rate = 0.3 + 0.5 * rng.random()
+        of_problem = known | {"prompt": problem.prompt, "solutions": problem.solutions}
+        for sample in range(size):
+            row = make_trajectory(f"{name}/{problem.problem_id}/{sample}", [], problem=problem.problem_id)
+            row = replace(row, sample=sample, seed=10 * sample, unplayed_turns=0, **of_problem)
+            answers = draw(problem, 1.0 if sample == number % GROUP else rate, rng)
+            rows.append(play(chat, row, answers, cut=answers[-1] == CUT))
+    return rows
+
+
+def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int], size: int = GROUP) -> Scene:
     """Make a run that plays these problems in each iteration; `policies` holds each iteration's policy version."""
-    language, name = cast.language, config.run.name
-    chosen = [language.problems[index] for index in problems]
+    chosen = [cast.problems[index] for index in problems]
     problem_set = helpers.commit_problems(cast.store, chosen)
     scene = Scene(cast, config, chosen, problem_set)
     for iteration, policy in enumerate(policies):
-        rng = np.random.default_rng(int(problems[0]) + iteration)
-        identity = Identity(f"{name}/{iteration:06d}", name, iteration, cast.policies[policy], policy, problem_set)
-        episodes = helpers.play(language, np.array(problems), rng)
-        rows, scores = helpers.tables(language, identity, episodes, rng, cast.weights[policy].behaviour)
-        records = [to_trajectory(row) for row in rows.to_pylist()]
-        scene.sets.append(Set(iteration, policy, records, [to_score(score) for score in scores.to_pylist()]))
+        known = {"run": scene.name, "iteration": iteration, "problem_set": problem_set}
+        known |= {"policy": cast.policies[policy], "policy_version": policy, "sampling": '{"temperature": 1.0}'}
+        rows = episodes(cast.chat, f"{scene.name}/{iteration:06d}", chosen, size, known)
+        scene.sets.append(Set(iteration, policy, rows, [score for row in rows for score in scores_of(row)]))
+        scene._replayed.update(row.trajectory_id for row in rows)
+    scene.compute_logprobs()
     return scene
+
+
+def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) -> None:
+    """Commit a scored run of `rows` trajectories, by a policy with a tokenizer but no weights.
+
+    All data sets have the same episodes, with their own ids and policy versions.
+    """
+    from safetensors.numpy import save_file
+    from transformers import Qwen3Config
+
+    from tasks.warm_start.tokenizer import build_tokenizer
+
+    config, problems = helpers.settings(name), helpers.sums(99, rows_per_set // GROUP)
+    tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])
+    problem_set = helpers.commit_problems(store, problems)
+    played = episodes(Chat(tokenizer), name, problems, GROUP, {"run": name, "problem_set": problem_set})
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(folder)
+        save_file({"nothing": np.zeros(1, np.float32)}, f"{folder}/model.safetensors")
+        for iteration in range(-(-rows // rows_per_set)):
+            policy = helpers.commit_policy(store, config, iteration, Path(folder), Canary([1, 2], [-1.0]))
+            known = {"iteration": iteration, "policy": policy, "policy_version": iteration}
+            made = [
+                replace(
+                    row,
+                    trajectory_id=f"{iteration:06d}/{row.trajectory_id}",
+                    versions=[iteration if sampled else -1 for sampled in row.action_mask],
+                    **known,
+                )
+                for row in played[: rows - iteration * rows_per_set]
+            ]
+            trajectories = layout.trajectories(name, iteration)
+            table = to_table(made, TRAJECTORY_SCHEMA)
+            helpers.commit(store, trajectories, "trajectories", table, [policy, problem_set], config)
+            scores = to_table([score for row in made for score in scores_of(row)], SCORE_SCHEMA)
+            helpers.commit(store, layout.scores(name, iteration, "5c0e"), "scores", scores, [trajectories], config)

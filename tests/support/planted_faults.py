@@ -11,16 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from configs.audit import Audit, Checks
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Call, CallStatus, Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
+from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tests.support import audit_helpers as helpers
-from tests.support.audit_helpers import Language, Weights
+from tests.support.audit_helpers import Weights
 from tests.support.audit_scene import Cast, Committed, Scene, grade, set_scene, spec_of
 from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
@@ -117,22 +116,6 @@ def flipped_byte(store: Store, committed: Committed) -> Ids:
 
 
 @in_store("damaged_objects")
-def lost_shard(store: Store, committed: Committed) -> Ids:
-    """A clean-up by hand deleted a shard."""
-    path = key(store, committed.trajectories[0], "part-00001.parquet")
-    store.delete(path)
-    return [path]
-
-
-@in_store("damaged_objects", also=["unscored_turns"])
-def lost_scores(store: Store, committed: Committed) -> Ids:
-    """The scores' only shard was cut in half by a full disk."""
-    path = key(store, committed.scores[0], SHARD)
-    store.write(path, store.read(path)[:1000])
-    return [path]
-
-
-@in_store("damaged_objects")
 def cut_manifest(store: Store, committed: Committed) -> Ids:
     """A manifest was cut while the store was copied."""
     path = layout.manifest(committed.trajectories[0])
@@ -151,38 +134,11 @@ def newer_schema(store: Store, committed: Committed) -> Ids:
     return [key(store, committed.trajectories[0], SHARD)]
 
 
-@in_store("wrong_schema", also=["broken_parents"])
-def wider_numbers(store: Store, committed: Committed) -> Ids:
-    """Another tool rewrote a shard with logprobs as doubles."""
-
-    def widened(rows: pa.Table) -> pa.Table:
-        index = rows.column_names.index("logprobs")
-        wide = pa.field("logprobs", pa.list_(pa.float64()), nullable=False)
-        return rows.set_column(index, wide, rows["logprobs"].cast(wide.type))
-
-    rewrite_shard(store, committed.trajectories[0], widened)
-    return [key(store, committed.trajectories[0], SHARD)]
-
-
 @in_store("broken_parents")
 def changed_parent(store: Store, committed: Committed) -> Ids:
     """The problem set's manifest was written again after the rollout."""
     rewrite(store, committed.problem_set, lambda values: values.update(metrics={"problems": 1}))
     return [layout.manifest(committed.problem_set)]
-
-
-@in_store("broken_parents")
-def lost_parent(store: Store, committed: Committed) -> Ids:
-    """The problem set was deleted."""
-    store.delete(layout.manifest(committed.problem_set))
-    return [layout.manifest(committed.problem_set)]
-
-
-@in_rows("broken_parents")
-def strange_policy(scene: Scene) -> Ids:
-    """Rows of another policy's rollout were appended to a shard."""
-    rows = [scene.change(row, policy=layout.checkpoint("elsewhere", 0)) for row in scene.group(0)]
-    return ids(rows)
 
 
 @in_rows("duplicate_ids", also=["repeated_seeds"])
@@ -198,13 +154,6 @@ def second_turns_unscored(scene: Scene) -> Ids:
     """The score stage of an older version graded only the first turn."""
     scene.sets[0].scores = [score for score in scene.scores if score.turn == 0]
     return ids(row for row in scene.rows if len(row.turns) > 1)
-
-
-@in_rows("unscored_turns")
-def never_scored(scene: Scene) -> Ids:
-    """The run ended between rollout and score."""
-    scene.sets[0].scores = None
-    return ids(row for row in scene.rows if row.turns)
 
 
 @in_rows("orphan_scores")
@@ -225,14 +174,6 @@ def scored_twice(scene: Scene) -> Ids:
 
 
 # Tokens
-
-
-@in_rows("mask_and_spans")
-def shifted_mask(scene: Scene) -> Ids:
-    """The mask was made for the targets, which are one token later than the inputs."""
-    row = two_mistakes(scene)
-    scene.change(row, action_mask=[False, *row.action_mask[:-1]])
-    return [row.trajectory_id]
 
 
 @in_rows("mask_and_spans")
@@ -260,14 +201,6 @@ def turns_out_of_order(scene: Scene) -> Ids:
     return [row.trajectory_id]
 
 
-@in_rows("broken_prefix", also=["mask_and_spans", "bad_logprobs", "falling_versions", "text_differs"])
-def overlapping_turns(scene: Scene) -> Ids:
-    """Spans were computed from the prompt's length without its first token."""
-    row = two_mistakes(scene)
-    scene.change_turn(row, 1, start=row.turns[0].end - 1)
-    return [row.trajectory_id]
-
-
 @in_rows("broken_prefix", also=["template_drift"])
 def prompt_of_another(scene: Scene) -> Ids:
     """Two requests were swapped: an episode answers the prompt of another problem."""
@@ -281,12 +214,6 @@ def prompt_of_another(scene: Scene) -> Ids:
 def nan_logprob(scene: Scene) -> Ids:
     """The sampler divided 0 by 0."""
     return [_with_logprob(scene, math.nan)]
-
-
-@in_rows("bad_logprobs")
-def infinite_logprob(scene: Scene) -> Ids:
-    """A token was forced that has probability 0 under the policy."""
-    return [_with_logprob(scene, -math.inf)]
 
 
 @in_rows("bad_logprobs")
@@ -343,17 +270,6 @@ def tidied_text(scene: Scene) -> Ids:
     return ids(rows)
 
 
-@in_rows("text_differs")
-def tokens_of_another_tokenizer(scene: Scene) -> Ids:
-    """A special token was added to the vocabulary, and all ids moved by one."""
-    row = two_mistakes(scene)
-    begin, end = row.turns[0].start, row.turns[0].end
-    moved = [token + 1 for token in row.token_ids[begin : end - 1]]
-    changed = scene.change(row, token_ids=[*row.token_ids[:begin], *moved, *row.token_ids[end - 1 :]])
-    scene.change(changed, logprobs=scene.logprobs([changed], 0)[0])
-    return [row.trajectory_id]
-
-
 @in_rows("template_drift", policies=(0, 1))
 def system_prompt_added(scene: Scene) -> Ids:
     """The agent got a system prompt in the middle of the run."""
@@ -370,12 +286,6 @@ def system_prompt_added(scene: Scene) -> Ids:
 def other_weights(scene: Scene) -> Ids:
     """The server served other weights than it was given."""
     return _replace_logprobs(scene, scene.logprobs(scene.rows, 1))
-
-
-@in_rows("logprob_drift", alone=True)
-def other_temperature(scene: Scene) -> Ids:
-    """The server reports logprobs at another temperature than it sampled with."""
-    return _replace_logprobs(scene, scene.logprobs(scene.rows, 0, temperature=0.7))
 
 
 def _replace_logprobs(scene: Scene, logprobs: Sequence[list[float]]) -> Ids:
@@ -423,14 +333,6 @@ def too_easy(scene: Scene) -> Ids:
     return names(scene.rows)
 
 
-@in_rows("zero_variance")
-def too_hard(scene: Scene) -> Ids:
-    """No episode solves its problem, each with another mistake."""
-    for row in list(scene.rows):
-        scene.replay(row, boxed(gold(row) + 1 + row.sample), boxed(gold(row) - 1 - row.sample))
-    return names(scene.rows)
-
-
 @in_rows("identical_answers")
 def one_answer_copied(scene: Scene) -> Ids:
     """The engine answered all requests of a group with one sample."""
@@ -454,15 +356,6 @@ def longer_is_right(scene: Scene) -> Ids:
     """Long answers are right, so the policy will learn to write more."""
     for row in [row for row in scene.rows if answered(row)]:
         scene.replay(row, f"I add up the tens and the ones of both: {boxed(gold(row))}")
-    return [layout.trajectories(scene.name, 0)]
-
-
-@in_rows("length_and_reward")
-def shorter_is_right(scene: Scene) -> Ids:
-    """Answers with working are wrong, so the policy will learn to write none."""
-    for row in [row for row in scene.rows if answered(row, "wrong")]:
-        working = f"I add up the tens and the ones of both: {row.turns[0].text}"
-        scene.replay(row, working, *(turn.text for turn in row.turns[1:]))
     return [layout.trajectories(scene.name, 0)]
 
 
@@ -553,7 +446,7 @@ def all_after_the_prompt(scene: Scene) -> Ids:
     for row in rows:
         played = calculate(scene, row)
         start, end = played.turns[0].start, played.turns[1].end
-        text = scene.cast.language.chat.decode(played.token_ids[start:end])
+        text = scene.cast.chat.decode(played.token_ids[start:end])
         mask = [start <= place < end for place in range(end)]
         whole = replace(played.turns[1], start=start, text=text, seed=played.turns[0].seed)
         scene.record(
@@ -612,16 +505,6 @@ def solutions_are_searched(scene: Scene) -> Ids:
     return ids(rows)
 
 
-@in_rows("leaked_by_tool")
-def hints_are_answers(scene: Scene) -> Ids:
-    """A tool for hints returns the column with the gold answers."""
-    rows = [row for row in callers(scene) if row.solutions[0] not in row.prompt]
-    for row in rows:
-        made = call(str(gold(row)), name="hint")
-        scene.replay(row, written(made), boxed(gold(row)), calls=[made])
-    return ids(rows)
-
-
 # Verdicts
 
 
@@ -632,15 +515,6 @@ def environment_disagrees(scene: Scene) -> Ids:
     for row in rows:
         scene.change_turn(row, 0, verdict="wrong", reward=0.0)
     return ids(rows)
-
-
-@in_rows("verdicts_disagree")
-def judged_both_ways(scene: Scene) -> Ids:
-    """A verifier with state: the same answer to the same problem is right in one row and wrong in another."""
-    rows = [row for row in scene.group(0) if answered(row)]
-    scene.change_turn(rows[0], 0, verdict="wrong", reward=0.0)
-    scene.rescore(rows[0], 0, verdict="wrong", success=0.0)
-    return ids(rows[:1])
 
 
 @in_rows("false_negatives", alone=True)
@@ -668,7 +542,7 @@ def generous_judge(scene: Scene) -> Ids:
 @in_rows("repeated_question", also=["false_positives"])
 def paid_to_repeat(scene: Scene) -> Ids:
     """The verifier computes what it reads, so an answer that repeats the question counts as right."""
-    rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row)]
+    rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row) and row.solutions[0] not in row.prompt]
     for row in rows:
         scene.replay(row, f"To find {row.prompt}", grade=lambda *_: "correct")
     return ids(rows)
@@ -684,15 +558,6 @@ def gold_in_prompt(scene: Scene) -> Ids:
     rows = scene.change_problem(0, prompt=f"{problem.prompt} The answer is {problem.solutions[0]}.")
     _replay_with_new_prompt(scene, rows)
     return names(rows)
-
-
-@in_rows("leaked_answers")
-def feedback_tells(scene: Scene) -> Ids:
-    """The feedback names the right answer."""
-    rows = [row for row in scene.group(0) if len(row.turns) > 1]
-    for row in rows:
-        scene.replay(row, *(turn.text for turn in row.turns), feedback=f"No. The right answer is {gold(row)}.")
-    return ids(rows)
 
 
 @in_rows("unmatched_gold", also=["verdict_failures"])
@@ -726,20 +591,10 @@ def wrong_gold(scene: Scene) -> Ids:
     return names(rows)
 
 
-@in_rows("unmatched_gold", also=["never_solved"])
-def gold_not_there(scene: Scene) -> Ids:
-    """A problem without a gold answer has a word in its column, which no number matches."""
-    right = int(scene.problems[0].solutions[0])
-    rows = scene.change_problem(0, solutions=["N/A"])
-    for row in rows:
-        scene.replay(row, boxed(right if row.sample % 4 else right + 1), boxed(right))
-    return names(rows)
-
-
 @in_rows("contamination")
 def trained_on_the_test(scene: Scene) -> Ids:
     """A problem of the evaluation set is in the training set."""
-    scene.evaluated = [scene.cast.language.problems.index(scene.problems[0]), *scene.cast.held_out]
+    scene.evaluated = [scene.cast.problems.index(scene.problems[0]), *scene.cast.held_out]
     return names(scene.group(0))
 
 
@@ -758,24 +613,6 @@ def key_in_answer(scene: Scene) -> Ids:
     return _add_before_answer(scene, "AK" + "IAQ3EGRZ7XWNB2PL5D")
 
 
-@in_rows("secrets")
-def key_in_prompt(scene: Scene) -> Ids:
-    """A private key was pasted into a problem."""
-    secret = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEpAIBAAKCAQEA7bq8dQ0p\n"
-    rows = scene.change_problem(0, prompt=secret + scene.problems[0].prompt)
-    _replay_with_new_prompt(scene, rows)
-    return names(rows)
-
-
-@in_rows("personal_data")
-def address_in_answer(scene: Scene) -> Ids:
-    """The policy writes e-mail addresses."""
-    rows = [row for row in scene.group(0) if answered(row)]
-    for row in rows:
-        scene.replay(row, f"ask jane.miller{row.sample}@mailbox.org: {boxed(gold(row))}")
-    return ids(rows)
-
-
 @in_rows("personal_data")
 def card_in_answer(scene: Scene) -> Ids:
     """The policy has memorised a card number."""
@@ -787,15 +624,6 @@ def _add_before_answer(scene: Scene, text: str) -> Ids:
     row = next(row for row in scene.rows if answered(row))
     scene.replay(row, f"{text} {boxed(gold(row))}")
     return [row.trajectory_id]
-
-
-@in_rows("hidden_characters")
-def reordered_prompt(scene: Scene) -> Ids:
-    """A problem holds a control character that changes the visible order of its text."""
-    problem = scene.problems[0]
-    rows = scene.change_problem(0, prompt=problem.prompt.replace("?", "\u202e?"))
-    _replay_with_new_prompt(scene, rows)
-    return names(rows)
 
 
 @in_rows("hidden_characters", also=["text_differs"])
@@ -838,11 +666,12 @@ def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
 def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoint]) -> Cast:
     from transformers import AutoTokenizer
 
-    language = Language(AutoTokenizer.from_pretrained(policies[0].model), problems)
+    chat = Chat(AutoTokenizer.from_pretrained(policies[0].model))
     config = helpers.settings(CLEAN)
     versions = [helpers.commit_policy(store, config, policy.number, policy.model, policy.canary) for policy in policies]
     held_out = list(range(len(problems) - HELD_OUT, len(problems)))
-    return Cast(store, language, list(policies), versions, [Weights(policy.model) for policy in policies], held_out)
+    weights = [Weights(policy.model) for policy in policies]
+    return Cast(store, chat, list(problems), list(policies), versions, weights, held_out)
 
 
 def _clean(cast: Cast) -> Scene:
@@ -866,7 +695,7 @@ def _clean(cast: Cast) -> Scene:
 
 def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
     """Play an episode that asks a helper, goes two ways after an answer, and shortens its history."""
-    episode = Branching(cast.language.chat, spec_of(row), row.policy_version)
+    episode = Branching(cast.chat, spec_of(row), row.policy_version)
     first = episode.say(boxed(gold(row) + 1), told=row.prompt, verdict="wrong")
     episode.say("It has 2 digits.", told="How long is the answer?")
     right, *_ = [episode.say(boxed(gold(row)), first, text, verdict="correct") for text in ("Try again.", "Once more.")]
