@@ -29,16 +29,10 @@ from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
 from tests.support.chain_helpers import commit_rows
 from tests.support.paths import ROOT
-from tests.support.soak import scaled
 from tests.support.train_helpers import make_trajectory
 
 SCREENSHOTS = ROOT / "var" / "screenshots"
-SIZES = [(1280, 900), (400, 800)]
-LOOKS = pytest.mark.parametrize(
-    ("size", "scheme"),
-    [(SIZES[0], "light"), (SIZES[1], "dark"), *scaled([], [(SIZES[0], "dark"), (SIZES[1], "light")])],
-    ids=str,
-)
+WIDE, NARROW = (1280, 900), (400, 800)
 PATIENCE_S = 120
 """A guard against hanging; an idle machine needs a second."""
 CELLS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
@@ -137,18 +131,12 @@ def reader(audited: tuple[Store, str]) -> Iterator[str]:
     assert job.wait(PATIENCE_S) == 143
 
 
-def without_key(reader: str) -> str:
-    """Return the address without the key; after the first request a cookie replaces it."""
-    return reader.partition("?")[0]
-
-
 class Watch:
     """A page that records its requests, console messages, errors and dialogs."""
 
-    def __init__(self, browser: Browser, size: tuple[int, int], scheme: str = "light") -> None:
-        width, height = size
-        look: Literal["light", "dark"] = "dark" if scheme == "dark" else "light"
-        self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=look)
+    def __init__(self, browser: Browser, size: tuple[int, int]) -> None:
+        look: Literal["light", "dark"] = "dark" if size == NARROW else "light"
+        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=look)
         self.context.set_default_timeout(1000 * PATIENCE_S)
         self.page: Page = self.context.new_page()
         self.requests: list[str] = []
@@ -158,16 +146,14 @@ class Watch:
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("dialog", lambda dialog: self.messages.append(f"dialog {dialog.message}"))
 
-    def harmless(self) -> None:
+    def harmless(self, name: str) -> None:
         """Check that no text from data was run, no page error occurred, and nothing is wider than the window."""
         self.page.wait_for_load_state()  # until its style sheets are there, a page may be wider
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
         assert self.messages == []
         assert self.page.evaluate("window.evil") is None
         assert self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-    def keep(self, name: str) -> None:
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
 
 @pytest.fixture
@@ -176,137 +162,77 @@ def report(audited: tuple[Store, str]) -> str:
     return (read_audit(store, version, Path(store.path("cache")))[1] / REPORT).as_uri()
 
 
-@LOOKS
-def test_the_report_needs_no_other_file(browser: Browser, report: str, size: tuple[int, int], scheme: str) -> None:
+def test_the_report_needs_no_other_file(browser: Browser, report: str) -> None:
     """The report is one file without requests, with the verdict first; no hostile text runs or leaves its box."""
-    watch = Watch(browser, size, scheme)
+    watch = Watch(browser, NARROW)
     watch.page.goto(report)
     expect(watch.page.locator("h1")).to_contain_text("FAIL")
-    watch.keep(f"report-{size[0]}-{scheme}")
+    watch.harmless("report")
     watch.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     expect(watch.page.get_by_text("<script>window.evil = 1</script>").first).to_be_visible()
     expect(watch.page.get_by_text("⟨U+202E⟩gnp.exe").first).to_be_visible()
-    watch.page.locator("#plots").scroll_into_view_if_needed()
-    watch.keep(f"report-plots-{size[0]}-{scheme}")
     watch.page.locator("#tools").scroll_into_view_if_needed()
     expect(watch.page.get_by_role("region", name="Calls of tools")).to_contain_text(EVIL[0])
-    watch.keep(f"report-tools-{size[0]}-{scheme}")
-    watch.harmless()
+    watch.harmless("report-tools")
     assert watch.requests == [report]
-
-
-def ordered(texts: list[str], descending: bool) -> list[str]:
-    """Sort the report's numbers and put all other texts after them."""
-    numbers = [text for text in texts if text.replace(",", "").isdigit()]
-    numbers.sort(key=lambda text: int(text.replace(",", "")), reverse=descending)
-    return numbers + [text for text in texts if text not in numbers]
 
 
 def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
     """Mouse and keyboard sort whole rows in the announced order, with empty cells last."""
-    watch = Watch(browser, SIZES[0])
+    watch = Watch(browser, WIDE)
     watch.page.goto(report)
     table = watch.page.get_by_role("region", name="All checks").locator("table")
     header = table.locator("th", has_text="cases")
     column = int(header.evaluate("cell => cell.cellIndex"))
-    rows = table.locator("tbody tr")
-    before = [[text.strip() for text in row] for row in rows.evaluate_all(CELLS)]
-    texts = [row[column] for row in before]
-    down, up = ordered(texts, descending=True), ordered(texts, descending=False)
-    assert not all(text.isdigit() for text in texts)  # some cells have no number
-    assert texts not in (down, up)
-    assert down != up
-
-    def assert_sorted(direction: str, expected: list[str]) -> None:
-        expect(header).to_have_attribute("aria-sort", direction)
-        expect(table.locator(f"tbody td:nth-child({column + 1})")).to_have_text(expected)
-        after = [[text.strip() for text in row] for row in rows.evaluate_all(CELLS)]
-        assert sorted(after) == sorted(before)
-
+    texts = [row[column].strip() for row in table.locator("tbody tr").evaluate_all(CELLS)]
+    numbers = sorted((text for text in texts if text.replace(",", "").isdigit()), key=lambda t: int(t.replace(",", "")))
+    empty = [text for text in texts if text not in numbers]
+    assert empty
     header.click()
-    assert_sorted("descending", down)
-    header.focus()
-    watch.page.keyboard.press("Enter")
-    assert_sorted("ascending", up)
-    watch.harmless()
-
-
-def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
-    """A link to a passed check opens its folded section, also in browsers that do not do so themselves."""
-    watch = Watch(browser, SIZES[0])
-    watch.page.goto(report)
-    for target in watch.page.locator("a[href^='#']").evaluate_all("links => links.map(link => link.hash)"):
-        assert watch.page.evaluate(
-            "hash => document.getElementById(decodeURIComponent(hash.slice(1))) !== null", target
-        )
-    watch.page.locator("table a[href='#check-duplicate_ids']").first.click()
+    for direction, expected in (("descending", numbers[::-1]), ("ascending", numbers)):
+        expect(header).to_have_attribute("aria-sort", direction)
+        expect(table.locator(f"tbody td:nth-child({column + 1})")).to_have_text([*expected, *empty])
+        header.focus()
+        watch.page.keyboard.press("Enter")
+    watch.page.locator("table a[href='#check-duplicate_ids']").first.click()  # in a folded section
     expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
-    folded = watch.page.locator("details", has=watch.page.locator("#check-duplicate_ids"))
-    folded.evaluate("details => { details.open = false; dispatchEvent(new Event('hashchange')) }")
-    expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
+    watch.harmless("report-sorted")
 
 
-@LOOKS
-def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size: tuple[int, int], scheme: str) -> None:
+def test_trajectories_are_read_page_by_page(browser: Browser, reader: str) -> None:
     """List, filter, conversation, tokens by logprob and by advantage, and group show all data as text."""
-    watch = Watch(browser, size, scheme)
+    watch = Watch(browser, NARROW)
     page = watch.page
     page.goto(reader)
     expect(page.get_by_role("status")).to_contain_text("60 trajectories")
-    watch.keep(f"reader-list-{size[0]}-{scheme}")
-    watch.harmless()
+    watch.harmless("reader-list")
     page.get_by_role("link", name="Next →").first.click()
     expect(page.get_by_role("status")).to_contain_text("51 to 60")
     page.get_by_role("textbox", name="Text").fill("javascript:")
     page.locator("select[name=verdict]").select_option("correct")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("status")).to_contain_text("10 of 60 trajectories")
-    watch.harmless()
 
-    page.locator("td a.id").first.click()
-    expect(page.get_by_text("[click](javascript:window.evil=1)").first).to_be_visible()
-    watch.keep(f"reader-trajectory-{size[0]}-{scheme}")
-    page.get_by_text("Call of calculator").scroll_into_view_if_needed()
-    expect(page.get_by_text(f"Call of {EVIL[0][:40]}")).to_be_visible()
-    page.locator(".turn summary").first.click()
-    watch.keep(f"reader-calls-{size[0]}-{scheme}")
-    watch.harmless()
-    page.get_by_role("link", name="advantage").click()
-    expect(page.locator("[aria-current]", has_text="advantage")).to_be_visible()
-    watch.keep(f"reader-advantage-{size[0]}-{scheme}")
-    watch.harmless()
-    page.get_by_role("link", name=re.compile("group")).first.click()
-    watch.keep(f"reader-group-{size[0]}-{scheme}")
-    watch.harmless()
-    assert all(url.startswith(without_key(reader)) for url in watch.requests)
-
-
-def test_the_reader_needs_no_mouse(browser: Browser, reader: str) -> None:
-    """The first Tab skips to the content; Enter applies a filter and opens a trajectory."""
-    watch = Watch(browser, SIZES[0])
-    page = watch.page
-    page.goto(reader)
-    page.keyboard.press("Tab")
-    assert "content" in (page.locator(":focus").text_content() or "").lower()
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
-    page.get_by_label("Problem id").focus()
-    page.keyboard.type("14</script>")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("status")).to_contain_text("4 of 60")
     page.locator("td a.id").first.focus()
     page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_contain_text("shared/000000/14</script>/0")
-    watch.harmless()
+    expect(page.get_by_text("[click](javascript:window.evil=1)").first).to_be_visible()
+    expect(page.get_by_text(f"Call of {EVIL[0][:40]}")).to_be_visible()
+    page.locator(".turn summary").first.click()
+    watch.harmless("reader-trajectory")
+    page.get_by_role("link", name="advantage").click()
+    expect(page.locator("[aria-current]", has_text="advantage")).to_be_visible()
+    watch.harmless("reader-advantage")
+    page.get_by_role("link", name=re.compile("group")).first.click()
+    watch.harmless("reader-group")
+    assert all(url.startswith(reader.partition("?")[0]) for url in watch.requests)
 
 
 def test_the_cases_of_an_audit_are_read(browser: Browser, reader: str) -> None:
     """The reader links the report, and the cases of a check are a filter."""
-    watch = Watch(browser, SIZES[0])
+    watch, address = Watch(browser, WIDE), reader.partition("?")[0]
     watch.page.goto(reader)
-    watch.page.goto(f"{without_key(reader)}report")
+    watch.page.goto(f"{address}report")
     expect(watch.page.locator("h1")).to_contain_text("FAIL")
-    watch.page.goto(f"{without_key(reader)}?check=hidden_characters")
+    watch.page.goto(f"{address}?check=hidden_characters")
     expect(watch.page.get_by_role("status")).to_contain_text("15 of 60 trajectories")
-    watch.harmless()
+    watch.harmless("reader-cases")
