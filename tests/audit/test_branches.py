@@ -13,7 +13,7 @@ from storage.versions.contents import _NEW_IN
 from tasks.agents.interface import EpisodeSpec
 from tasks.audit.database import read_conversations
 from tasks.audit.numbers import set_numbers
-from tasks.audit.reader.tokens import Beginning, beginnings
+from tasks.audit.reader.tokens import beginnings
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, judged, say
 from tests.support.branching import Branching
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
@@ -142,21 +142,6 @@ def test_feedback_that_no_branch_was_given_is_found(audited: Audited, play: Play
     found = [name for name, _ in audited.run("template_drift")[1]]
     assert found
     assert all(name.startswith("What?") for name in found)
-
-
-def test_where_sequences_begin(play: Play) -> None:
-    """A branch, a rewritten history and a conversation of its own are told apart by the tokens."""
-    row = branching(play, "a")
-    kinds = {begin.kind: (begin.follows, row.turns[turn].text) for turn, begin in beginnings(row).items()}
-    assert len(beginnings(row)) == len(row.sequence_starts) == 4
-    first = next(turn for turn, stored in enumerate(row.turns) if stored.text == r"\boxed{18}")
-    assert kinds["branch"] == (first, r"\boxed{17}")
-    assert kinds["rewritten"] == (first + 1, r"\boxed{19}")
-    assert row.turns[first + 1].text == r"\boxed{19}"
-    assert kinds["conversation"][0] == -1
-    assert beginnings(play("b", "18", "19")) == {}
-    rewritten = replace(make_trajectory("c", [[7], [8]]), sequence_starts=[0, 4])
-    assert beginnings(rewritten)[1] == Beginning(2, 2, "rewritten", 0)
 
 
 def without(columns: set[str], version: int) -> Callable[[pa.Table], pa.Table]:

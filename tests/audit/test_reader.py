@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import signal
@@ -24,7 +23,6 @@ from storage import layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.records import CASE_SCHEMA, Call, Score, Trajectory, VerdictName
-from storage.versions.drafts import Draft, Provenance
 from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
 from tasks.audit.reader import read
@@ -32,7 +30,6 @@ from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
 from tasks.audit.reader.read import unreadable
 from tasks.audit.reader.tokens import compute_advantages
-from tasks.audit.results import AuditResult
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
@@ -308,28 +305,6 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     assert same.status_code == (404 if lost else 200)
     says = f"Not shown: {bad.get(kind, policy)}/manifest.json"
     assert (says in text(listing.text)) == (kind != "policy")
-
-
-def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_path: Path) -> None:
-    """The reader still shows the audit's other data sets and findings."""
-    for iteration in (PLAIN, NORMALISED):
-        commit(store, iteration, sums(iteration, 2), [])
-    audited = [layout.trajectories("shared", iteration) for iteration in (PLAIN, NORMALISED)]
-    audit = layout.audit("0a")
-    with Draft(store, audit, "audit") as draft:
-        for name in ("audit.json", "report.html"):
-            (draft.scratch / name).write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
-            draft.add(draft.scratch / name, name)
-        pq.write_table(pa.Table.from_pylist([], CASE_SCHEMA), draft.scratch / "cases.parquet")
-        draft.add(draft.scratch / "cases.parquet", "cases.parquet", 0)
-        draft.commit(Provenance(config={}), [*audited, layout.scores("shared", PLAIN, "5c0e")])
-    (Path(store.root) / layout.manifest(audited[0])).write_bytes(b"{}")
-    with pytest.MonkeyPatch.context() as patch:
-        shown: list[list[str]] = []
-        patch.setattr(read, "select", lambda _, targets, *__: shown.append(targets))
-        with pytest.raises(ValueError, match="there are no trajectories"):
-            read.run(store, Namespace(targets=[audit], since="", port=0, cache=str(tmp_path)))
-    assert shown == [audited]
 
 
 @pytest.mark.slow

@@ -34,7 +34,11 @@ COMMAND = "python -m somewhere read audits/1 --root 's3://bucket'"
 
 def check(name: str, verdict: Verdict = "pass", **others: Any) -> CheckResult:
     skipped = verdict == "skipped"
-    values = {"value": None if skipped else 0.0, "of": 0 if skipped else 512, "says": f"says {name}"} | others
+    values: dict[str, Any] = {
+        "value": None if skipped else 0.0,
+        "of": 0 if skipped else 512,
+        "says": f"says {name}",
+    } | others
     rest = {"threshold": 0.0, "cases": 0, "unit": "turn"} | values
     return CheckResult(name, name.capitalize(), "What it means.", verdict, "warn", **rest)
 
@@ -47,7 +51,8 @@ def case(id_: str, detail: str = "turn 1: wrong", data_set: str = SET, unit: Uni
 
 
 def numbers(iteration: int = 0, run: str = "demo", **others: Any) -> SetNumbers:
-    version, success = f"runs/{run}/trajectories/{iteration:06d}", [0.5 + iteration / 1000, 0.3]
+    version = f"runs/{run}/trajectories/{iteration:06d}"
+    success: list[float | None] = [0.5 + iteration / 1000, 0.3]
     known = SetNumbers(
         *(version, run, iteration, 512, 1000, 6000, success),
         *(0.6, 0.3, None, 5.9),  # any turn, fixed, broken, tokens of an answer

@@ -7,13 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.audit import Audit
-from storage import layout
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
+from storage.records import Problem, Trajectory
 from tasks.audit.checks import SkippedError, all_checks, templates, tokens
 from tasks.score.verifier import Verifier
-from tests.support.audit_play import SUM, TEXTS, Audited, Play, judged, look, say
-from tests.support.chain_helpers import FIRST, PROBLEMS, commit_rows
+from tests.support.audit_play import TEXTS, Audited, Play, judged, look, say
+from tests.support.chain_helpers import FIRST, PROBLEMS
 from tests.support.train_helpers import make_trajectory, tiny_model
 
 
@@ -73,21 +72,6 @@ def test_never_solved(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPa
     assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold answer 19")]
 
 
-def test_contamination(audited: Audited, play: Play) -> None:
-    """Problems are compared with the set of a committed evaluation of the run; without one the check is skipped."""
-    row = play("a", "18")
-    audited.add([row])
-    with pytest.raises(SkippedError, match="evaluations"):
-        audited.run("contamination")
-    held_out, version = layout.problems("fedcba9876543210"), layout.evaluation(FIRST, "held-out", "greedy-0123456789ab")
-    commit_rows(audited.store, held_out, "problems", PROBLEM_SCHEMA, [dataclasses.replace(SUM, problem_id="e1")], [])
-    commit_rows(audited.store, version, "evaluation", TRAJECTORY_SCHEMA, [row], [FIRST, held_out], 1)
-    measured, found = audited.run("contamination")
-    assert measured.value == 1
-    assert found[0][0] == "12+7"
-    assert "e1 of" in found[0][1]
-
-
 @pytest.mark.parametrize("check", TEXTS)
 def test_searches_texts(audited: Audited, play: Play, check: str) -> None:
     """A pattern is found in a turn, in feedback and in the prompt; the case does not repeat the text."""
@@ -112,17 +96,6 @@ def sampled_by(weights: PreTrainedModel, name: str, number: int, shift: float = 
     known = [0.0] + [float(logprobs[at, token]) for at, token in enumerate(row.token_ids[1:])]
     known = [value + shift if sampled else 0.0 for value, sampled in zip(known, row.action_mask, strict=True)]
     return dataclasses.replace(row, logprobs=known, sampling='{"temperature": 0.5}')
-
-
-def test_logprob_drift(audited: Audited) -> None:
-    """One of five trajectories has logprobs of another policy than the stored weights."""
-    weights = tiny_model()
-    audited.add([sampled_by(weights, str(number), number, shift=-float(number == 3)) for number in range(5)])
-    measured, found = audited.run("logprob_drift")
-    assert measured.value == pytest.approx(0.2, abs=1e-4)
-    assert [name for name, _ in found] == ["3"]
-    with pytest.raises(SkippedError, match="recomputed=0"):
-        audited.run("logprob_drift", recomputed=0)
 
 
 @pytest.mark.parametrize(("shift", "passes"), [(0.0, True), (0.1, False)])

@@ -13,7 +13,6 @@ from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
-from tasks.audit.__main__ import COMMANDS
 from tasks.problems.problem_set import key
 from tasks.provenance.questions import FirstTrained, Unknown, affected, trained_on, training_data
 from tasks.train.samples import build_samples, within_staleness
@@ -148,16 +147,6 @@ def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp
     assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1, "new": 2}
 
 
-def test_an_update_that_had_nothing_left(place: Place, tmp_path: Path) -> None:
-    """An update whose metrics report 0 trajectories trained on nothing."""
-    place.begin("a")
-    place.play("a", 0, place.problems(ONE), Played(ONE))
-    place.train("a", 0, metrics={"trajectories": 0.0})
-    answer = trained_on(place.store, "1", tmp_path)
-    assert [use.trained for use in answer.uses] == [0]
-    assert answer.first == []
-
-
 def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
     """A warm start trains on the problems of its generator, with exactly their answers."""
     source = {"kind": "arithmetic", "split": "train", "low": 0, "high": 3}
@@ -286,9 +275,3 @@ def test_commands_answer_people_and_scripts(call: Call) -> None:
     assert "means 2 different problems" in call("falls", "1", status=1)
     assert "was never committed" in call("saw", "nobody", status=1)
     assert "the following arguments are required: CHECKPOINT" in call("saw", status=2)
-
-
-def test_help(call: Call) -> None:
-    """Every command has a help text."""
-    for command in COMMANDS:
-        assert f"usage: python -m tasks.audit {command}" in call(command, "--help")

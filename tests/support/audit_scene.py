@@ -366,13 +366,14 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
         save_file({"nothing": np.zeros(1, np.float32)}, f"{folder}/model.safetensors")
         for iteration in range(-(-rows // rows_per_set)):
             policy = helpers.commit_policy(store, config, iteration, Path(folder), Canary([1, 2], [-1.0]))
-            known = {"iteration": iteration, "policy": policy, "policy_version": iteration}
             made = [
                 replace(
                     row,
                     trajectory_id=f"{iteration:06d}/{row.trajectory_id}",
                     versions=[iteration if sampled else -1 for sampled in row.action_mask],
-                    **known,
+                    iteration=iteration,
+                    policy=policy,
+                    policy_version=iteration,
                 )
                 for row in played[: rows - iteration * rows_per_set]
             ]

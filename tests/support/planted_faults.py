@@ -115,14 +115,6 @@ def flipped_byte(store: Store, committed: Committed) -> Ids:
     return [path]
 
 
-@in_store("damaged_objects")
-def cut_manifest(store: Store, committed: Committed) -> Ids:
-    """A manifest was cut while the store was copied."""
-    path = layout.manifest(committed.trajectories[0])
-    store.write(path, store.read(path)[:500])
-    return [path]
-
-
 @in_store("wrong_schema", also=["broken_parents"])
 def newer_schema(store: Store, committed: Committed) -> Ids:
     """A newer version of this package wrote the rows."""
@@ -201,15 +193,6 @@ def turns_out_of_order(scene: Scene) -> Ids:
     return [row.trajectory_id]
 
 
-@in_rows("broken_prefix", also=["template_drift"])
-def prompt_of_another(scene: Scene) -> Ids:
-    """Two requests were swapped: an episode answers the prompt of another problem."""
-    row = two_mistakes(scene)
-    other = next(candidate for candidate in scene.rows if candidate.problem_id != row.problem_id)
-    scene.replay(row, *(turn.text for turn in row.turns), prompt=other.prompt)
-    return [row.trajectory_id]
-
-
 @in_rows("bad_logprobs")
 def nan_logprob(scene: Scene) -> Ids:
     """The sampler divided 0 by 0."""
@@ -253,14 +236,6 @@ def version_of_the_future(scene: Scene) -> Ids:
     return [row.trajectory_id]
 
 
-@in_rows("falling_versions")
-def version_unknown(scene: Scene) -> Ids:
-    """The server did not say which weights it had."""
-    row = two_mistakes(scene)
-    scene.change(row, versions=[-1] * len(row.versions))
-    return [row.trajectory_id]
-
-
 @in_rows("text_differs")
 def tidied_text(scene: Scene) -> Ids:
     """Answers were stored after post-processing instead of as sampled."""
@@ -285,13 +260,8 @@ def system_prompt_added(scene: Scene) -> Ids:
 @in_rows("logprob_drift", alone=True)
 def other_weights(scene: Scene) -> Ids:
     """The server served other weights than it was given."""
-    return _replace_logprobs(scene, scene.logprobs(scene.rows, 1))
-
-
-def _replace_logprobs(scene: Scene, logprobs: Sequence[list[float]]) -> Ids:
-    """Replace the logprobs of all rows; return the ids whose mean difference is above the check's limit."""
     drifted = []
-    for row, others in zip(list(scene.rows), logprobs, strict=True):
+    for row, others in zip(list(scene.rows), scene.logprobs(scene.rows, 1), strict=True):
         scene.change(row, logprobs=others)
         nats = sum(abs(one - other) for one, other in zip(row.logprobs, others, strict=True))
         if nats > 1.01 * Checks().logprob_drift.threshold * sum(row.action_mask):
@@ -561,20 +531,9 @@ def gold_in_prompt(scene: Scene) -> Ids:
 
 
 @in_rows("unmatched_gold", also=["verdict_failures"])
-def empty_gold(scene: Scene) -> Ids:
-    """A column was empty when the problems were imported."""
-    return _replace_gold(scene, "")
-
-
-@in_rows("unmatched_gold", also=["verdict_failures"])
 def gold_cut_out(scene: Scene) -> Ids:
     """The rule that extracts the gold answer from a worked solution takes the box without its content."""
-    return _replace_gold(scene, r"\boxed{}")
-
-
-def _replace_gold(scene: Scene, gold: str) -> Ids:
-    """Give the first problem a gold answer that the verifier cannot read; return the problem's id."""
-    rows = scene.change_problem(0, solutions=[gold])
+    rows = scene.change_problem(0, solutions=[r"\boxed{}"])
     for row in [row for row in rows if row.turns]:
         scene.replay(row, *(turn.text for turn in row.turns), grade=lambda *_: "error")
     return names(rows)
