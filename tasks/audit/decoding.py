@@ -66,11 +66,11 @@ class Decoder:
 
         Example: the texts of two messages, `3\n4`, are shown by `<message>3</message><message>"4"</message>`.
         """
-        place = 0
+        position = 0
         for line in filter(None, map(str.strip, text.splitlines())):
-            ends = (at + len(each) for each in self.spellings(line) if (at := decoded.find(each, place)) >= 0)
-            place = next(ends, -1)
-            if place < 0:
+            ends = (at + len(each) for each in self.spellings(line) if (at := decoded.find(each, position)) >= 0)
+            position = next(ends, -1)
+            if position < 0:
                 return False
         return True
 
@@ -116,8 +116,8 @@ class Decoders:
             numbers = batch.column("data_set").to_numpy(zero_copy_only=False)
             runs = np.array([self._run_of.get(number, "") for number in numbers.tolist()])
             for run in sorted(set(runs.tolist()) - {""}):
-                part = batch.filter(pa.array(runs == run))
-                yield Decoded(run, part, self.runs[run].texts(lists(part.column("ids")), special=special))
+                of_run = batch.filter(pa.array(runs == run))
+                yield Decoded(run, of_run, self.runs[run].texts(lists(of_run.column("ids")), special=special))
 
     @property
     def remark(self) -> str:

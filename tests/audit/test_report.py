@@ -33,14 +33,11 @@ COMMAND = "python -m somewhere read audits/1 --root 's3://bucket'"
 
 
 def check(name: str, verdict: Verdict = "pass", **others: Any) -> CheckResult:
-    skipped = verdict == "skipped"
-    values: dict[str, Any] = {
-        "value": None if skipped else 0.0,
-        "of": 0 if skipped else 512,
-        "says": f"says {name}",
-    } | others
-    rest = {"threshold": 0.0, "cases": 0, "unit": "turn"} | values
-    return CheckResult(name, name.capitalize(), "What it means.", verdict, "warn", **rest)
+    value, of = (None, 0) if verdict == "skipped" else (0.0, 512)
+    rest: dict[str, Any] = {"value": value, "threshold": 0.0, "cases": 0, "of": of, "unit": "turn"}
+    return CheckResult(
+        name, name.capitalize(), "What it means.", verdict, "warn", **{**rest, "says": f"says {name}", **others}
+    )
 
 
 SET = "runs/demo/trajectories/000000"

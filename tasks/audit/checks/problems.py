@@ -107,10 +107,10 @@ def _in_prompts(evidence: AuditEvidence) -> Iterator[StatedAnswer]:
         decoders = Decoders(evidence)
     except SkippedError:
         return
-    for part in decoders.decode(evidence, query):
-        for row, text in part.columns("data_set", "problem_id", "solutions"):
+    for batch in decoders.decode(evidence, query):
+        for row, text in batch.columns("data_set", "problem_id", "solutions"):
             for words, is_gold in stated(text, row["solutions"]):
-                yield StatedAnswer(part.run, words, row["problem_id"], row["data_set"], is_gold)
+                yield StatedAnswer(batch.run, words, row["problem_id"], row["data_set"], is_gold)
 
 
 def _flag_feedback(evidence: AuditEvidence) -> int:

@@ -47,9 +47,9 @@ def text_differs(evidence: AuditEvidence) -> Measured:
     chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
     query = f"select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens where {chosen}"
     decoded, differing = 0, list[pa.RecordBatch]()
-    for part in decoders.decode(evidence, query):
-        decoded += part.rows.num_rows
-        differing.append(_differing(part, decoders.runs[part.run]))
+    for batch in decoders.decode(evidence, query):
+        decoded += batch.rows.num_rows
+        differing.append(_differing(batch, decoders.runs[batch.run]))
     found = 0
     if differing:
         query = """select trajectory_id, data_set,
@@ -59,8 +59,8 @@ def text_differs(evidence: AuditEvidence) -> Measured:
     return Measured(found, decoded, f"{found:,} of {checked} have tokens that differ from their text{decoders.remark}")
 
 
-def _differing(part: Decoded, decoder: Decoder) -> pa.RecordBatch:
-    rows = part.rows.append_column("decoded", pa.array(part.texts, pa.string()))
+def _differing(batch: Decoded, decoder: Decoder) -> pa.RecordBatch:
+    rows = batch.rows.append_column("decoded", pa.array(batch.texts, pa.string()))
     rows = rows.filter(pc.not_equal(rows["text"], rows["decoded"]))
     rows = rows.filter(pc.not_equal(rows["text"], pa.array(decoder.unended(lists(rows["ids"])), pa.string())))
     names = ["trajectory_id", "data_set", "turn", "text", "decoded"]
@@ -85,9 +85,9 @@ def template_drift(evidence: AuditEvidence) -> Measured:
     create_distinct_prompts(evidence)
     query = "select data_set, digest, prompt, episodes, ids from distinct_prompts order by number"
     prompts = [
-        {"run": part.run, **row, "form": sys.intern(_form(text, row["prompt"], decoders.runs[part.run]))}
-        for part in decoders.decode(evidence, query, special=True)
-        for row, text in part.columns("digest", "prompt", "episodes")
+        {"run": batch.run, **row, "form": sys.intern(_form(text, row["prompt"], decoders.runs[batch.run]))}
+        for batch in decoders.decode(evidence, query, special=True)
+        for row, text in batch.columns("digest", "prompt", "episodes")
     ]
     forms: dict[str, Counter[str]] = {}
     for each in prompts:
@@ -126,11 +126,11 @@ def _form(text: str, words: str, decoder: Decoder) -> str:
 
 
 def _difference(form: str, usual: str) -> str:
-    """Show both forms around the first place where they differ."""
+    """Show both forms around the first position where they differ."""
     pairs = enumerate(zip(form, usual, strict=False))
-    place = next((place for place, (one, other) in pairs if one != other), min(len(form), len(usual)))
-    place = 0 if _WITHOUT in (form, usual) else place
-    shown, expected = (repr(text[max(0, place - _AROUND) : place + 2 * _AROUND]) for text in (form, usual))
+    position = next((position for position, (one, other) in pairs if one != other), min(len(form), len(usual)))
+    position = 0 if _WITHOUT in (form, usual) else position
+    shown, expected = (repr(text[max(0, position - _AROUND) : position + 2 * _AROUND]) for text in (form, usual))
     return f"its prompt has {shown} where most of its run have {expected}"
 
 
@@ -142,11 +142,11 @@ def _flag_feedback(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, in
     query = """select data_set, feedback, digest, any_value(ids) as ids from between_turns where trim(feedback) <> ''
         group by data_set, feedback, digest"""
     pieces, lacking = 0, set[tuple[str, str, int]]()
-    for part in decoders.decode(evidence, query, special=True):
-        for row, text in part.columns("feedback", "digest"):
+    for batch in decoders.decode(evidence, query, special=True):
+        for row, text in batch.columns("feedback", "digest"):
             pieces += 1
-            if not decoders.runs[part.run].shows(text, row["feedback"]):
-                lacking.add((part.run, row["feedback"], row["digest"]))
+            if not decoders.runs[batch.run].shows(text, row["feedback"]):
+                lacking.add((batch.run, row["feedback"], row["digest"]))
     found = [{"run": run, "feedback": feedback, "digest": digest} for run, feedback, digest in lacking]
     query = """select any_value(p.trajectory_id), p.data_set,
             'the tokens after ' || turn_name(p.turn) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'

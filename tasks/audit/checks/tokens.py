@@ -75,8 +75,8 @@ def logprob_drift(evidence: AuditEvidence) -> Measured:
     if not recomputed:
         raise SkippedError("audit.recomputed=0: no trajectory is recomputed")
     chosen, compared, beyond, failures = _chosen(evidence), 0, [0.0], list[str]()
-    for place, played in enumerate(chosen):
-        count = recomputed // len(chosen) + (place < recomputed % len(chosen))
+    for number, played in enumerate(chosen):
+        count = recomputed // len(chosen) + (number < recomputed % len(chosen))
         try:
             differences = _differences(evidence, played, count)
         except SkippedError as error:
@@ -129,7 +129,7 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
     if not kept:
         raise SkippedError("no checkpoint that played these data sets is left in the store")
     count = min(evidence.settings.recomputed_sets, evidence.settings.recomputed)
-    return [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, count).astype(int))]
+    return [kept[index] for index in np.unique(np.linspace(0, len(kept) - 1, count).astype(int))]
 
 
 def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_Difference]:

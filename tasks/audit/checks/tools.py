@@ -31,9 +31,9 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     )
     lacking = [
         (row["data_set"], row["output"], row["digest"])
-        for part in decoders.decode(evidence, query, special=True)
-        for row, text in part.columns("data_set", "output", "digest")
-        if not decoders.runs[part.run].shows(text, row["output"])
+        for batch in decoders.decode(evidence, query, special=True)
+        for row, text in batch.columns("data_set", "output", "digest")
+        if not decoders.runs[batch.run].shows(text, row["output"])
     ]
     # The distinct tokens that were given after a call and lack its output.
     columns = "data_set integer, output varchar, digest bigint"
@@ -41,9 +41,9 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     database.insert("lacking", lacking)
     found = [
         row
-        for part in decoders.decode(evidence, _ACTIONS, special=True)
-        for row, text in part.columns("row", "turn", "number", "output")
-        if stands_alone(decoders.runs[part.run].spellings(row["output"].strip()), text)
+        for batch in decoders.decode(evidence, _ACTIONS, special=True)
+        for row, text in batch.columns("row", "turn", "number", "output")
+        if stands_alone(decoders.runs[batch.run].spellings(row["output"].strip()), text)
     ]
     query = """select trajectory_id, data_set,
             call_name(turn, number, name) || ': its output is among the sampled tokens: "'

@@ -26,7 +26,7 @@ HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 """The accepted values of the Host header; they stop other sites whose domain resolves to this machine."""
 _HERE = Path(__file__).parent / "templates"
 _STYLES = {name: page.TEMPLATES / name for name in page.STYLES} | {"reader.css": _HERE / "reader.css"}
-_REPORT_POLICY = (
+_REPORT_CSP = (
     "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
 )
@@ -77,7 +77,7 @@ def create_app(
     def report() -> Response:
         if audit is None:
             raise HTTPException(404, "The reader was started without an audit.")
-        headers = {**HEADERS, "Content-Security-Policy": _REPORT_POLICY}
+        headers = {**HEADERS, "Content-Security-Policy": _REPORT_CSP}
         return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
 
     @app.exception_handler(HTTPException)

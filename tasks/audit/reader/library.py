@@ -101,10 +101,10 @@ _OF_CALLS = {"some": "calls > 0", "none": "calls = 0"}
 _OF_TURN = {"any": "true", "first": "turn = 0", "last": '"last"'}
 _OF_VERDICT = {"unscored": "verdict is null", "disagree": "verdict <> environment_verdict and verdict <> 'none'"}
 _ORDERS = {
-    "stored": "place",
-    "longest": "tokens desc, place",
-    "best": "reward desc nulls last, place",
-    "worst": "reward nulls last, place",
+    "stored": "position",
+    "longest": "tokens desc, position",
+    "best": "reward desc nulls last, position",
+    "worst": "reward nulls last, position",
 }
 """By value of a parameter, a condition on a row of `listing` (calls) or of `turns`, and an order of `listing`."""
 
@@ -210,7 +210,7 @@ class Library:
 
     def _rows(self, condition: str, *parameters: str) -> list[int]:
         found: list[int] = self.database.integers(
-            f"select row from listing where {condition} order by place", *parameters
+            f"select row from listing where {condition} order by position", *parameters
         ).tolist()
         return found
 

@@ -132,16 +132,16 @@ class Views:
         return next((row for row in same if str(row) == given.get("row")), same[0])
 
     def _neighbours(self, given: Given, row: int) -> dict[str, Any]:
-        """Return the place of a trajectory in the list from which it was opened, 0 if it is not there, and the next."""
+        """Return the position of a trajectory in the list from which it was opened (0: not there), and its neighbours."""
         wanted, _ = parse(given)
         rows = self.library.find(wanted)
-        place = next(iter((np.flatnonzero(rows == row) + 1).tolist()), 0)
-        before = self.library.entries(rows[place - 2 : place - 1].tolist()) if place > 1 else []
-        after = self.library.entries(rows[place : place + 1].tolist()) if place else []
+        position = next(iter((np.flatnonzero(rows == row) + 1).tolist()), 0)
+        before = self.library.entries(rows[position - 2 : position - 1].tolist()) if position > 1 else []
+        after = self.library.entries(rows[position : position + 1].tolist()) if position else []
         return {
             "wanted": wanted,
-            "place": place,
-            "page": max(0, place - 1) // LINES + 1,
+            "position": position,
+            "page": max(0, position - 1) // LINES + 1,
             "total": len(rows),
             "before": next(iter(before), None),
             "after": next(iter(after), None),

@@ -65,7 +65,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command=reader_command,
         styles=[Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in STYLES],
         scripts=[Markup(script) for script in scripts],
-        policy=_policy(scripts),
+        policy=_content_policy(scripts),
         plots=plots(result.sets, result.histograms),
         columns=_columns(result.sets),
         tools=_tools(result.sets),
@@ -74,7 +74,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
     )
 
 
-def _policy(scripts: list[str]) -> str:
+def _content_policy(scripts: list[str]) -> str:
     """Return a content security policy that allows no loading, and no script except `scripts`."""
     hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
     return (
