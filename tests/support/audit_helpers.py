@@ -41,49 +41,6 @@ def sums(high: int, count: int | None = None, split: str = "train") -> list[Prob
     )
 
 
-class Weights:
-    """The logprobs of a policy's weights; each distinct row is computed once."""
-
-    def __init__(self, folder: Path) -> None:
-        from configs.train import PPO
-        from tasks.train.policy import load_policy
-
-        self._model = load_policy(folder, PPO(device="cpu", threads=1))
-        self._known: dict[bytes, Floats] = {}
-
-    def of(
-        self, token_ids: Sequence[npt.NDArray[np.int32]], sampled: Sequence[Bools], temperature: float = 1.0
-    ) -> list[Floats]:
-        """Compute the logprobs of each row."""
-        name = str(temperature).encode()
-        keys = [name + ids.tobytes() + mask.tobytes() for ids, mask in zip(token_ids, sampled, strict=True)]
-        new = {
-            key: (ids, mask) for key, ids, mask in zip(keys, token_ids, sampled, strict=True) if key not in self._known
-        }
-        ordered = sorted(new, key=lambda key: len(new[key][0]))
-        for start in range(0, len(ordered), 256):
-            part = ordered[start : start + 256]
-            self._known |= zip(part, self._compute([new[key] for key in part], temperature), strict=True)
-        return [self._known[key] for key in keys]
-
-    def _compute(self, rows: Sequence[tuple[npt.NDArray[np.int32], Bools]], temperature: float) -> list[Floats]:
-        import torch
-
-        from tasks.train.batches import Places, Rows
-        from tasks.train.passes import action_logprobs
-
-        tokens = np.zeros((len(rows), max(2, *(len(ids) for ids, _ in rows))), np.int64)
-        sampled = np.zeros(tokens.shape, np.bool_)
-        for number, (ids, mask) in enumerate(rows):
-            tokens[number, : len(ids)], sampled[number, : len(ids)] = ids, mask
-        places = Places.padded(*(torch.from_numpy(axis) for axis in np.nonzero(sampled)))
-        with torch.no_grad():
-            logprobs, _ = action_logprobs(self._model, Rows(torch.from_numpy(tokens)), places, temperature)
-        padded = np.zeros(tokens.shape, np.float32)
-        padded[sampled] = logprobs.numpy()
-        return [values[: len(ids)] for values, (ids, _) in zip(padded, rows, strict=True)]
-
-
 def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
     """Commit a problem set if it is new; return its version."""
     version = layout.problems(fingerprint(problems))

@@ -23,7 +23,6 @@ from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
 from tasks.score.scoring import scorer_fingerprint
 from tests.support import audit_helpers as helpers
-from tests.support.audit_helpers import Weights
 from tests.support.train_helpers import make_trajectory
 
 GROUP = 16
@@ -63,14 +62,13 @@ class Set:
 
 @dataclass
 class Cast:
-    """The problems, policies and weights that all scenes share."""
+    """The problems and policies that all scenes share."""
 
     store: Store
     chat: Chat
     problems: list[Problem]
     checkpoints: list[Checkpoint]
     policies: list[str]  # their versions in the store
-    weights: list[Weights]
     held_out: list[int]  # indices of problems that no policy is trained on
 
 
@@ -84,7 +82,7 @@ class Scene:
     problem_set: str  # version
     sets: list[Set] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)  # indices of the evaluation's problems; empty: no evaluation
-    _replayed: set[str] = field(default_factory=set)  # ids of rows whose logprobs are not computed yet
+    replayed: set[str] = field(default_factory=set)  # ids of rows whose logprobs are not computed yet
 
     @property
     def name(self) -> str:
@@ -144,7 +142,7 @@ class Scene:
         """Replace a row by what was played instead, and its scores."""
         self.unscore(row)
         self._scores_of(row).extend(scores_of(replayed))
-        self._replayed.add(row.trajectory_id)
+        self.replayed.add(row.trajectory_id)
         return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
 
     def _set_of(self, row: Trajectory) -> Set:
@@ -154,27 +152,6 @@ class Scene:
         scores = self._set_of(row).scores
         assert scores is not None
         return scores
-
-    def compute_logprobs(self) -> None:
-        """Compute the logprobs of all replayed rows."""
-        for data_set in self.sets:
-            rows = [row for row in data_set.rows if row.trajectory_id in self._replayed]
-            known = dict(zip((row.trajectory_id for row in rows), self.logprobs(rows, data_set.policy), strict=True))
-            data_set.rows[:] = [
-                replace(row, logprobs=known.get(row.trajectory_id, row.logprobs)) for row in data_set.rows
-            ]
-        self._replayed.clear()
-
-    def logprobs(self, rows: Sequence[Trajectory], policy: int, temperature: float = 1.0) -> list[list[float]]:
-        """Compute the logprobs of the rows with a policy's weights."""
-
-        def sequences(name: str, dtype: Any) -> list[Any]:
-            columns = [(np.array(getattr(row, name), dtype), row.sequence_starts[1:]) for row in rows]
-            return [part for column, starts in columns for part in np.split(column, starts)]
-
-        ids, masks = sequences("token_ids", np.int32), sequences("action_mask", np.bool_)
-        parts = iter(self.cast.weights[policy].of(ids, masks, temperature))
-        return [np.concatenate([next(parts) for _ in row.sequence_starts]).tolist() for row in rows]
 
     def commit(self) -> "Committed":
         """Commit the problem set, the trajectories in two shards each, the scores, and the evaluation if any."""
@@ -207,6 +184,7 @@ class Scene:
         if not manifests.committed(store, policy):
             helpers.commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
         scene = set_scene(cast, self.config, self.evaluated, (0,), size=1)
+        compute_logprobs([scene])
         rows = [replace(row, trajectory_id=f"evaluation/{row.trajectory_id}", policy=policy) for row in scene.rows]
         version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
         table = to_table(rows, TRAJECTORY_SCHEMA)
@@ -220,6 +198,32 @@ _REPLAYED = (
     "status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "sequence_starts", "calls",
     "ungraded", "follows",
 )  # fmt: skip
+
+
+def compute_logprobs(scenes: Sequence[Scene]) -> None:
+    """Compute the logprobs of all replayed rows with the weights of the policies that play them."""
+    for number, checkpoint in enumerate(scenes[0].cast.checkpoints):
+        sets = [(scene, data_set) for scene in scenes for data_set in scene.sets if data_set.policy == number]
+        rows = [row for scene, data_set in sets for row in data_set.rows if row.trajectory_id in scene.replayed]
+        known = dict(zip((row.trajectory_id for row in rows), logprobs(checkpoint.model, rows), strict=True))
+        for _, data_set in sets:
+            data_set.rows[:] = [replace(r, logprobs=known.get(r.trajectory_id, r.logprobs)) for r in data_set.rows]
+    for scene in scenes:
+        scene.replayed.clear()
+
+
+def logprobs(model: Path, rows: Sequence[Trajectory]) -> list[list[float]]:
+    """Compute the column of logprobs of each row."""
+    from tasks.train.recompute import StoredTokens, recompute
+
+    stored = [StoredTokens(row.trajectory_id, row.token_ids, row.action_mask, row.sequence_starts) for row in rows]
+    columns = []
+    for row, values in zip(rows, recompute(model, stored, 1.0), strict=True):
+        column = np.zeros(len(row.token_ids))
+        if values is not None:
+            column[np.array(row.action_mask)] = values
+        columns.append(column.tolist())
+    return columns
 
 
 def spec_of(row: Trajectory) -> EpisodeSpec:
@@ -341,8 +345,7 @@ def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Seq
         known |= {"policy": cast.policies[policy], "policy_version": policy, "sampling": '{"temperature": 1.0}'}
         rows = episodes(cast.chat, f"{scene.name}/{iteration:06d}", chosen, size, known)
         scene.sets.append(Set(iteration, policy, rows, [score for row in rows for score in scores_of(row)]))
-        scene._replayed.update(row.trajectory_id for row in rows)
-    scene.compute_logprobs()
+        scene.replayed.update(row.trajectory_id for row in rows)
     return scene
 
 

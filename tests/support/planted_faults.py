@@ -19,8 +19,7 @@ from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tests.support import audit_helpers as helpers
-from tests.support.audit_helpers import Weights
-from tests.support.audit_scene import Cast, Committed, Scene, grade, set_scene, spec_of
+from tests.support.audit_scene import Cast, Committed, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
 from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
@@ -261,7 +260,7 @@ def system_prompt_added(scene: Scene) -> Ids:
 def other_weights(scene: Scene) -> Ids:
     """The server served other weights than it was given."""
     drifted = []
-    for row, others in zip(list(scene.rows), scene.logprobs(scene.rows, 1), strict=True):
+    for row, others in zip(list(scene.rows), logprobs(scene.cast.checkpoints[1].model, scene.rows), strict=True):
         scene.change(row, logprobs=others)
         nats = sum(abs(one - other) for one, other in zip(row.logprobs, others, strict=True))
         if nats > 1.01 * Checks().logprob_drift.threshold * sum(row.action_mask):
@@ -611,15 +610,18 @@ def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     """Commit a clean run and one run with each fault, played by two policies with the same tokenizer."""
     problems = [*helpers.sums(99, CLEAN_GROUPS + GROUPS * len(FAULTS)), *helpers.sums(99, HELD_OUT, "held-out")]
     cast = _cast(store, problems, policies)
-    _clean(cast).commit()
-    planted = []
+    scenes = [set_scene(cast, helpers.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))]
     for number, fault in enumerate(FAULTS):
         begin = CLEAN_GROUPS + GROUPS * number
-        scene = set_scene(
-            cast, helpers.settings(fault.name, *fault.overrides), range(begin, begin + GROUPS), fault.policies
-        )
-        planted.append(_plant(store, scene, fault))
-    return planted
+        settings = helpers.settings(fault.name, *fault.overrides)
+        scenes.append(set_scene(cast, settings, range(begin, begin + GROUPS), fault.policies))
+    compute_logprobs(scenes)
+    clean, *others = scenes
+    _enrich(clean)
+    expected = [set(fault.plant(scene)) if fault.plant else set() for fault, scene in zip(FAULTS, others, strict=True)]
+    compute_logprobs(scenes)
+    clean.commit()
+    return [_commit(store, *each) for each in zip(others, FAULTS, expected, strict=True)]
 
 
 def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoint]) -> Cast:
@@ -629,16 +631,11 @@ def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoi
     config = helpers.settings(CLEAN)
     versions = [helpers.commit_policy(store, config, policy.number, policy.model, policy.canary) for policy in policies]
     held_out = list(range(len(problems) - HELD_OUT, len(problems)))
-    weights = [Weights(policy.model) for policy in policies]
-    return Cast(store, chat, list(problems), list(policies), versions, weights, held_out)
+    return Cast(store, chat, list(problems), list(policies), versions, held_out)
 
 
-def _clean(cast: Cast) -> Scene:
-    """Make a run of two iterations and an evaluation.
-
-    Some answers are long, some right ones are repeated, some episodes call a tool, and some have branches.
-    """
-    scene = set_scene(cast, helpers.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))
+def _enrich(scene: Scene) -> None:
+    """Make some answers long, repeat some right ones, let some episodes call a tool and branch; add an evaluation."""
     for row in [row for row in scene.rows if answered(row) and row.sample == 5]:
         scene.replay(row, boxed(gold(row)), boxed(gold(row)), feedback=CORRECT_FEEDBACK)
     for row in [row for row in scene.rows if row.turns and row.sample == 6]:
@@ -646,10 +643,8 @@ def _clean(cast: Cast) -> Scene:
     for row in callers(scene):
         calculate(scene, row)
     for row in [row for row in scene.rows if row.turns and row.sample == 8]:
-        scene.record(row, _with_branches(cast, row))
-    scene.compute_logprobs()
-    scene.evaluated = cast.held_out
-    return scene
+        scene.record(row, _with_branches(scene.cast, row))
+    scene.evaluated = scene.cast.held_out
 
 
 def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
@@ -662,9 +657,7 @@ def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
     return episode.trajectory()
 
 
-def _plant(store: Store, scene: Scene, fault: Fault) -> Planted:
-    expected = set(fault.plant(scene)) if fault.plant else set[str]()
-    scene.compute_logprobs()
+def _commit(store: Store, scene: Scene, fault: Fault, expected: set[str]) -> Planted:
     committed = scene.commit()
     if fault.damage:
         expected |= set(fault.damage(store, committed))

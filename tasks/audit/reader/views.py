@@ -132,7 +132,7 @@ class Views:
         return next((row for row in same if str(row) == given.get("row")), same[0])
 
     def _neighbours(self, given: Given, row: int) -> dict[str, Any]:
-        """Return the position of a trajectory in the list from which it was opened (0: not there), and its neighbours."""
+        """Return the position of a trajectory in the list from which it was opened, or 0, and its neighbours."""
         wanted, _ = parse(given)
         rows = self.library.find(wanted)
         position = next(iter((np.flatnonzero(rows == row) + 1).tolist()), 0)

@@ -132,12 +132,9 @@ _MARKUP = re.compile(r"[\\`*_\[\]<>#&!|~$@]|:(?=//)|(?<=www)\.|^[-+=]|(?<=\d)[.)
 
 def summary(result: AuditResult) -> str:
     """Return the verdict, the amount of data and the alarms as Markdown; text from data is escaped."""
-    parts = [
-        f"# {plain(headline(result))}",
-        f"Audited: {plain(audited_data(result))}. Store: {code(result.store)}",
-    ]
-    parts.append("\n".join(_alarm(check) for check in alarms(result)) or "No check raised an alarm.")
-    return "\n\n".join(parts) + "\n"
+    found = "\n".join(_alarm(check) for check in alarms(result)) or "No check raised an alarm."
+    audited = f"Audited: {plain(audited_data(result))}. Store: {code(result.store)}"
+    return f"# {plain(headline(result))}\n\n{audited}\n\n{found}\n"
 
 
 def check_rows(result: AuditResult) -> list[dict[str, str]]:
