@@ -1,92 +1,82 @@
 """The command line of all flows: a configuration, dotted overrides and the flow's own options."""
 
-import argparse
 import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from prefect import Flow
 
-from configs import Config, ConfigError, available, to_yaml
+from configs import ConfigError, available, to_yaml
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.program import Parser, print_error, whole
 from storage.visible import print_clean_logs, printable
-from tasks.run.configuration import resolve
+from tasks.run.configuration import plan, resolve
 
-Command = Callable[[Config], str]
-"""A command of a flow's command line that runs instead of the flow; it returns the text to print."""
+Command = Callable[..., str]
+"""A command of a flow's command line that runs instead of the flow.
+
+It takes the configuration and perhaps a number, and returns the text to print.
+"""
 ADVICE = "the same command continues from the committed versions"
-_OWN = ("configs", "storage", "tasks")
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
-def main(
-    run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | None = None, **options: int | str
-) -> NoReturn:
+def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, **options: int | str) -> NoReturn:
     """Parse `sys.argv` and run the flow or one of its `commands`; `options` are the flow's parameters with defaults.
 
     An invalid configuration ends the process with status 2 and a message, before anything starts. A failed run ends it
     with 1, an interrupted one with 130, a terminated one with 143.
     """
-    parser = _parser(run)
-    default = inspect.signature(run.fn).parameters["config"].default
-    parser.add_argument(
-        "config", nargs="?", default="", help=f"name of a configuration, or a YAML file's path; default {default}"
-    )
+    parser, default = _parser(run, options)
+    about = f"name of a configuration, or a YAML file's path; default {default}"
+    parser.add_argument("config", nargs="?", default="", help=about)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
     parser.add_argument("--plan", action="store_true", help="print devices, memory and data of the run and stop")
-    _add_options(parser, run, options)
-    parser.set_defaults(command=None)
-    if commands:  # argparse cannot show the usage of an empty group
-        group = parser.add_mutually_exclusive_group()
-        for name, command in commands.items():
-            _add_command(group, name, command)
+    for name, command in (commands or {}).items():
+        _add_command(parser, name, command)
     arguments = parser.parse_args()
-    config, overrides = _split([arguments.config, *arguments.overrides], default)
+    overrides = [word for word in (arguments.config, *arguments.overrides) if word]
+    # The configuration may stand anywhere. A second word without an equals sign is refused as an override.
+    config = next((word for word in overrides if "=" not in word or Path(word).is_file()), "")
+    if config:
+        overrides.remove(config)
+    config = config or default
 
     def act() -> None:
         resolved = resolve(config, overrides)
         if arguments.print_config:
             print(to_yaml(resolved), end="")
         elif arguments.plan:
-            from tasks.run.configuration import plan
-
             print(plan(resolved), end="")
-        elif arguments.command:
+        elif commands and arguments.command:
             print(printable(arguments.command(resolved)))
         else:
             with temporary_server():
-                run(config, overrides, **_chosen(arguments, options))
+                run(config, overrides, **{option: getattr(arguments, option) for option in options})
 
     interrupts.run(lambda: _status(act), ADVICE)
 
 
 def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     """Parse `sys.argv` and run a flow on stored versions; as `main`, but the positional arguments are its `targets`."""
-    parser = _parser(run)
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="RUN|URI|key=value",
-        help="runs, versions or URIs; default: all runs. With an equals sign: a dotted override, storage.root=…",
-    )
-    default = inspect.signature(run.fn).parameters["config"].default
+    parser, default = _parser(run, options)
+    about = "runs, versions or URIs; default: all runs. With an equals sign: a dotted override, storage.root=…"
+    parser.add_argument("targets", nargs="*", metavar="RUN|URI|key=value", help=about)
     parser.add_argument("--config", default=default, help=f"name of a configuration, or a YAML file; default {default}")
-    _add_options(parser, run, options)
     arguments = parser.parse_args()
     overrides = [target for target in arguments.targets if _OVERRIDE.match(target)]
     targets = [target for target in arguments.targets if target not in overrides]
 
     def act() -> None:
         with temporary_server():
-            run(targets, arguments.config, overrides, **_chosen(arguments, options))
+            run(targets, arguments.config, overrides, **{option: getattr(arguments, option) for option in options})
 
     interrupts.run(lambda: _status(act), ADVICE)
 
@@ -98,41 +88,34 @@ def prepare_process() -> None:
     print_clean_logs()
 
 
-def _split(words: list[str], default: str) -> tuple[str, list[str]]:
-    """Return the configuration and its overrides, which may come in any order.
-
-    A second word without an equals sign stays among the overrides, which refuse it later.
-    """
-    overrides = [word for word in words if word]
-    config = next((word for word in overrides if "=" not in word or Path(word).is_file()), "")
-    if config:
-        overrides.remove(config)
-    return config or default, overrides
-
-
-def _parser(run: "Flow[..., Any]") -> Parser:
-    return Parser(
+def _parser(run: "Flow[..., Any]", options: Mapping[str, int | str]) -> tuple[Parser, str]:
+    """Return a parser with the flow's options, whose help is in the flow's docstring, and its default configuration."""
+    document = run.fn.__doc__ or ""
+    parser = Parser(
         prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
-        description=(run.fn.__doc__ or "").split("\n\n")[0],
+        description=document.split("\n\n")[0],
         epilog=f"configurations: {', '.join(available())}; `python -m configs` shows every knob",
     )
-
-
-def _add_options(parser: argparse.ArgumentParser, run: "Flow[..., Any]", options: Mapping[str, int | str]) -> None:
-    """Add parameters of the flow as options with their defaults; the flow's docstring gives the help text."""
     for option, value in options.items():
-        documented = re.search(rf"^ +{option}: (.+)$", run.fn.__doc__ or "", re.MULTILINE)
-        about = f"{documented[1]} Default: {value!r}." if documented else f"default {value!r}"
-        parser.add_argument(f"--{option.replace('_', '-')}", type=_type(value), default=value, help=about)
+        documented = re.search(rf"^ +{option}: (.+)$", document, re.MULTILINE)
+        about = f"{documented[1] if documented else ''} Default: {value!r}."
+        kind = whole(0) if isinstance(value, int) else str  # every number is a count
+        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, default=value, help=about)
+    return parser, inspect.signature(run.fn).parameters["config"].default
 
 
-def _type(default: int | str) -> Callable[[str], int | str]:
-    """Return the type of an option from its default value; every number is a count."""
-    return whole(0) if isinstance(default, int) else str
+def _add_command(parser: Parser, name: str, command: Command) -> None:
+    """Add a command as an option; its second parameter, if any, is a number and names the option's value."""
+    about = (command.__doc__ or "").split("\n")[0]
+    _, *numbers = inspect.signature(command).parameters
+    if not numbers:
+        parser.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=about)
+        return
 
+    def numbered(text: str) -> Command:
+        return functools.partial(command, **{numbers[0]: whole(1)(text)})
 
-def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, int | str]:
-    return {option: getattr(arguments, option) for option in options}
+    parser.add_argument(f"--{name}", dest="command", type=numbered, metavar=numbers[0].upper(), help=about)
 
 
 def _status(act: Callable[[], None]) -> int:
@@ -153,22 +136,8 @@ def _status(act: Callable[[], None]) -> int:
 
 def _without_traceback(record: logging.LogRecord) -> bool:
     """Drop the traceback of our own errors, except at level DEBUG: their message names the error and the remedy."""
-    if record.exc_info and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
-        kind = record.exc_info[0]
-        if kind and kind.__module__.partition(".")[0] in _OWN:
-            record.exc_info = record.exc_text = None
+    kind = record.exc_info[0] if record.exc_info else None
+    ours = kind is not None and kind.__module__.partition(".")[0] in ("configs", "storage", "tasks")
+    if ours and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+        record.exc_info = record.exc_text = None
     return True
-
-
-def _add_command(group: "argparse._MutuallyExclusiveGroup", name: str, command: Callable[..., str]) -> None:
-    """Add a command as an option; its second parameter, if any, is a number and gives the option's metavar."""
-    about = (command.__doc__ or "").split("\n")[0]
-    _, *numbers = inspect.signature(command).parameters
-    if not numbers:
-        group.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=about)
-        return
-
-    def numbered(text: str) -> Command:
-        return functools.partial(command, **{numbers[0]: int(text)})
-
-    group.add_argument(f"--{name}", dest="command", type=numbered, metavar=numbers[0].upper(), help=about)

@@ -1,79 +1,73 @@
-"""The process of a Prefect server, on a socket that the starting process has bound before.
+"""A Prefect server that asks for a password, on a socket that the starting process has bound before.
 
-So another user of the machine can at no time take the port and receive the password. Prefect asks for the password if
-`PREFECT_SERVER_API_AUTH_STRING` is set.
+So another user of the machine can at no time take the port and receive the password.
 
     python -m flows.launch.prefect_server FD
 """
 
-import errno
 import fcntl
 import os
 import secrets
 import socket
 import sys
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:  # the server's process imports nothing of the project
+    from storage.processes.child import Child
 
 HOST = "127.0.0.1"
 START_SECONDS = 900
 """Limit for the start, only against hanging: a busy machine takes long to create the database."""
-LOOPBACK_SECONDS = 5
-"""Longest time for the kernel to connect this machine with itself; no other process takes part in it."""
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def reserve(port: int = 0) -> socket.socket:
-    """Bind a socket to a port of loopback; 0: any free port. Only sockets of the same user may share the port.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        reserved.bind((HOST, port))
-    except OSError:
-        reserved.close()
-        raise
-    return reserved
-
-
 def listen(port: int = 0) -> socket.socket:
-    """Reserve a port and listen on it: connections wait until the server accepts them.
+    """Listen on a port of loopback, 0: any free port. Connections wait until the server accepts them.
 
     Raises:
         OSError: the port is taken.
         RuntimeError: this machine does not reach itself, so no client could reach a server.
     """
-    listener = reserve(port)
-    listener.listen(socket.SOMAXCONN)
+    listener = socket.create_server((HOST, port), backlog=socket.SOMAXCONN)
     try:
-        socket.create_connection(listener.getsockname(), timeout=LOOPBACK_SECONDS).close()
+        socket.create_connection(listener.getsockname(), timeout=5).close()
     except OSError as error:
         listener.close()
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-            raise
-        raise RuntimeError(
-            f"this machine does not reach itself on {HOST} ({error}): its loopback interface is down, or a firewall "
-            "is in the way; `ip link set lo up` brings the interface up"
-        ) from error
+        message = f"this machine does not reach itself on {HOST} ({error}): try `ip link set lo up`"
+        raise RuntimeError(message) from error
     return listener
 
 
 def new_password() -> str:
-    """Return a new `PREFECT_SERVER_API_AUTH_STRING` for a server; its clients use it as `PREFECT_API_AUTH_STRING`."""
+    """Return a new password for a server and its clients (`PREFECT_API_AUTH_STRING`)."""
     return f"admin:{secrets.token_urlsafe(24)}"
 
 
-def protection(port: int, password: str) -> dict[str, str]:
-    """Return settings of a server that needs the password and, in browsers, answers only its own pages (CORS)."""
-    return {
+def start(server: "Child", listener: socket.socket, password: str, environment: Mapping[str, str]) -> None:
+    """Start a server that needs the password and, in browsers, answers only its own pages (CORS).
+
+    Wait until it answers.
+
+    Raises:
+        RuntimeError: the server has ended, or takes too long; the message contains the end of its log.
+    """
+    port = listener.getsockname()[1]
+    protection = {
         "PREFECT_SERVER_API_AUTH_STRING": password,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
     }
+    command = [sys.executable, "-P", __file__, str(listener.fileno())]
+    server.start(command, {**environment, **protection}, pass_fds=[listener.fileno()])
+    deadline = time.monotonic() + START_SECONDS
+    while not healthy(port):
+        if not server.alive or time.monotonic() > deadline:
+            raise RuntimeError(f"the Prefect server did not start; {server.log} ends:\n{server.log_tail()}")
+        time.sleep(0.2)
 
 
 def healthy(port: int) -> bool:
@@ -96,27 +90,6 @@ def ignore_proxies_on_loopback() -> None:
     if hosts != ["*"]:
         hosts += [host for host in (HOST, "localhost") if host not in hosts]
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
-
-
-def check_proxies() -> None:
-    """Check that httpx, the HTTP client of Prefect, can use the proxies of the environment.
-
-    httpx sets up all of them, even for requests to loopback. They stay in the environment: downloads may need them.
-
-    Raises:
-        ValueError: httpx cannot use one of them.
-    """
-    import httpx
-
-    try:
-        httpx.Client(verify=False).close()
-    except (ValueError, ImportError, httpx.InvalidURL) as error:
-        variables = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-        names = sorted(name for name in os.environ if name.lower() in variables)
-        raise ValueError(
-            f"{', '.join(names)}: httpx, the HTTP client of Prefect, cannot use one of them ({error}); "
-            "write a SOCKS proxy as socks5h://HOST:PORT, and name hosts in no_proxy without ports or brackets"
-        ) from error
 
 
 def locked(path: Path, waiting: str) -> IO[str]:

@@ -1,16 +1,8 @@
 """The flows end to end, with real Prefect, real vLLM and real files."""
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 import threading
-import time
-import tomllib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +17,13 @@ from flows.score import score
 from flows.train import train
 from storage import layout
 from storage.errors import LeaseHeldError, StorageError
-from storage.logs import leases
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.versions import checkpoints, datasets, manifests
 from tests.conftest import MadeOnce
-from tests.flows.test_other_users import check_protected
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
 from tests.support.lagging import lagging
-from tests.support.paths import ROOT
-from tests.support.s3_server import free_port
 from tests.support.waiting_engine import WaitingEngine, opens
 
 
@@ -366,74 +354,3 @@ def test_a_policy_without_a_chat_template_is_refused_before_servers_start(
     tokenizer.save_pretrained(folder)
     with pytest.raises(ValueError, match="has no chat template: use an instruction-tuned model"):
         run_flow("smoke", [*overrides, f"policy={{path: {folder}}}"])
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield a copy of the project with the server and worker of `make up`; end them with the command of `make down`.
-
-    `make up` runs twice at once, and another user has already made the folder that Prefect's runner would use.
-    """
-    folder = tmp_path_factory.mktemp("served")
-    project, temporary = folder / "project", folder / "tmp"
-    for name in ("flows", "tasks", "storage", "configs"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("prefect.yaml", "pyproject.toml"):
-        shutil.copy(ROOT / name, project / name)
-    temporary.mkdir()
-    (temporary / "runner_storage").touch()
-    port = str(free_port())
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("TMPDIR", str(temporary))
-        try:
-            up = ("-m", "flows.launch.local_server", "up", "--port", port)
-            with ThreadPoolExecutor() as pool:
-                ups = [pool.submit(prefect, project, *up) for _ in range(2)]
-            assert all("Prefect runs on" in up.result() for up in ups)
-            assert sum("waiting for another `make up`" in up.result() for up in ups) == 1
-            yield project
-        finally:
-            prefect(project, "-m", "flows.launch.local_server", "down")
-
-
-def prefect(project: Path, *arguments: str) -> str:
-    """Run a command in the project without the tests' own Prefect settings; it must succeed. Return its output."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_path: Path) -> None:
-    """A real server and worker run `prefect deployment run math-mt-ppo/math-mt-ppo` with overrides."""
-    parameters = [
-        "-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=1'])}"
-    ]  # fmt: skip
-    prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", "--watch", *parameters)
-    store = Store(f"{tmp_path}/var")
-    assert manifests.committed(store, layout.checkpoint("smoke", 1))
-    assert not manifests.committed(store, layout.checkpoint("smoke", 2))
-    settings = served / "prefect.toml"
-    assert settings.stat().st_mode & 0o777 == 0o600
-    if os.geteuid() == 0:  # only root can become another user
-        check_protected(tomllib.loads(settings.read_text())["api"]["url"], settings)
-
-
-@pytest.mark.long
-def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str], tmp_path: Path) -> None:
-    """`prefect flow-run cancel` during the run ends its process, and the server gets the state Cancelled."""
-    parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=100000'])}"]
-    asked = prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", *parameters)
-    (run,) = set(re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", asked))
-    while not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1)):
-        time.sleep(0.1)
-    prefect(served, "-m", "prefect", "flow-run", "cancel", run)
-    while leases.is_held(Store(f"{tmp_path}/var"), "smoke"):  # until its process has ended
-        time.sleep(0.1)
-    states = set[str]()
-    deadline = time.monotonic() + 120
-    while "Cancelled" not in states and time.monotonic() < deadline:
-        states |= set(re.findall(r"Cancelling|Cancelled", prefect(served, "-m", "prefect", "flow-run", "inspect", run)))
-    assert "Cancelled" in states

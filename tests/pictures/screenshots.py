@@ -14,6 +14,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from flows.launch import prefect_server
+from storage.processes.child import Child
 from tests.support.paths import ROOT
 
 SIZE = {"width": 1280, "height": 820}
@@ -67,26 +68,21 @@ def open_reader(root: str, target: str) -> Iterator[str]:
 @contextmanager
 def open_prefect(browser: Browser) -> Iterator[tuple[BrowserContext, str]]:
     """Serve Prefect's pages over the database in PREFECT_HOME, to a browser that knows the password."""
-    listener, password = prefect_server.listen(), prefect_server.new_password()
-    port = listener.getsockname()[1]
-    environment = os.environ | prefect_server.protection(port, password)
-    environment["PREFECT_SERVER_UI_API_URL"] = f"http://{prefect_server.HOST}:{port}/api"
-    command = [sys.executable, "-P", prefect_server.__file__, str(listener.fileno())]
-    server = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
+    server, password = Child(ROOT / "var/prefect/screenshots.log"), prefect_server.new_password()
+    with prefect_server.listen() as listener:
+        address = f"http://{prefect_server.HOST}:{listener.getsockname()[1]}"
+        settings = {"PREFECT_SERVER_UI_API_URL": f"{address}/api"}
+        prefect_server.start(server, listener, password, os.environ | settings)
     try:
-        while not prefect_server.healthy(port):
-            assert server.poll() is None, "the Prefect server did not start"
         context = browser.new_context(viewport={"width": SIZE["width"], "height": SIZE["height"]})
         secret = base64.b64encode(password.encode()).decode()
         context.add_init_script(
             f"localStorage.setItem('prefect-password', '{secret}');"
             "localStorage.setItem('prefect-show-promotional-content', 'false')"
         )
-        yield context, f"http://{prefect_server.HOST}:{port}"
+        yield context, address
     finally:
-        server.terminate()
-        server.wait()
-        listener.close()
+        server.close()
 
 
 def shrink(path: Path, colors: int = 64) -> None:
