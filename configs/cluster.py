@@ -42,7 +42,7 @@ class Cluster(Knobs):
     gpus_per_worker: NonNegativeInt | None = None
     """GPUs that a node must have free for a worker. Empty: as many as its `inference.replicas` servers need, or none
     with the CPU build of vLLM."""
-    start_timeout_s: PositiveFloat = 600.0
+    startup_timeout_s: PositiveFloat = 600.0
     """Longest wait for the first rollout worker, and for another one after all were lost."""
     silence_s: Annotated[float, Field(ge=5)] = 60.0
     """A worker that has not answered for so many seconds is lost: others play its episodes."""

@@ -1,15 +1,17 @@
 """The knobs of the vLLM servers."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from configs.knobs import MOST_WORKERS, URI, Knobs, Share
-from configs.safety import check_extra_args, check_server
+from configs.knobs import URI, Knobs, Share
+from configs.safety import check_extra_args
+
+_SERVER = r"^((?i:https?)://[^/].*|unix://.+)$"
 
 
 class Inference(Knobs):
-    urls: list[Annotated[URI, AfterValidator(check_server)]] = []
+    urls: list[Annotated[URI, Field(pattern=_SERVER)]] = []
     """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty: the pipeline starts `replicas`.
     Such servers need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and access to the
     checkpoint files. Their API key is read from the environment (VLLM_API_KEY). A command does not know what they
@@ -39,14 +41,3 @@ class Inference(Knobs):
     extra_args: Annotated[list[str], AfterValidator(check_extra_args)] = []
     """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Arguments that change where it listens or
     what it serves, or that run other code, are refused."""
-
-    @model_validator(mode="after")
-    def _startable(self) -> Self:
-        if self.urls:  # these knobs have no effect on servers that the pipeline does not start
-            return self
-        if self.gpu_memory_utilization == 0:
-            raise ValueError("gpu_memory_utilization=0 leaves no memory to the server: use 0.9 or so")
-        for name in ("replicas", "threads"):
-            if getattr(self, name) > MOST_WORKERS:
-                raise ValueError(f"{name} is above {MOST_WORKERS:,}: no machine starts more; use a smaller number")
-        return self

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from configs.safety import brief, check_uri
+from configs.safety import check_uri
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -32,33 +32,16 @@ def check_temperature(temperature: float) -> float:
 Temperature = Annotated[float, AfterValidator(check_temperature)]
 
 
-def check_seed(seed: int) -> int:
-    """Return `seed` if it fits into 64 bits, as torch needs it.
-
-    Raises:
-        ValueError: it does not fit.
-    """
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"{brief(seed)} does not fit into 64 bits: use a smaller number")
-    return seed
-
-
-Seed = Annotated[int, AfterValidator(check_seed)]
-MOST_WORKERS = 10_000
-"""Largest number of processes or threads; no machine starts more."""
-Workers = Annotated[int, Field(gt=0, le=MOST_WORKERS)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+"""A seed of 64 bits, as torch needs it."""
+Workers = Annotated[int, Field(gt=0, le=10_000)]
+"""A number of processes or threads; no machine starts more."""
 
 
 class Knobs(BaseModel):
     """The base class of all sections: frozen; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def refuse(wrong: bool, sentence: str) -> None:
-    """Raise a ValueError with `sentence`, which names key, value and remedy, if something is `wrong`."""
-    if wrong:
-        raise ValueError(sentence)
 
 
 def refuse_idle(section: Knobs, *names: str, why: str) -> None:

@@ -22,8 +22,6 @@ from configs.schema import Config
 from configs.stored import former, up_to_date
 
 FOLDER = Path(__file__).parent
-_LARGEST = 2**20
-"""Most bytes of a configuration file."""
 _REFUSALS = (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError)
 """Errors that YAML and OmegaConf raise for unreadable input; OSError: a lone scalar; ValueError: too many digits."""
 
@@ -128,18 +126,16 @@ def _read(name: str | Path) -> DictConfig:
     path = FOLDER / f"{name}.yaml" if str(name) in available() else Path(name)
     try:
         with open_regular(path) as file:
-            data = file.read(_LARGEST + 1)
+            text = file.read().decode()
     except FileNotFoundError:
         hint = nearest(str(name), available())
         raise ConfigError(
             f"no configuration {name!r}{hint}; use one of {', '.join(available())}, or give a YAML file"
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
         raise ConfigError(f"configuration {path} cannot be read: {error}") from None
-    if len(data) > _LARGEST:
-        raise ConfigError(f"configuration {path} is larger than {_LARGEST:,} bytes: is it the right file?")
     try:
-        loaded = OmegaConf.load(io.StringIO(data.decode()))
+        loaded = OmegaConf.load(io.StringIO(text))
     except _REFUSALS as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(loaded, DictConfig):
@@ -180,15 +176,9 @@ def _fields(location: Sequence[int | str]) -> list[str]:
     """Return the names of the fields of the section at `location`."""
     models: list[type[BaseModel]] = [Config]
     for part in location:
-        if isinstance(part, str) and any(part == tag for model in models for tag in tags(model)):
-            models = [model for model in models if part in tags(model)]
-            continue
-        models = [
-            inner
-            for model in models
-            if part in model.model_fields
-            for inner in sections(model.model_fields[part].annotation)
-        ]
+        of_kind = [model for model in models if part in tags(model)]
+        fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
+        models = of_kind or [section for field in fields for section in sections(field.annotation)]
     return sorted({name for model in models for name in model.model_fields})
 
 

@@ -1,11 +1,10 @@
 """The knobs of problems: where they come from, how often each is drawn, and which are left out."""
 
-import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from configs.knobs import URI, Knobs, Share, refuse
+from configs.knobs import URI, Knobs, Share
 from configs.safety import brief
 
 Column = Literal["id", "prompt", "solutions", "source", "metadata"]
@@ -59,19 +58,14 @@ class RowSource(Knobs):
     @model_validator(mode="after")
     def _mapping(self) -> Self:
         fields = self.fields
-        refuse(
-            bool(self.preset) == bool(fields),
-            "give either preset (gsm8k, math, areal, verifiers, verl) or fields (prompt and solutions), not both",
-        )
-        refuse(
-            bool(fields) and not {"prompt", "solutions"} <= fields.keys(),
-            f"fields={fields} must name the columns of prompt and of solutions",
-        )
+        if bool(self.preset) == bool(fields):
+            presets = "gsm8k, math, areal, verifiers, verl"
+            raise ValueError(f"give either preset ({presets}) or fields (prompt and solutions), not both")
+        if fields and not {"prompt", "solutions"} <= fields.keys():
+            raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
         for name, columns in fields.items():
-            refuse(
-                isinstance(columns, list) and name != "metadata",
-                f"fields.{name}={columns}: only metadata has a list of columns; name one",
-            )
+            if isinstance(columns, list) and name != "metadata":
+                raise ValueError(f"fields.{name}={columns}: only metadata has a list of columns; name one")
         return self
 
 
@@ -122,15 +116,6 @@ class ProblemSampling(Knobs):
         return self.prefer != "all" or self.retire_at is not None or self.leave_out_suspects
 
 
-def _exclusions_version(version: str) -> str:
-    if not re.fullmatch(r"exclusions/[0-9a-f]+", version):
-        raise ValueError(
-            f"{version!r} is not a version such as exclusions/1f0c4a7be23d5566: `python -m tasks.provenance exclude` "
-            "prints them, `python -m storage ls --kind exclusions` lists them; an alias may move, so it is not allowed"
-        )
-    return version
-
-
 class Problems(Knobs):
     train: Source
     """Problems that the policy is trained on."""
@@ -138,7 +123,7 @@ class Problems(Knobs):
     """Problems that the policy is evaluated on."""
     sampling: ProblemSampling = ProblemSampling()
     """Knobs of how often each problem of `train` is drawn."""
-    exclusions: list[Annotated[str, AfterValidator(_exclusions_version)]] = []
+    exclusions: list[Annotated[str, Field(pattern=r"^exclusions/[0-9a-f]+$")]] = []
     """Versions (`exclusions/…`) of exclusions, made by `python -m tasks.provenance exclude`. Their trajectories enter
     no update, and their problems are not drawn. The list may change during a run. It does not affect the warm start."""
     max_bad_share: Share = 0.01

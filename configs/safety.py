@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
-_DEEPEST = 50
-"""Most levels of nested mappings and lists; parsers and writers of YAML and JSON fail somewhere above this."""
-_LARGEST_BITS = 10_000
-"""Bits of the largest integer; Python writes at most 4,300 digits."""
 _SHOWN = 300
 """Most characters of a value that a message shows."""
 
@@ -31,15 +27,18 @@ def check_plain(values: dict[str, Any]) -> None:
     Raises:
         ValueError: the message names the dotted key and the value.
     """
-    for depth, key, value in walk(values):
-        if depth > _DEEPEST:
-            raise ValueError(f"{key}: more than {_DEEPEST} nested mappings and lists: nest them less deeply")
-        if problem := _problem(value):
-            raise ValueError(f"{key}{problem}")
+    for key, value in walk(values):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}={value!r} is not a finite number: runs are stored as JSON, which has no others")
+        if isinstance(value, str) and _is_broken(value):
+            raise ValueError(f"{key}={value!r} holds half a surrogate pair: use valid UTF-8 text")
+        if value is not None and not isinstance(value, bool | int | float | str | list | dict):
+            kinds = "text, numbers, true, false, lists or mappings"
+            raise ValueError(f"{key}={value!r}: {type(value).__name__} cannot be stored: use {kinds}")
 
 
-def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -> Iterator[tuple[int, str, Any]]:
-    """Yield depth, dotted key and value of everything in `values`, from the outside to the inside.
+def walk(values: dict[Any, Any] | list[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of everything in `values`, from the outside to the inside.
 
     Raises:
         ValueError: a key is not text.
@@ -47,33 +46,16 @@ def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -
     for name, value in values.items() if isinstance(values, dict) else enumerate(values):
         if isinstance(values, dict) and (not isinstance(name, str) or _is_broken(name)):
             raise ValueError(f"{prefix}{name!r}: a key must be text: write it in quotes")
-        key = f"{prefix}{name}"
-        yield depth, key, value
+        yield f"{prefix}{name}", value
         if isinstance(value, dict | list):
-            yield from walk(value, depth + 1, f"{key}.")
+            yield from walk(value, f"{prefix}{name}.")
 
 
 def brief(value: Any) -> str:
     """Write `value` for a message, in a few lines at most."""
-    try:
-        text = repr(value)
-    except ValueError:  # more digits than Python writes
-        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    text = repr(value)
     rest = len(text) - _SHOWN
     return f"{text[:_SHOWN]} … {rest:,} more characters" if rest > 0 else text
-
-
-def _problem(value: Any) -> str:
-    """Describe what is wrong with a value, as text that follows its key; empty if nothing is."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"={value!r} is not a finite number: runs store their configuration as JSON, which has no other numbers"
-    if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
-        return f": a number of {value.bit_length()} bits: use a smaller one"
-    if isinstance(value, str) and _is_broken(value):
-        return f"={value!r} holds half a surrogate pair, which UTF-8 cannot store: use valid UTF-8 text"
-    if value is not None and not isinstance(value, bool | int | float | str | list | dict):
-        return f"={value!r}: {type(value).__name__} cannot be stored: use text, numbers, true, false, lists or mappings"
-    return ""
 
 
 def _is_broken(text: str) -> bool:
@@ -116,35 +98,6 @@ def check_uri(uri: str) -> str:
     return uri
 
 
-def check_place(place: str) -> str:
-    """Return `place`, a folder or URI, if it is not empty. An empty path would mean the current folder of a command.
-
-    Raises:
-        ValueError: it is empty.
-    """
-    if not place:
-        raise ValueError("'' is not a place: give a folder such as ./var")
-    return place
-
-
-def check_server(url: str) -> str:
-    """Return `url` if it is a possible address of a vLLM server.
-
-    Raises:
-        ValueError: clients could not connect to such an address.
-    """
-    try:
-        parts = urlsplit(url)
-        is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # such as an invalid port
-        is_http = False
-    if not is_http and not (url.startswith("unix://") and url != "unix://"):
-        raise ValueError(
-            f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000 or unix:///run/vllm"
-        )
-    return url
-
-
 def _has_credentials(uri: str) -> bool:
     try:
         parts = urlsplit(uri)
@@ -166,7 +119,7 @@ def check_strings(values: dict[str, Any]) -> None:
     Raises:
         ValueError: the message names the key.
     """
-    for _, key, text in walk(values):
+    for key, text in walk(values):
         if isinstance(text, str) and re.match(r"[a-z][a-z0-9+.-]*://\S+$", text):
             try:
                 check_uri(text)
@@ -180,7 +133,7 @@ def check_interpolations(values: Any) -> None:
     Raises:
         ValueError: the message names the key.
     """
-    for _, key, text in walk(values):
+    for key, text in walk(values):
         if isinstance(text, str) and _RESOLVER.search(text):
             raise ValueError(
                 f"{key}={text!r}: its value, maybe a secret, would be stored in every manifest: write the value, give "
@@ -196,36 +149,22 @@ def check_extra_args(arguments: Sequence[str]) -> list[str]:
     """
     for argument, value in zip_longest(arguments, arguments[1:], fillvalue=""):
         name = argument.partition("=")[0].partition(".")[0].lstrip("-").replace("_", "-")
-        if argument.startswith("-") and name and (reason := _reason_against(name)):
+        # vLLM accepts abbreviations, so they are refused, too. A full name counts before what it abbreviates.
+        refused = [full for full in _REASONS if full.startswith(name)] if argument.startswith("-") and name else []
+        if refused:
+            reason = _REASONS.get(name, _REASONS[refused[0]])
             raise ValueError(f"{argument.partition('=')[0]} is refused: {reason}")
         if name.startswith("distributed-exec") and "." in (argument.partition("=")[2] or value):
             raise ValueError(f"{name} with a custom class is refused: {_RUNS_CODE}")
     return list(arguments)
 
 
-def _reason_against(name: str) -> str | None:
-    """Return why an argument is refused; None if it is allowed. vLLM accepts abbreviations, so they count, too."""
-    return _REASONS.get(name) or next((reason for full, reason in _REASONS.items() if full.startswith(name)), None)
-
-
-class NotRegularError(OSError):
-    """A named file is a folder, a pipe or a device, not a regular file."""
-
-
 def open_regular(path: str | Path) -> BinaryIO:
     """Open the regular file at `path`, or at the target of its links, for reading.
 
-    The check examines the opened file, not its name, so the file cannot be replaced in between.
-
     Raises:
-        NotRegularError: it is a folder, a pipe or a device.
-        OSError: it does not exist, is a socket, or may not be read.
+        OSError: it does not exist, may not be read, or is a folder, a pipe or a device: reading might never end.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise NotRegularError("it is a folder, a pipe or a device, not a regular file")
-        return os.fdopen(number, "rb")
-    except BaseException:
-        os.close(number)
-        raise
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("it is a folder, a pipe or a device, not a regular file")
+    return open(path, "rb")

@@ -5,7 +5,7 @@ them on one page. Every manifest stores the configuration, so that a data set or
 Unknown keys are refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
@@ -15,7 +15,7 @@ from configs.audit import Audit
 from configs.cluster import Cluster, Trainer
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
 from configs.inference import Inference
-from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse, refuse_idle
+from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.policy import Policy
 from configs.problems import Problems
 from configs.rollout import Rollout, Sampling
@@ -73,7 +73,9 @@ class Config(Knobs):
         check_plain(values)
         check_strings(values)
         for rule in RULES:
-            rule(self)
+            for wrong, sentence in rule(self):
+                if wrong:
+                    raise ValueError(sentence)
         return self
 
     @property
@@ -92,223 +94,157 @@ class Config(Knobs):
         return self.cluster.address or ("local" if self.plays_apart or self.trains_apart else None)
 
 
-def warm_start_has_problems(config: Config) -> None:
-    """A warm start teaches arithmetic."""
-    warm_start, kind = config.policy.warm_start, config.problems.train.kind
-    refuse(
-        warm_start is not None and not warm_start.teaches and kind != "arithmetic",
+Refusals = Iterator[tuple[bool, str]]
+"""Whether something is wrong, and the sentence that names the knobs and the remedy."""
+
+
+def warm_start(config: Config) -> Refusals:
+    """A warm start teaches arithmetic, and shows calls of the tools that the agent offers, and of no others."""
+    knobs, tools, kind = config.policy.warm_start, config.agent.tools, config.problems.train.kind
+    if knobs is None:
+        return
+    yield (
+        not knobs.teaches and kind != "arithmetic",
         f"policy.warm_start teaches arithmetic, but problems.train.kind={kind!r}: give policy.path, or "
         "policy.warm_start.teaches={kind: arithmetic}",
     )
-
-
-def warm_start_shows_tools(config: Config) -> None:
-    """A warm start shows calls of the tools that the agent offers, and of no others."""
-    warm_start, tools = config.policy.warm_start, config.agent.tools
-    if not warm_start:
-        return
-    refuse(
-        warm_start.tool_share > 0 and not any(tool.type == "calculator" for tool in tools),
-        f"policy.warm_start.tool_share={warm_start.tool_share:g} teaches calls of a tool that agent.tools does not "
-        "offer: set agent.tools=[calculator], or tool_share to 0",
+    yield (
+        knobs.tool_share > 0 and not any(tool.type == "calculator" for tool in tools),
+        f"policy.warm_start.tool_share={knobs.tool_share:g} teaches calls of a tool that agent.tools does not offer: "
+        "set agent.tools=[calculator], or tool_share to 0",
     )
-    refuse(
-        bool(tools) and not warm_start.tool_share,
+    yield (
+        bool(tools) and not knobs.tool_share,
         "agent.tools: the tiny model of policy.warm_start would not be shown them: set policy.warm_start."
         "tool_share=0.3 as the configuration demo-tools does, or give policy.path",
     )
 
 
-def sampling_is_random(config: Config) -> None:
-    """Greedy episodes teach nothing."""
-    refuse(config.sampling.temperature == 0, "sampling.temperature=0 is greedy and cannot be trained on: use 1.0")
-
-
-def sampling_is_unbiased(config: Config) -> None:
-    """Recorded logprobs are those of the distribution that is trained."""
-    sampling = config.sampling
-    refuse(
-        (sampling.top_p < 1 or sampling.top_k > 0) and not config.rollout.allow_biased_sampling,
-        f"sampling.top_p={sampling.top_p}, sampling.top_k={sampling.top_k} bias the recorded logprobs: use 1.0 and 0, "
-        "or set rollout.allow_biased_sampling=true",
+def sampling(config: Config) -> Refusals:
+    """Sampling is random, its logprobs are those of the distribution that is trained, and completions have room."""
+    knobs, context = config.sampling, config.inference.max_model_len
+    yield knobs.temperature == 0, "sampling.temperature=0 is greedy and cannot be trained on: use 1.0"
+    yield (
+        (knobs.top_p < 1 or knobs.top_k > 0) and not config.rollout.allow_biased_sampling,
+        f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs: use 1.0 and 0, or set "
+        "rollout.allow_biased_sampling=true",
+    )
+    yield (
+        knobs.max_new_tokens >= context,
+        f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}",
     )
 
 
-def completion_fits_context(config: Config) -> None:
-    """A completion has room in the context of the servers."""
-    tokens, context = config.sampling.max_new_tokens, config.inference.max_model_len
-    refuse(tokens >= context, f"sampling.max_new_tokens={tokens} does not fit into inference.max_model_len={context}")
-
-
-def minibatches_have_groups(config: Config) -> None:
-    """Each minibatch holds whole groups."""
-    minibatches, problems = config.ppo.ppo_n_minibatches, config.rollout.problems_per_iteration
-    refuse(
-        minibatches > problems,
-        f"ppo.ppo_n_minibatches={minibatches} is more than rollout.problems_per_iteration={problems}: a minibatch "
-        "holds whole groups",
+def groups(config: Config) -> Refusals:
+    """Groups can be filled, accepted and compared, and every rank has an episode of each minibatch of whole groups."""
+    rollout, ppo = config.rollout, config.ppo
+    yield (
+        ppo.ppo_n_minibatches > rollout.problems_per_iteration,
+        f"ppo.ppo_n_minibatches={ppo.ppo_n_minibatches} is more than rollout.problems_per_iteration="
+        f"{rollout.problems_per_iteration}: a minibatch holds whole groups",
     )
-
-
-def groups_have_a_baseline(config: Config) -> None:
-    """A group baseline compares two episodes or more."""
-    refuse(
-        config.ppo.advantage.type == "group" and config.rollout.group_size == 1,
+    yield (
+        ppo.advantage.type == "group" and rollout.group_size == 1,
         "rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more",
     )
-
-
-def groups_can_be_filled(config: Config) -> None:
-    """Enough episodes are played for a group."""
-    rollout = config.rollout
-    refuse(
+    yield (
         (rollout.generation_size or rollout.group_size) < rollout.group_size,
         f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play at "
         "least as many episodes as are trained on",
     )
-
-
-def groups_can_be_accepted(config: Config) -> None:
-    """The bounds of the success rate leave some groups."""
-    lowest, highest = config.rollout.success_rate_lb, config.rollout.success_rate_ub
-    refuse(
-        lowest > highest,
-        f"rollout.success_rate_lb={lowest:g} is above success_rate_ub={highest:g}: every group would be rejected",
+    yield (
+        rollout.success_rate_lb > rollout.success_rate_ub,
+        f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub={rollout.success_rate_ub:g}: "
+        "every group would be rejected",
+    )
+    episodes = rollout.problems_per_iteration * rollout.group_size // ppo.ppo_n_minibatches
+    yield (
+        ppo.parallel.ranks > episodes,
+        f"ppo.parallel has {ppo.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer ranks, "
+        "lower ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration",
     )
 
 
-def least_reward_has_scale(config: Config) -> None:
-    """A least reward is given only where rewards are no verdicts."""
-    if all(config.reward.shape_of(scorer) == "success" for scorer in config.score.by_source.values()):
-        refuse_idle(config.reward, "least", why="where all scorers give verdicts: the least is a wrong answer's")
+def rewards(config: Config) -> Refusals:
+    """A least reward is given only where rewards are no verdicts; the penalty for length begins above 0 tokens."""
+    reward, limit = config.reward, config.sampling.max_new_tokens
+    verdicts = all(reward.shape_of(scorer) == "success" for scorer in config.score.by_source.values())
+    yield (
+        verdicts and reward.least is not None,
+        f"reward.least={reward.least} has no effect where all scorers give verdicts: the least is a wrong answer's",
+    )
+    yield (
+        reward.overlong_tokens >= limit,
+        f"reward.overlong_tokens={reward.overlong_tokens} must be below sampling.max_new_tokens={limit}",
+    )
 
 
-def overlong_fits_completion(config: Config) -> None:
-    """The penalty for length begins above 0 tokens."""
-    overlong, limit = config.reward.overlong_tokens, config.sampling.max_new_tokens
-    refuse(overlong >= limit, f"reward.overlong_tokens={overlong} must be below sampling.max_new_tokens={limit}")
-
-
-def servers_can_restart(config: Config) -> None:
-    """Only servers that the pipeline started can be restarted."""
-    refuse(
+def servers(config: Config) -> Refusals:
+    """Only servers that the pipeline started can be restarted; copies for servers have the format that they load."""
+    yield (
         bool(config.inference.urls) and config.inference.swap == "restart",
         "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload",
     )
-
-
-def copies_are_served(config: Config) -> None:
-    """Copies for servers have the number format that the servers load."""
-    storage, dtype = config.storage, config.inference.dtype
-    refuse(
-        storage.serving_copy and dtype != "bfloat16",
-        f"storage.serving_copy adds weights in bfloat16, which inference.dtype={dtype} does not serve: set "
-        "inference.dtype=bfloat16, or leave the copy out",
+    yield (
+        config.storage.serving_copy and config.inference.dtype != "bfloat16",
+        f"storage.serving_copy adds weights in bfloat16, which inference.dtype={config.inference.dtype} does not serve:"
+        " set inference.dtype=bfloat16, or leave the copy out",
     )
 
 
-def overlap_has_stale_data(config: Config) -> None:
-    """A stream trains on what an older policy played."""
-    refuse(
-        config.run.overlap and config.rollout.max_head_offpolicyness < 1,
+def stale_data(config: Config) -> Refusals:
+    """A stream trains on what an older policy played, with a correction, and plays on while weights are swapped."""
+    oldest = config.rollout.max_head_offpolicyness
+    yield (
+        config.run.overlap and oldest < 1,
         "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more",
     )
-
-
-def overlap_keeps_requests(config: Config) -> None:
-    """A stream plays on while weights are swapped."""
-    refuse(
+    yield (
         config.run.overlap and config.inference.swap == "restart",
         "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload",
     )
-
-
-def stale_data_is_weighted(config: Config) -> None:
-    """Data of an older policy are corrected for it."""
-    oldest = config.rollout.max_head_offpolicyness
-    refuse(
+    yield (
         oldest > 0 and config.ppo.objective == "recomputed",
         f"ppo.objective=recomputed is right on-policy only, but rollout.max_head_offpolicyness={oldest}: use decoupled",
     )
 
 
-def ranks_have_work(config: Config) -> None:
-    """Each rank has an episode of every minibatch."""
-    parallel, rollout = config.ppo.parallel, config.rollout
-    episodes = rollout.problems_per_iteration * rollout.group_size // config.ppo.ppo_n_minibatches
-    refuse(
-        parallel.ranks > episodes,
-        f"ppo.parallel={{replicate: {parallel.replicate}, shard: {parallel.shard}}} has {parallel.ranks} ranks, but a "
-        f"minibatch has only {episodes} episodes: use fewer ranks, lower ppo.ppo_n_minibatches, or raise "
-        "rollout.problems_per_iteration",
-    )
-
-
-def cluster_is_possible(config: Config) -> None:
+def processes(config: Config) -> Refusals:
     """Processes beside the flow's reach the store, and each worker among them has servers of its own."""
     cluster, urls = config.cluster, config.inference.urls
     if config.ray_address is None:
         refuse_idle(cluster, *(name for name in Cluster.model_fields if name != "address"), why="in one process")
-    refuse(
+    yield (
         config.trainer.on_cluster and cluster.address is None,
         "trainer.on_cluster needs a cluster: set cluster.address=auto or so",
     )
     many_hosts, alone = cluster.address not in (None, "local"), cluster.workers_per_node == 1
-    refuse(
+    yield (
         bool(urls) and cluster.address is not None and (not config.trains_apart if alone else many_hosts),
         f"cluster.address={cluster.address} starts workers with servers of their own, but inference.urls names others: "
         "leave one of the two out, or share them among cluster.workers_per_node workers of this host",
     )
-    refuse(
+    yield (
         0 < len(urls) < cluster.workers_per_node,
         f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} server(s), "
         "and each worker needs its own: lower it, or name more",
     )
-    refuse(
+    yield (
         config.ray_address is not None and config.storage.root.startswith("memory://"),
         "storage.root=memory://… is in this process only: several processes need a folder or s3://bucket/prefix",
     )
 
 
-def gate_has_sampled_episodes(config: Config) -> None:
-    """A gate that compares sampled episodes needs some."""
-    refuse(
-        config.retrain.gate.episodes == "sampled" and not config.evaluation.samples,
+def gate(config: Config) -> Refusals:
+    """The gate compares episodes that are played, on sets that are evaluated."""
+    knobs, sets = config.retrain.gate, [HELD_OUT, *config.evaluation.sets]
+    yield (
+        knobs.episodes == "sampled" and not config.evaluation.samples,
         "retrain.gate.episodes=sampled needs sampled episodes: set evaluation.samples=8 or so",
     )
+    for name in [knobs.target, *(knobs.guarded or [])]:
+        yield name not in sets, f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-def gate_names_known_sets(config: Config) -> None:
-    """The gate compares on sets that are evaluated."""
-    sets, gate = [HELD_OUT, *config.evaluation.sets], config.retrain.gate
-    for knob, names in (("target", [gate.target]), ("guarded", gate.guarded or [])):
-        for name in names:
-            refuse(
-                name not in sets,
-                f"retrain.gate.{knob}={name!r} is not an evaluation set; use one of {', '.join(sets)}",
-            )
-
-
-RULES: list[Callable[[Config], None]] = [
-    warm_start_has_problems,
-    warm_start_shows_tools,
-    sampling_is_random,
-    sampling_is_unbiased,
-    completion_fits_context,
-    minibatches_have_groups,
-    groups_have_a_baseline,
-    groups_can_be_filled,
-    groups_can_be_accepted,
-    least_reward_has_scale,
-    overlong_fits_completion,
-    servers_can_restart,
-    copies_are_served,
-    overlap_has_stale_data,
-    overlap_keeps_requests,
-    stale_data_is_weighted,
-    ranks_have_work,
-    cluster_is_possible,
-    gate_has_sampled_episodes,
-    gate_names_known_sets,
-]
-"""The rules that hold between sections. Each raises the sentence that names the knobs and the remedy."""
+RULES = (warm_start, sampling, groups, rewards, servers, stale_data, processes, gate)
+"""The rules that hold between sections, by subject."""

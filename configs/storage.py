@@ -2,16 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from configs.knobs import URI, Knobs
-from configs.safety import check_place
 
 
 class Storage(Knobs):
-    root: Annotated[URI, AfterValidator(check_place)] = "./var"
+    root: Annotated[URI, Field(min_length=1)] = "./var"
     """The root of the store that holds all versions: a local folder, `memory://name` or `s3://bucket/prefix`."""
-    cache: Annotated[str, AfterValidator(check_place)] = "./var/cache"
+    cache: Annotated[str, Field(min_length=1)] = "./var/cache"
     """Local folder for copies of the versions of a remote root, and for logs of servers."""
     cache_gib: PositiveFloat = 100.0
     """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""

@@ -183,6 +183,7 @@ MIGRATIONS: Sequence[Migration] = (
     *(dropped(key) for key in LIMITS),
     *(removed(key, without=value) for key, value in FIXED.items()),
     _processes,
+    renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
@@ -214,7 +215,8 @@ def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> 
     for migrate in migrations:
         migrate(values)
     for key, value in BEFORE.items():
-        _put_missing(values, key, value)
+        if _get(values, key) is _ABSENT:
+            _put(values, key, value)
     return _filled(Config, values)
 
 
@@ -223,22 +225,11 @@ def as_begun(config: Config, begun: Values) -> Config:
 
     So a run that was begun by an older program continues as it began, with the YAML file that it was begun with.
     """
+    given = config.model_dump(mode="json", exclude_unset=True)
     for key in BEFORE:
-        if not _is_set(config, path := key.split(".")) and (value := _get(begun, key)) is not _ABSENT:
-            config = _copy_with(config, path, value)
-    return config
-
-
-def _is_set(section: Any, path: Sequence[str]) -> bool:
-    """Return whether a knob was given, and is not a default."""
-    name, *rest = path
-    return name in section.model_fields_set and (not rest or _is_set(getattr(section, name), rest))
-
-
-def _copy_with(section: Any, path: Sequence[str], value: Any) -> Any:
-    name, *rest = path
-    inner = _copy_with(getattr(section, name), rest, value) if rest else value
-    return section.model_copy(update={name: inner})
+        if _get(given, key) is _ABSENT and (value := _get(begun, key)) is not _ABSENT:
+            _put(given, key, value)
+    return Config.model_validate(given)
 
 
 def _filled(model: type[BaseModel], values: Values) -> Values:
@@ -285,17 +276,10 @@ def _get(values: Values, key: str) -> Any:
 
 
 def _put(values: Values, key: str, value: Any) -> None:
+    """Set a knob, unless a section above it is no mapping, which is refused when the values are read."""
     *path, name = key.split(".")
     for part in path:
         values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            return
     values[name] = value
-
-
-def _put_missing(values: Values, key: str, value: Any) -> None:
-    """Set a knob that is absent, unless a section above it is no mapping."""
-    *path, name = key.split(".")
-    section: Any = values
-    for part in path:
-        section = section.setdefault(part, {}) if isinstance(section, dict) else None
-    if isinstance(section, dict):
-        section.setdefault(name, value)

@@ -1,17 +1,12 @@
 """The knobs of an update: advantages, critic, KL penalty, PPO's objective, the optimizer and the mesh of ranks."""
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PlainSerializer, PositiveFloat, PositiveInt, model_validator
 
 from configs.knobs import Decay, Knobs, NonNegativeFloat, NonNegativeInt, Share, Workers, refuse_idle
 
 KLEstimator = Literal["k1", "k2", "k3"]
-
-
-_OTHER_PARALLEL = re.compile(r"tensor|context|sequence|pipeline|^[tcsp]p(_size)?$", re.IGNORECASE)
-"""Names of kinds of parallelism that do not exist here, as other programs write them."""
 
 
 class Advantage(Knobs):
@@ -145,17 +140,6 @@ class Parallel(Knobs):
     def ranks(self) -> int:
         """The number of ranks, replicate x shard."""
         return self.replicate * self.shard
-
-    @model_validator(mode="before")
-    @classmethod
-    def _others(cls, values: Any) -> Any:
-        if isinstance(values, dict) and (others := [name for name in values if _OTHER_PARALLEL.search(str(name))]):
-            raise ValueError(
-                f"{others[0]}: there is neither tensor nor context parallelism. With several micro-batches, the tensor "
-                "parallelism of transformers sums some gradients (Qwen3's q_norm and k_norm) several times; context "
-                "parallelism was not tried. Use shard for a model that does not fit one device"
-            )
-        return values
 
 
 class PPO(Knobs):

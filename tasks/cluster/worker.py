@@ -46,7 +46,7 @@ class NodeWorker:
         self._config = Config.model_validate(values)
         self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
         # Until it has started, it cannot hear the flow.
-        starting = max(self._config.cluster.start_timeout_s, self._config.trainer.startup_timeout_s)
+        starting = max(self._config.cluster.startup_timeout_s, self._config.trainer.startup_timeout_s)
         self._heard = time.monotonic() + starting
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
         self._stack, self._engines = ExitStack(), ExitStack()

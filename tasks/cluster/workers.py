@@ -85,7 +85,7 @@ class NodeWorkers:
         self._config, self._progress = config, progress
         self._needs = needs_of(config, playing=playing)
         knobs = config.cluster
-        self.scheduler = Scheduler(knobs.silence_s, knobs.start_timeout_s, progress, self._note_loss)
+        self.scheduler = Scheduler(knobs.silence_s, knobs.startup_timeout_s, progress, self._note_loss)
         self._lock = threading.Lock()
         self._workers: dict[Seat, RayWorker] = {}
         self._lost = LostWorkers(_REST_S if self._needs.gpus else 0.0)

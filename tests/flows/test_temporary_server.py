@@ -132,7 +132,7 @@ def test_a_server_that_does_not_start_is_an_error(folder: Path, scratch: Path) -
     (folder / "home/prefect.db").unlink()
     (folder / "home/prefect.db").mkdir()
     with pytest.raises(
-        AssertionError, match=r"the temporary Prefect server did not start; [^\0]*unable to open database"
+        AssertionError, match=r"the Prefect server did not start; [^\0]*unable to open database"
     ):
         start(folder, scratch)
 
@@ -149,43 +149,17 @@ def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scrat
         assert out.endswith("done\n")
 
 
-def without_loopback() -> list[str]:
-    """Return a command prefix for a network without any active interface; skip the test if that is not allowed."""
+def test_a_machine_that_does_not_reach_itself_is_reported_at_once(tmp_path: Path, scratch: Path) -> None:
+    """A sandbox may have no loopback interface. The command does not wait for a server that it cannot reach."""
     isolated = ["unshare", "--map-root-user", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], capture_output=True).returncode:
         pytest.skip("no name spaces for users here")
-    return isolated
-
-
-def test_a_machine_that_does_not_reach_itself_is_reported_at_once(tmp_path: Path, scratch: Path) -> None:
-    """A sandbox may have no loopback interface. The command does not wait for a server that it cannot reach."""
     own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    command = [*without_loopback(), sys.executable, "-m", "flows.score", "smoke"]
+    command = [*isolated, sys.executable, "-m", "flows.score", "smoke"]
     done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert re.match(r"error: .*127\.0\.0\.1.*Network is unreachable.*ip link set lo up", done.stderr), done.stderr
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"all_proxy": "socks://me:topsecret@127.0.0.1:9/"}, {"http_proxy": "http://h:none"}, {"no_proxy": "[::1]"}],
-)
-def test_a_proxy_that_cannot_be_used_is_reported_before_anything_starts(
-    setting: dict[str, str], tmp_path: Path, scratch: Path
-) -> None:
-    """Desktops write `socks://`, which httpx does not know. The error does not repeat the password."""
-    own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
-    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    own |= setting
-    command = [sys.executable, "-m", "flows.score", "smoke"]
-    done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert re.match(rf"error: .*{next(iter(setting))}.*cannot use one of them .*socks5h://", done.stderr), done.stderr
-    assert "topsecret" not in done.stderr
-    assert not (tmp_path / "home/temporary-server.log").exists()
+    assert re.fullmatch(r"error: .*127\.0\.0\.1.*Network is unreachable.*ip link set lo up.*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
