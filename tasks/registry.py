@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from configs.loader import nearest
 from storage.visible import described
@@ -72,10 +72,6 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{self.kind}.type={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?"
             ) from error
-        except (Exception, SystemExit) as error:  # any error of a user's module, but not Ctrl-C
-            raise ValueError(
-                f"{self.kind}.type={name!r}: importing {module_name!r} raised {described_with_place(error)}"
-            ) from error
         found = self._accept(getattr(module, class_name, None))
         if found is None:
             there = [key for key, value in vars(module).items() if self._accept(value)]
@@ -120,15 +116,9 @@ class Registry(Generic[T]):
     def _inspect(self, name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
         """Return the constructor's parameters without the context, and their annotations."""
         cls = self.find(name)
-        try:
-            parameters = list(inspect.signature(cls).parameters.items())
-            annotated = cls.__init__ if inspect.isclass(cls) else cls
-            return dict(parameters[1:]), typing.get_type_hints(annotated, include_extras=True)
-        except Exception as error:  # annotations may be any expression, which is evaluated here
-            raise ValueError(
-                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: "
-                f"{described_with_place(error)}"
-            ) from error
+        parameters = list(inspect.signature(cls).parameters.items())
+        annotated = cls.__init__ if inspect.isclass(cls) else cls
+        return dict(parameters[1:]), typing.get_type_hints(annotated, include_extras=True)
 
 
 def described_with_place(error: BaseException) -> str:
@@ -145,9 +135,5 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
         converted = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{key}={value!r}: {error.errors()[0]['msg']}") from None
-    except PydanticUserError as error:
-        raise ValueError(
-            f"{key}: a configuration has no values of its annotated type {annotation!r}; annotate it otherwise"
-        ) from error
     if isinstance(value, str) and isinstance(converted, int | float):  # the constructor would get the text
         raise ValueError(f"{key}={value!r}: is a text; without quotes it is {converted!r}")

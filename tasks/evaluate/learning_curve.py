@@ -1,7 +1,7 @@
 """The learning curve of a run: its committed iterations and evaluations, their numbers, and a plot of them."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.logs import catalog
 from storage.objects.store import Store
-from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion
+from storage.version_names import ProblemsVersion, ScoresVersion
 from storage.versions import manifests
 from storage.versions.lineage import scores_of, trained_on
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summarise
@@ -65,24 +65,17 @@ def read_learning_curve(
         done.append(Iteration(number, *(manifests.read(store, version).metrics for version in versions)))
     protocol, evaluations = greedy(config, HELD_OUT, held_out), list[Evaluation]()
     scores_by_evaluation = functools.cache(lambda: scores_of(catalog.read_all(store)))
-    for version in range(len(done) + 1):
-        played = protocol.evaluation(layout.checkpoint(name, version))
-        if found := _find_scores(store, played, scorer, scores_by_evaluation):
-            evaluations.append(Evaluation(version, found, read_outcomes(store, played, found, cache)))
+    for number in range(len(done) + 1):
+        played = protocol.evaluation(layout.checkpoint(name, number))
+        if not manifests.committed(store, played):
+            continue
+        scores: ScoresVersion | None = layout.evaluation_scores(played, scorer)
+        if not manifests.committed(store, scores):
+            others = reversed(scores_by_evaluation().get(played, []))
+            scores = next((ScoresVersion(other) for other in others if manifests.committed(store, other)), None)
+        if scores:
+            evaluations.append(Evaluation(number, scores, read_outcomes(store, played, scores, cache)))
     return LearningCurve(name, done, evaluations)
-
-
-def _find_scores(
-    store: Store, evaluation: EvaluationVersion, scorer: str, scores_by_evaluation: Callable[[], dict[str, list[str]]]
-) -> ScoresVersion | None:
-    """Find the scores of an evaluation; None if it was not played, or not graded yet."""
-    scores = layout.evaluation_scores(evaluation, scorer)
-    if manifests.committed(store, scores):
-        return scores
-    if not manifests.committed(store, evaluation):
-        return None
-    others = scores_by_evaluation().get(evaluation, [])
-    return next((ScoresVersion(version) for version in reversed(others) if manifests.committed(store, version)), None)
 
 
 def summary(curve: LearningCurve) -> dict[str, Any]:
@@ -106,20 +99,20 @@ def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
     """Compute the mean seconds of each stage's own work, tokens per second, and the mean staleness in training."""
     if not iterations:
         return {}
-    seconds = fmean(iteration.rollout["seconds"] for iteration in iterations)
-    tokens = fmean(iteration.rollout["generated_tokens"] for iteration in iterations)
+
+    def average(metrics: Sequence[dict[str, Any]], *names: str) -> float:
+        return fmean(sum(each[name] for name in names) for each in metrics)
+
+    rollout, score = ([getattr(each, stage) for each in iterations] for stage in ("rollout", "score"))
+    seconds = average(rollout, "seconds")
     stages = {
-        "rollout": {"seconds": seconds, "tokens_per_second": tokens / seconds},
-        "score": {"seconds": fmean(iteration.score["seconds"] for iteration in iterations)},
+        "rollout": {"seconds": seconds, "tokens_per_second": average(rollout, "generated_tokens") / seconds},
+        "score": {"seconds": average(score, "seconds")},
     }
-    train = [iteration.train for iteration in iterations if iteration.train["trajectories"]]
-    if train:
-        learning = fmean(metrics["seconds/prepare"] + metrics["seconds/update"] for metrics in train)
-        stages["train"] = {
-            "seconds": learning,
-            "tokens_per_second": fmean(metrics["tokens/all"] for metrics in train) / learning,
-            "staleness": fmean(metrics["staleness/mean"] for metrics in train),
-        }
+    if train := [each.train for each in iterations if each.train["trajectories"]]:
+        seconds = average(train, "seconds/prepare", "seconds/update")
+        tokens, staleness = average(train, "tokens/all"), average(train, "staleness/mean")
+        stages["train"] = {"seconds": seconds, "tokens_per_second": tokens / seconds, "staleness": staleness}
     return stages
 
 

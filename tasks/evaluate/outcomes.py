@@ -55,11 +55,6 @@ class Outcome:
         """The best success of all turns."""
         return max(self.success, default=0.0)
 
-    @property
-    def called(self) -> float:
-        """1 if a tool was called, else 0."""
-        return float(self.calls > 0)
-
 
 def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
     """Read the outcomes of trajectories and their scores, ordered by problem and sample.
@@ -113,24 +108,21 @@ def by_problem(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     return dict(sorted(groups.items()))
 
 
-def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dict[str, Any]:
-    """Summarise the episodes of an evaluation, JSON-ready; each number has its 95 % interval.
+def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
+    """Summarise the greedy episodes of an evaluation, JSON-ready; each number has its 95 % interval.
 
-    Greedy episodes: `first_turn`, `any_turn`: accuracy. `by_turn`: accuracy of each turn over the episodes that reached
+    `first_turn`, `any_turn`: accuracy. `by_turn`: accuracy of each turn over the episodes that reached
     it. `fix_rate`: among the wrong turns that another turn follows, the share with a right next turn. `break_rate`:
     among the right turns that another turn follows, the share with a wrong next turn. `truncated`: share of episodes.
     `answer_tokens`: tokens of a turn. `failed_verdicts`: share of turns. `called`: share of episodes with a call of a
     tool. `calls_failed`: share of calls that failed or could not be read. Shares have Wilson's interval, which treats
     the turns of one episode as independent; tokens have a bootstrap interval. A number without observations is None.
 
-    Sampled episodes, if any: `pass_at` k, for the powers of two up to n and for n, where n is the smallest number of
-    episodes of a problem; an episode is solved if any of its turns is right. `sampled`: mean accuracy of the first turn
-    and of any turn. Their intervals are bootstrap intervals over problems.
-
     Raises:
         ValueError: there is no greedy episode.
     """
-    verdicts, calls = sum(len(each.success) for each in greedy), sum(each.calls for each in greedy)
+    failed_verdicts = [n < each.failed_verdicts for each in greedy for n in range(len(each.success))]
+    failed_calls = [n < each.failed_calls for each in greedy for n in range(each.calls)]
     pairs = [(now > 0.5, after > 0.5) for each in greedy for now, after in pairwise(each.success)]
     reached: dict[int, list[float]] = defaultdict(list)
     for outcome in greedy:
@@ -145,19 +137,14 @@ def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dic
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),
         "answer_tokens": _answer_tokens(greedy),
-        "failed_verdicts": _share_of(sum(each.failed_verdicts for each in greedy), verdicts),
+        "failed_verdicts": _share(failed_verdicts),
         "called": _share([each.calls > 0 for each in greedy]),
-        "calls_failed": _share_of(sum(each.failed_calls for each in greedy), calls),
-        **(summarise_sampled(sampled) if sampled else {}),
+        "calls_failed": _share(failed_calls),
     }
 
 
 def _share(observed: Sequence[float]) -> dict[str, float] | None:
     return proportion(observed).as_dict() if observed else None
-
-
-def _share_of(count: int, all_: int) -> dict[str, float] | None:
-    return _share([1] * count + [0] * (all_ - count))
 
 
 def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
@@ -168,7 +155,12 @@ def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
 
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Summarise sampled episodes; see `summarise`."""
+    """Summarise the sampled episodes of an evaluation, JSON-ready.
+
+    `pass_at` k, for the powers of two up to n and for n, where n is the smallest number of episodes of a problem; an
+    episode is solved if any of its turns is right. `sampled`: mean accuracy of the first turn and of any turn. Their
+    intervals are bootstrap intervals over problems.
+    """
     groups = by_problem(outcomes).values()
     counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in groups]
     least = min(n for n, _ in counts)
@@ -201,14 +193,16 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
     unpaired = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
     if lines := [f"{len(ids)} {side} ({first_few(ids)})" for side, ids in unpaired.items() if ids]:
         raise ValueError(f"the outcomes are not of the same problems: {', '.join(lines)}. Compare results on one set")
-    old_tokens, new_tokens = _mean_tokens(before), _mean_tokens(after)
+    played = [[count for outcome in outcomes for count in outcome.tokens] for outcomes in (before, after)]
+    old_tokens, new_tokens = (fmean(counts) if counts else None for counts in played)
     ratio = new_tokens / old_tokens if old_tokens and new_tokens is not None else None
+    truncated = [fmean(each.status == "truncated" for each in outcomes) for outcomes in (before, after)]
     return {
         "problems": len(old),
         "first_turn": _accuracy(old, new, "first"),
         "any_turn": _accuracy(old, new, "any"),
         "answer_tokens": {"before": old_tokens, "after": new_tokens, "ratio": ratio},
-        "truncated": {"before": _truncated(before), "after": _truncated(after)},
+        "truncated": {"before": truncated[0], "after": truncated[1]},
     }
 
 
@@ -224,12 +218,3 @@ def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], meas
         return numbers | asdict(test) | {"score_interval": interval.as_dict(), "adjusted_interval": None}
     tested = {"only_before": None, "only_after": None, "p": sign_flip(before, after), "score_interval": None}
     return numbers | tested | {"adjusted_interval": paired_means(before, after).as_dict()}
-
-
-def _mean_tokens(outcomes: Sequence[Outcome]) -> float | None:
-    counts = [count for outcome in outcomes for count in outcome.tokens]
-    return fmean(counts) if counts else None
-
-
-def _truncated(outcomes: Sequence[Outcome]) -> float:
-    return fmean(outcome.status == "truncated" for outcome in outcomes)

@@ -1,6 +1,6 @@
-"""Load a configuration, check everything that a run needs, and describe the run without starting it (`--dry-run`).
+"""Load a configuration, check everything that a run needs, and describe the run without starting it (`--plan`).
 
-The plan of a run says its devices, the trainer's memory and the data of an iteration, from the configuration alone.
+The plan of a run says its devices and the trainer's memory, from the configuration alone.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from tasks.inference.devices import devices_of_a_server, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.train.advantages import check_estimator
-from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, ModelSizes, memory_of
+from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, memory_of
 from tasks.warm_start.policy_sizes import policy_sizes
 
 
@@ -66,12 +66,10 @@ def plan(config: Config) -> str:
     return rendered(
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
         table("Devices", [_trainer(config, memory), _servers(config)]),
-        f"{_gpus(config)}\n",
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
             [{"part": part, "memory": size(getattr(memory, part)), "what": what} for part, what in _PARTS.items()],
         ),
-        table("One iteration, at most", _iteration_rows(config, sizes)),
     )
 
 
@@ -112,40 +110,5 @@ def _servers(config: Config) -> Row:
     }
 
 
-def _gpus(config: Config) -> str:
-    """Say how many GPUs the flow's host needs, or the nodes of a cluster."""
-    ranks, of_each = config.ppo.parallel.ranks, devices_of_a_server(config.inference.extra_args)
-    servers = config.inference.replicas * of_each
-    if config.cluster.address not in (None, "local"):
-        trained = "the cluster" if config.trains_apart else "the flow's host"
-        played = f", and each rollout worker {_count(servers, 'GPU')}" if config.plays_apart else ""
-        return f"On GPUs, {trained} needs {_count(ranks, 'GPU')} for the trainer{played}."
-    servers = 0 if config.inference.urls else servers * config.cluster.workers_per_node
-    fewer = " If it has fewer, they share some: then both must fit into the memory of one." if servers else ""
-    if config.plays_apart:
-        fewer = " If it has fewer, fewer workers start."
-    needed = _count(ranks + servers, "GPU")
-    return f"On GPUs, the flow's host needs {needed}: {ranks} for the trainer, {servers} for servers.{fewer}"
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _iteration_rows(config: Config, sizes: ModelSizes) -> list[Row]:
-    rollout, ppo, context = config.rollout, config.ppo, config.inference.max_model_len
-    played = rollout.generation_size or rollout.group_size
-    episodes, weights = rollout.problems_per_iteration * played, 4 * sizes.parameters
-    own_critic, moving = ppo.critic is not None and ppo.critic.model == "own", ppo.kl.reference == "ema"
-    state = (2 + 3 * own_critic + moving) * weights
-    servers = len(config.inference.urls) or config.inference.replicas
-    halved = weights // 2 if config.storage.serving_copy else 0
-    deltas = ", or what changed" if config.storage.serving_copy and "://" in config.storage.root else ""
-    numbers = {
-        "episodes": f"{rollout.problems_per_iteration:,} problems x {played} = {episodes:,}",
-        "tokens of trajectories": f"{episodes:,} x {context:,} (inference.max_model_len) = {episodes * context:,}",
-        "weights written to the store": size(weights + halved),
-        "train state written to the store": size(state),
-        "weights read by servers": f"{servers} x {size(halved or weights)}" + deltas,
-    }
-    return [{"what": what, "how much": number} for what, number in numbers.items()]

@@ -7,11 +7,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
-from storage.versions import datasets
+from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
 from tasks.evaluate.outcomes import compare
 from tasks.evaluate.summary import (
@@ -29,7 +28,6 @@ from tasks.score.scoring import scorer_fingerprint
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TRANSCRIPTS = 4  # episodes in the artifact of transcripts
 _WIDTH = 110  # least width of the printed tables
 
 
@@ -58,10 +56,6 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
         create_table_artifact(key="faults", table=faults, description=f"Episodes of run {workspace.name} by fault")
     create_table_artifact(key="accuracy", table=accuracy, description=f"Held-out accuracy of run {workspace.name}")
     create_table_artifact(key="stages", table=stages, description="Mean seconds and tokens/s of an iteration")
-    if history.evaluations:
-        last = history.evaluations[-1].scores.evaluation
-        assert last
-        create_markdown_artifact(key="transcripts", markdown=_transcripts(workspace, last))
     uri = store.uri(f"runs/{workspace.name}/report")
     get_run_logger().info("report in %s", uri)
     return uri
@@ -97,26 +91,5 @@ def report_evaluations(
 
 def _show(console: "Console", name: str, subject: str, rows: "list[dict[str, str]]") -> None:
     console.print(table(f"{name}: {subject}", rows))
-    create_table_artifact(key=f"evaluation-{_slug(name)}", table=rows, description=f"{name}: {subject}")
-
-
-def _slug(name: str) -> str:
-    """Turn `name` into a part of an artifact's key."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _transcripts(workspace: Workspace, evaluation: EvaluationVersion) -> str:
-    """Format a few episodes as Markdown. Their texts are in code blocks, so Markdown in them is not interpreted."""
-    parts = [f"# Transcripts of {evaluation}"]
-    for index, trajectory in enumerate(datasets.trajectories(workspace.store, evaluation, workspace.cache)):
-        if index == _TRANSCRIPTS:
-            break
-        lines = [f"user: {trajectory.prompt}"]
-        for turn in trajectory.turns:
-            lines.append(f"policy ({turn.verdict}): {turn.text}")
-            if turn.feedback:
-                lines.append(f"user: {turn.feedback}")
-        body = "\n".join(f"    {line}" for text in lines for line in text.splitlines())
-        gold = f", gold {trajectory.solutions[0]}" if trajectory.solutions else ""
-        parts.append(f"## {trajectory.problem_id}: {trajectory.status}{gold}\n\n{body}")
-    return "\n\n".join(parts)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    create_table_artifact(key=f"evaluation-{slug}", table=rows, description=f"{name}: {subject}")
