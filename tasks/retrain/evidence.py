@@ -1,17 +1,15 @@
 """Read the evidence for the gate from committed versions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.evaluate import Gate
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion, ScoresVersion
 from storage.versions import manifests
 from storage.versions.lineage import trained_on
-from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
-from tasks.retrain.gate import GateEvidence
+from tasks.evaluate.outcomes import Outcome, read_outcomes
 
 _COUNTS = ("turns", "verdicts", "reward", "parts", "seconds", "set", "problem_set")
 """Metrics of scores that are not about the policy."""
@@ -48,7 +46,7 @@ def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
     return float(failed / max(1, graded))
 
 
-def solved(store: Store, challenger: PolicyVersion) -> Training:
+def training_of(store: Store, challenger: PolicyVersion) -> Training:
     """Read the training data of the iterations that led to `challenger`; each checkpoint names its data."""
     scores, shares, tokens = list[ScoresVersion](), list[float](), 0
     for number in range(1, challenger.number + 1):
@@ -58,34 +56,3 @@ def solved(store: Store, challenger: PolicyVersion) -> Training:
         shares.append(metrics["solved"])
         tokens += metrics["generated_tokens"]
     return Training(scores, shares, tokens)
-
-
-def gather(
-    store: Store,
-    cache: Path,
-    champion: PolicyVersion,
-    challenger: PolicyVersion,
-    evaluations: Mapping[PolicyVersion, Mapping[str, Sequence[ScoresVersion]]],
-    distance: float | None,
-    look: int,
-    gate: Gate,
-) -> tuple[Training, GateEvidence]:
-    """Gather the evidence for the gate, and the data of the training.
-
-    Args:
-        store: the store of all versions.
-        cache: local folder for objects of a remote root.
-        champion: version of the champion's checkpoint.
-        challenger: version of the checkpoint that the night trained.
-        evaluations: versions of scores by policy and set; greedy episodes first, sampled episodes second.
-        distance: mean KL between the two policies in nats per token.
-        look: number of gates since the last promotion, with this one.
-        gate: the knobs; they say which episodes are compared.
-    """
-    before, after, index = evaluations[champion], evaluations[challenger], int(gate.episodes == "sampled")
-    comparisons = {
-        name: compare(*(outcomes_of(store, sets[name][index], cache) for sets in (before, after))) for name in after
-    }
-    training = solved(store, challenger)
-    failed = failed_verdicts(store, training.scores)
-    return training, GateEvidence(comparisons, failed, distance, training.solved, look)

@@ -1,4 +1,4 @@
-"""Plan a night: choose its problems and make its configuration."""
+"""Plan a night: what earlier nights leave to it, its configuration, and its evaluation sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,7 @@ from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.logs.nights import Night, Record
 from storage.objects.store import Store
-from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion
-from tasks.problems.problem_set import not_superseded, replayed, union
-from tasks.seeds import derive
 
 REMOVED = "removed"
 """In `evaluation.fingerprints`: this set is no longer used."""
@@ -27,39 +24,6 @@ class Memory:
     waiting: Sequence[str]  # sets to be tried again
     accepted: ProblemsVersion | None  # the problems that the champion was trained on
     retried: bool  # `--retry` was used: the next night begins even without new problems
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The problems of a night: new ones, those of nights that were rejected without harm, and some accepted ones."""
-
-    new: list[Problem]
-    waiting: list[Problem]
-    replayed: list[Problem]
-
-    @property
-    def fresh(self) -> list[Problem]:
-        return union(self.new, self.waiting)
-
-    @property
-    def problems(self) -> list[Problem]:
-        return union(self.fresh, self.replayed)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"new": len(self.new), "waiting": len(self.waiting), "replayed": len(self.replayed)}
-
-
-def choose(
-    new: Sequence[Problem], waiting: Sequence[Problem], accepted: Sequence[Problem], *, share: float, seed: int
-) -> Chosen:
-    """Choose the problems of a night, with accepted problems replayed as a `share` of all, if there are enough.
-
-    If a prompt comes again, its answer was corrected, so the older problem is left out.
-    """
-    waiting = not_superseded(waiting, new)
-    fresh = union(new, waiting)
-    return Chosen(list(new), waiting, replayed(fresh, share, not_superseded(accepted, fresh), seed))
 
 
 def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Memory:
@@ -107,11 +71,6 @@ def night_config(
 def night_run(config: Config, number: int) -> str:
     """Return the name of a night's run."""
     return f"{config.run.name}-{number:04d}"
-
-
-def night_seed(config: Config, number: int) -> int:
-    """Derive the seed of random choices before the night's run begins."""
-    return derive(config.run.seed, "night", number)
 
 
 def continued(night: Night, config: Config) -> Config:

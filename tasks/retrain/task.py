@@ -20,15 +20,17 @@ from storage.versions import aliases, checkpoints, manifests
 from storage.versions.aliases import Move
 from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
+from tasks.evaluate.outcomes import compare
 from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
-from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, union
+from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
 from tasks.retrain import gate, planning
-from tasks.retrain.evidence import gather, summary_of
+from tasks.retrain.evidence import failed_verdicts, outcomes_of, summary_of, training_of
 from tasks.retrain.report import alarms, check_rows, night_markdown, timeline_rows, write_timeline
 from tasks.run.workspace import Workspace
+from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
@@ -66,7 +68,12 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     standing, sets = standing_champion(workspace), import_sets(workspace)
     champion = PolicyVersion(standing.version) if standing else None
     planning.check_sets(sets, planning.pinned_sets(records, config))
-    incoming, seen = _incoming(workspace), read_version(workspace, records[-1].night.seen if records else None)
+    try:
+        incoming = load_source(workspace, config.problems.train)
+    except NoFilesError as error:  # before the first file exists
+        get_run_logger().warning("%s", error)
+        incoming = []
+    seen = read_version(workspace, records[-1].night.seen if records else None)
     new, memory = new_problems(incoming, seen), planning.remembered(records, champion)
     least = 0 if memory.retried else config.retrain.min_new
     if len(new) < least:
@@ -84,35 +91,29 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
         [problem for problem in problems if not excluded.has_problem(problem)]
         for problems in (new, waiting, read_version(workspace, memory.accepted))
     ]
-    pools = keep_apart(workspace, sets, *candidates)
-    seed = planning.night_seed(config, number)
-    chosen = planning.choose(*pools, share=config.retrain.replay, seed=seed)
-    if not chosen.fresh or len(chosen.new) < least:
+    kept, waiting, accepted = keep_apart(workspace, sets, *candidates)
+    waiting = not_superseded(waiting, kept)  # if a prompt comes again, its answer was corrected
+    fresh = union(kept, waiting)
+    if not fresh or len(kept) < least:
         return None
-    problems = commit_problems(workspace, chosen.problems, {"night": number})
+    seed = derive(config.run.seed, "night", number)
+    again = replayed(fresh, config.retrain.replay, not_superseded(accepted, fresh), seed)
+    counts = {"new": len(kept), "waiting": len(waiting), "replayed": len(again), "dropped": len(new) - len(kept)}
+    problems = commit_problems(workspace, union(fresh, again), {"night": number})
     return Night(
         number=number,
         run=run,
         champion=champion,
         move=standing.number if standing else None,
         problems=problems,
-        fresh=commit_problems(workspace, chosen.fresh, {"night": number, "fresh": True}),
+        fresh=commit_problems(workspace, fresh, {"night": number, "fresh": True}),
         accepted=memory.accepted,
         seen=commit_problems(workspace, union([*seen, *incoming]), {"night": number, "seen": True}),
-        counts={**chosen.counts, "dropped": len(new) - len(pools[0])},
+        counts=counts,
         sets=sets,
         config=planning.night_config(config, store, number, champion, problems, sets),
         at=now(),
     )
-
-
-def _incoming(workspace: Workspace) -> list[Problem]:
-    """Load all problems of the training source; none before the first file exists."""
-    try:
-        return load_source(workspace, workspace.config.problems.train)
-    except NoFilesError as error:
-        get_run_logger().warning("%s", error)
-        return []
 
 
 def standing_champion(workspace: Workspace) -> Move | None:
@@ -205,20 +206,28 @@ def decide(
         return version
     settings = workspace.config.retrain.gate
     look = planning.looks(Nights(retraining.store, retraining.name).read())
-    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, look, settings)
+    before, after = evaluations[champion], evaluations[challenger]
+    index = int(settings.episodes == "sampled")  # greedy episodes come first
+    comparisons = {
+        name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
+        for name in after
+    }
+    training = training_of(store, challenger)
+    failed = failed_verdicts(store, training.scores)
+    evidence = gate.GateEvidence(comparisons, failed, distance, training.solved, look)
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,
         **gate.decide(evidence, settings).as_dict(),
         "gate": settings.model_dump(mode="json"),
-        "comparisons": evidence.comparisons,
+        "comparisons": comparisons,
         "accuracy": {
             policy: {name: summary_of(store, versions) for name, versions in sets.items()}
             for policy, sets in evaluations.items()
         },
         "training": {"solved": training.solved, "tokens": training.tokens},
         "distance": distance,
-        "failed_verdicts": evidence.failed_verdicts,
+        "failed_verdicts": failed,
     }
     compared = [scores for sets in evaluations.values() for versions in sets.values() for scores in versions]
     with Draft(store, version, "decision") as draft:

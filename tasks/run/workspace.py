@@ -7,7 +7,6 @@ configuration that it was begun with, at its first iteration without a checkpoin
 import shutil
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from storage import layout
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.processes.folder import keep_compiled_code_private
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
@@ -51,7 +50,6 @@ MAY_CHANGE = (
 (`ppo.parallel`) computes the same up to rounding."""
 _TRIED = ("problems", "policy", "agent", "environment")
 """Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
-_READERS = 16
 
 
 class Workspace:
@@ -137,19 +135,6 @@ def open_run(config: Config) -> Iterator[Workspace]:
         yield workspace
 
 
-def _with_begun(config: Config, begun: dict[str, Any]) -> Config:
-    """Fill in what the run was begun with, where the present configuration says nothing else.
-
-    These are the knobs whose defaults have changed (`configs.stored.BEFORE`), and an empty `ppo.micro_batch_tokens`:
-    another number would change the last bits of the weights.
-    """
-    config = as_begun(config, begun)
-    tokens = begun.get("ppo", {}).get("micro_batch_tokens")
-    if config.ppo.micro_batch_tokens is not None or not isinstance(tokens, int):
-        return config
-    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"micro_batch_tokens": tokens})})
-
-
 @contextmanager
 def open_unleased(config: Config) -> Iterator[Workspace]:
     """Open the workspace of a flow that writes no run.
@@ -195,7 +180,11 @@ def start_run(workspace: Workspace) -> None:
         with Draft(workspace.store, version, "run") as draft:
             draft.commit(workspace.provenance(), parents=[])
     begun = _fixed_settings(workspace)
-    workspace.config = _with_begun(workspace.config, begun)
+    config = as_begun(workspace.config, begun)
+    tokens = begun.get("ppo", {}).get("micro_batch_tokens")  # another number would change the last bits of the weights
+    if config.ppo.micro_batch_tokens is None and isinstance(tokens, int):
+        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"micro_batch_tokens": tokens})})
+    workspace.config = config
     _refuse_another(workspace.name, begun, workspace.config)
     if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
@@ -246,17 +235,15 @@ def iterations(workspace: Workspace) -> Iterator[int]:
         rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
         return int(rollout.metrics["generated_tokens"])
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        spent = sum(readers.map(tokens, range(first if run.max_tokens else 0)))
+    spent = sum(in_parallel(tokens, range(first if run.max_tokens else 0)))
     for iteration in range(first, run.iterations):
-        if run.max_tokens and iteration > first:
-            spent += tokens(iteration - 1)
         minutes = (time.monotonic() - started) / 60
         for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
             if limit and used >= limit:
                 get_run_logger().info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
                 return
         yield iteration
+        spent += tokens(iteration) if run.max_tokens else 0
         update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / run.iterations)
 
 
