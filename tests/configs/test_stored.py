@@ -246,11 +246,12 @@ def test_a_run_continues_under_a_program_with_more_knobs(tmp_path: Path) -> None
         begin(tmp_path, "run.overlap=true", "rollout.max_head_offpolicyness=1")
 
 
-def test_an_empty_knob_keeps_the_micro_batches_of_the_run(tmp_path: Path, tokens: int = 2048) -> None:
+def test_an_empty_knob_keeps_the_micro_batches_of_the_run(tmp_path: Path) -> None:
     """Earlier programs stored a number of tokens, by default 16384; another would change the last bits of the weights.
 
     A number that the configuration does give must be that of the run.
     """
+    tokens = 2048
     assert begin(tmp_path / "new").config.ppo.micro_batch_tokens is None
     begin(tmp_path)
     version = layout.run("smoke")

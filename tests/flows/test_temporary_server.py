@@ -131,9 +131,7 @@ def test_a_server_that_does_not_start_is_an_error(folder: Path, scratch: Path) -
     """The message has the end of its log."""
     (folder / "home/prefect.db").unlink()
     (folder / "home/prefect.db").mkdir()
-    with pytest.raises(
-        AssertionError, match=r"the Prefect server did not start; [^\0]*unable to open database"
-    ):
+    with pytest.raises(AssertionError, match=r"the Prefect server did not start; [^\0]*unable to open database"):
         start(folder, scratch)
 
 

@@ -1,7 +1,6 @@
 """Retraining in operation: a real Prefect server, a worker, a schedule, and a machine that loses power."""
 
 import json
-import os
 import re
 import shutil
 import threading
@@ -24,7 +23,7 @@ from storage.versions import aliases, manifests
 from tasks.retrain.commands import explain
 from tests.retrain.test_retrain import PROMOTE, Place
 from tests.support.paths import ROOT
-from tests.support.prefect_services import PATIENCE_S, Postgres, PrefectServer, Worker
+from tests.support.prefect_services import PATIENCE_S, PrefectServer, Worker
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.long
@@ -36,19 +35,9 @@ COUNTS = [(number, 8 if number <= 2 else 4) for number in range(1, NIGHTS + 1)]
 """The numbers of the nights and of their new problems."""
 
 
-@pytest.fixture(scope="module", params=scaled(["postgresql"], ["sqlite", "postgresql"]))
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """A Prefect server with each database. SQLite, which `make up` uses, is slow under load."""
-    folder = tmp_path_factory.mktemp("prefect")
-    if request.param == "sqlite":
-        with PrefectServer(folder) as server:
-            yield server
-        return
-    if reason := Postgres.missing():
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with Postgres() as database, PrefectServer(folder, database.url) as server:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    with PrefectServer(tmp_path_factory.mktemp("prefect")) as server:
         yield server
 
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -56,9 +57,12 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
     return process
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes whose environment has this value of MARK."""
-    return [process for process in psutil.process_iter() if _mark_of(process) == mark]
+def no_process_left(mark: str) -> None:
+    """Wait until no process has this value of MARK in its environment."""
+    deadline = time.monotonic() + 200
+    while left := [process for process in psutil.process_iter() if _mark_of(process) == mark]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def _mark_of(process: psutil.Process) -> str | None:

@@ -1,4 +1,4 @@
-"""Real Prefect services for tests, on loopback: a PostgreSQL database, a server, a process worker.
+"""Real Prefect services for tests, on loopback: a server and a process worker.
 
 Each ends with the test run, however that ends, and so does everything that it has started.
 """
@@ -6,10 +6,8 @@ Each ends with the test run, however that ends, and so does everything that it h
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +28,6 @@ PATIENCE_S = 900
 """A guard against hanging. On SQLite Prefect 3.7's server sometimes blocks for 60 s, its busy timeout."""
 _PAGE = 200
 """The maximal number of flow runs that a server returns at once."""
-_SUPERUSER = "postgres"
 _PROMPT_SERVER = {"PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1"}
 # By default a worker claims a run 10 s before its time, and with it the deployment's slot. On a short schedule the run
 # before still works then, so the new run would be cancelled although the slot is free at its time.
@@ -87,65 +84,16 @@ class _Service:
             time.sleep(0.1)
 
 
-class Postgres(_Service):
-    """A PostgreSQL server with an empty database at `url`.
-
-    It has its own temporary folder: root may not run PostgreSQL, and the user that runs it may not enter pytest's.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="postgres-test-")
-        self._data = Path(self._folder.name) / "data"
-        self._port = str(free_port())
-        self._password = secrets.token_hex(8)
-        super().__init__(Path(self._folder.name) / "postgres.log")
-
-    @staticmethod
-    def missing() -> str | None:
-        """Return None if PostgreSQL can be started, otherwise the reason and the remedy."""
-        return None if _postgres_programs() else "no PostgreSQL to test against: apt-get install postgresql"
-
-    @property
-    def url(self) -> str:
-        """The value for PREFECT_SERVER_DATABASE_CONNECTION_URL, with the name of the driver that Prefect needs."""
-        return f"postgresql+asyncpg://{_SUPERUSER}:{self._password}@{HOST}:{self._port}/postgres"
-
-    def start(self) -> None:
-        if not self._data.exists():
-            self._make()
-        options = ["-h", HOST, "-p", self._port, "-k", "", "-c", "fsync=off"]
-        probe = [f"{_postgres_programs()}/pg_isready", "-h", HOST, "-p", self._port, "-q"]
-        command = _unprivileged("postgres", "-D", str(self._data), *options)
-        self._spawn(command, os.environ, self._data.parent, lambda: subprocess.call(probe) == 0)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        super().__exit__(kind, error, at)
-        self._folder.cleanup()
-
-    def _make(self) -> None:
-        password = self._data.parent / "password"
-        password.write_text(self._password)
-        if os.geteuid() == 0:
-            for path in (password.parent, password):
-                shutil.chown(path, _SUPERUSER)
-        options = ["--username", _SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8"]
-        command = _unprivileged("initdb", "-D", str(self._data), "--no-locale", "--no-sync", *options)
-        subprocess.run(command, cwd=password.parent, check=True, stdout=subprocess.DEVNULL)
-
-
 class PrefectServer(_Service):
-    """A Prefect server at `api` with all its files in `folder`. It uses SQLite unless `database_url` is given."""
+    """A Prefect server at `api` with all its files in `folder`."""
 
-    def __init__(
-        self, folder: Path, database_url: str | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder / "server.log")
         self._port = free_port()
         self.api = f"http://{HOST}:{self._port}/api"
-        database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url} if database_url else {}
         own = {"PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-        self._environment = own | _PROMPT_SERVER | database | dict(environment or {})
+        self._environment = own | _PROMPT_SERVER
 
     @property
     def environment(self) -> dict[str, str]:
@@ -195,14 +143,12 @@ class PrefectServer(_Service):
 
 
 class Worker(_Service):
-    """A process worker of `server`, with `environment` for itself and its flow runs; `kill` kills these too."""
+    """A process worker of `server`; `kill` kills its flow runs, too."""
 
-    def __init__(
-        self, server: PrefectServer, project: Path, pool: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, server: PrefectServer, project: Path, pool: str) -> None:
         super().__init__(server.log.parent / f"worker-{secrets.token_hex(4)}.log")
         self._project, self._pool = project, pool
-        self._environment = server.environment | _PROMPT_WORKER | dict(environment or {})
+        self._environment = server.environment | _PROMPT_WORKER
 
     def start(self) -> None:
         self.log.write_text("")
@@ -217,15 +163,3 @@ def _apply_to_family(first: psutil.Process, action: Callable[[psutil.Process], N
         with contextlib.suppress(psutil.NoSuchProcess):
             action(process)
     return family
-
-
-def _unprivileged(program: str, *arguments: str) -> list[str]:
-    """Return the command of one of PostgreSQL's programs for another user, because they refuse to run as root."""
-    user = ["setpriv", f"--reuid={_SUPERUSER}", f"--regid={_SUPERUSER}", "--init-groups"] if os.geteuid() == 0 else []
-    return [*user, f"{_postgres_programs()}/{program}", *arguments]
-
-
-def _postgres_programs() -> Path | None:
-    """Return the folder of PostgreSQL's programs; Debian has one for each version, outside of PATH."""
-    folders = [path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
-    return folders[-1] if folders else None

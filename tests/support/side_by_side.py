@@ -10,6 +10,7 @@ GROUPS = {
     "tests/flows/test_arguments.py": "first",
     "tests/flows/test_flows.py": "first",
     "tests/flows/test_killed.py": "first",
+    "tests/flows/test_local_server.py": "first",
     "tests/retrain/test_retrain.py": "first",
     "tests/agents/test_turn_ends.py": "second",
     "tests/audit/test_flow.py": "second",
