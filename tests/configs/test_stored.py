@@ -12,13 +12,12 @@ from configs import (
     ConfigError,
     as_begun,
     differences,
-    flatten,
     load,
     read_stored,
     unknown,
     up_to_date,
 )
-from configs.stored import BEFORE, FIXED, LIMITS, changed, removed, renamed
+from configs.stored import BEFORE, changed, removed, renamed
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -125,11 +124,6 @@ def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
         read_stored(begun, "night 1")
 
 
-def test_former_knobs_are_no_present_ones() -> None:
-    present = dict(flatten(dump()))
-    assert [key for key in (*LIMITS, *FIXED) if key in present] == []
-
-
 def test_processes_of_a_host_become_workers_of_a_node() -> None:
     """Together they have the servers, episodes and verifiers of before."""
     stored = {"rollout": {"processes": 2, "concurrency": 511}, "inference": {"replicas": 4}, "score": {"workers": 1}}
@@ -211,14 +205,6 @@ def test_migrations_run_in_order_and_do_not_change_their_input() -> None:
     assert up_to_date(new, migrations) == new
 
 
-@pytest.mark.parametrize("values", [{}, {"ppo": None}, {"rollout": [1]}, {"ppo": {"kl": 3}, "evaluation": "x"}])
-def test_sections_of_a_wrong_type_are_kept(values: dict[str, Any]) -> None:
-    """`up_to_date` raises no error for invalid values. It keeps them, and their reader reports what is wrong."""
-    assert (
-        up_to_date(values).items() >= {key: value for key, value in values.items() if key != "ppo" or not value}.items()
-    )
-
-
 def begin(tmp_path: Path, *overrides: str) -> Workspace:
     """Begin or continue a run."""
     place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
@@ -280,20 +266,6 @@ def test_a_night_continues_under_a_program_with_more_knobs(tmp_path: Path) -> No
         ConfigError, match="stored configuration of night 1:\n  run.stream=True: unknown key.*\n.*upgrade this one"
     ):
         continued(night, workspace.config)
-
-
-def test_differences_of_versions_leave_out_new_knobs(tmp_path: Path) -> None:
-    """`python -m storage diff` does not list a knob that one of the versions lacks, if the other has its default."""
-    from argparse import Namespace
-
-    from storage.commands.versions import diff
-
-    store = Store(str(tmp_path))
-    for version, config in (("problems/0a", without(dump(), "run.overlap")), ("problems/0b", dump("run.seed=2"))):
-        with Draft(store, version, "problems") as draft:
-            draft.commit(Provenance(config=config), [])
-    data = diff(store, Namespace(left="problems/0a", right="problems/0b")).data
-    assert data["config"] == {"run.seed": [1, 2]}
 
 
 def test_a_record_of_a_newer_program_says_so(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 import itertools
 import json
-import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import duckdb
 import pytest
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from configs.evaluate import HELD_OUT
 from flows.evaluate import evaluate
@@ -17,13 +14,10 @@ from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
 from storage.errors import StorageError
-from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import aliases, datasets, manifests
-from storage.versions.drafts import Draft
-from tasks.rollout import play
 from tasks.run import workspace
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
@@ -118,44 +112,15 @@ def test_a_run_draws_by_what_became_of_problems_before(
 
 
 def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run stops after the iteration that used the budget, also with overlap; a larger budget continues it."""
-    store = Store(f"{tmp_path}/var")
-    ahead = ["run.overlap=true", "rollout.max_head_offpolicyness=1", "run.iterations=4"]
-    math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1"])
+    """A run stops after the iteration that used the budget; a larger budget continues it."""
+    store, four = Store(f"{tmp_path}/var"), [*overrides, "run.iterations=4"]
+    math_mt_ppo("smoke", [*four, "run.max_tokens=1"])
     assert manifests.committed(store, layout.checkpoint("smoke", 1))
     assert not manifests.committed(store, layout.checkpoint("smoke", 2))
     with monkeypatch.context() as patch:  # each reading of the clock is a minute later
         patch.setattr(workspace, "time", SimpleNamespace(monotonic=itertools.count(step=60).__next__))
-        math_mt_ppo("smoke", [*overrides, *ahead, "run.max_minutes=1.5"])
+        math_mt_ppo("smoke", [*four, "run.max_minutes=1.5"])
     assert manifests.committed(store, layout.checkpoint("smoke", 2))  # this iteration had begun
     assert not manifests.committed(store, layout.checkpoint("smoke", 3))
-    math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1000000", "run.max_minutes=60"])
+    math_mt_ppo("smoke", [*four, "run.max_tokens=1000000", "run.max_minutes=60"])
     assert manifests.committed(store, layout.checkpoint("smoke", 4))
-
-
-def test_another_flow_may_evaluate_a_policy_of_a_run_in_progress(
-    overrides: list[str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another flow commits the same evaluation while the run plays it: neither fails, and one version remains."""
-    original, others = play.play, list[threading.Thread]()
-    own = {PREFECT_API_URL: prefect_api, PREFECT_API_AUTH_STRING: PREFECT_API_AUTH_STRING.value()}
-
-    def evaluate_meanwhile(policy: str) -> None:
-        with temporary_settings(own):  # a new thread does not inherit the settings
-            evaluate("smoke", [*overrides, "run.iterations=1"], policy)
-
-    def overtaken(plan: Any, problems: Any, workers: Any, draft: Draft, *rest: Any) -> Any:
-        if draft.kind == "evaluation" and not others:
-            others.append(threading.Thread(target=evaluate_meanwhile, args=[str(plan.policy)]))
-            others[0].start()
-            others[0].join()
-        return original(plan, problems, workers, draft, *rest)
-
-    monkeypatch.setattr(play, "play", overtaken)
-    math_mt_ppo("smoke", [*overrides, "run.iterations=1"])
-    assert len(others) == 1
-    store = Store(f"{tmp_path}/var")
-    entries = [entry.version for entry in catalog.read_all(store) if entry.kind == "evaluation"]
-    (first,) = {version for version in entries if "/evaluations/000000/" in version}
-    assert entries.count(first) == 2
-    assert verify(store, [layout.checkpoint("smoke", 1), first], deep=True).findings == []

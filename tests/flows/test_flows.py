@@ -85,16 +85,6 @@ def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
 
 
-def test_another_verifier_continues(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that began with older grading rules continues with today's, and its report covers all iterations."""
-    with monkeypatch.context() as patch:
-        patch.setattr("tasks.score.scoring._RULES", 1)
-        run_flow("smoke", [*overrides, "run.iterations=1", "evaluation.every=1"])
-    numbers = run_flow("smoke", [*overrides, "evaluation.every=1"])
-    assert numbers["iterations"] == 2
-    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 1, 2]
-
-
 def test_another_configuration_is_refused(overrides: list[str]) -> None:
     """A run cannot continue with other settings, and the error shows the difference."""
     run_flow("smoke", [*overrides, "run.iterations=0"])
@@ -285,13 +275,6 @@ def test_a_run_may_begin_with_a_policy_of_another_run(trained: list[str], tmp_pa
         assert canaries[0].logprobs == pytest.approx(canaries[1].logprobs, abs=1e-5)
         parents = {parent.version for parent in manifests.read(store, layout.checkpoint(name, 0)).parents}
         assert (policy in parents) == (name == "by-uri")  # lineage leads into the other run
-
-
-def test_a_run_in_memory_leaves_nothing(overrides: list[str], tmp_path: Path) -> None:
-    """With the root `memory://` the same flow leaves no store on the disk."""
-    numbers = run_flow("smoke", [*overrides, "storage.root=memory://smoke", "run.iterations=1"])
-    assert numbers["iterations"] == 1
-    assert not (tmp_path / "var").exists()
 
 
 AGENT = """

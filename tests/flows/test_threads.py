@@ -21,11 +21,3 @@ def test_threads_sleep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < int(os.environ["GOMP_SPINCOUNT"]) <= 1000
     deployed = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["work_pool"]["job_variables"]["env"]
     assert {name: deployed[name] for name in NAMES} == {name: os.environ[name] for name in NAMES}
-
-
-def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user with cores to spare may let threads spin."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    monkeypatch.setenv("GOMP_SPINCOUNT", "infinity")
-    share_cores()
-    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("active", "infinity")

@@ -12,8 +12,7 @@ import pytest
 from configs import Config, load
 from flows.retrain import retrain
 from storage import layout
-from storage.errors import LeaseHeldError, StorageError
-from storage.logs.leases import Lease
+from storage.errors import StorageError
 from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
 from storage.versions import aliases, datasets, manifests
@@ -232,15 +231,6 @@ def test_what_did_harm_is_set_aside(promoted: Place, monkeypatch: pytest.MonkeyP
     assert promoted.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
 
 
-def test_an_alarm_rejects_and_is_reported(place: Place) -> None:
-    """A challenger whose KL from the champion exceeds the limit is rejected, and the report gives the reason."""
-    place.arrive("a", range(8))
-    alarm = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1e-9}", "ppo.entropy_coefficient=1"]
-    assert place.night(*alarm) == "rejected"
-    report = place.store.read(f"{layout.retraining('nightly')}/report/night-0001.md").decode()
-    assert "| NO | no alarm: KL |" in report
-
-
 def test_a_corrected_problem_replaces_the_wrong_one(place: Place) -> None:
     """A prompt with a corrected answer is new; the old version is neither replayed nor trained on with it."""
     place.arrive("a", range(8), wrong_by=1)
@@ -294,17 +284,6 @@ def test_a_champion_moved_by_hand_during_a_night_stays(promoted: Place, monkeypa
     assert promoted.night(*PROMOTE) == "promoted"
     assert promoted.records[-1].night.champion == first
     assert promoted.records[-1].night.counts["waiting"] == 4
-
-
-def test_one_flow_run_at_a_time(place: Place) -> None:
-    """The lease in the store prevents a second flow run, also without a limit of the Prefect server."""
-    place.arrive("a", range(8))
-    with (
-        Lease(place.store, "nightly", label="flow run early-eagle"),
-        pytest.raises(LeaseHeldError, match="'nightly' is being written by flow run early-eagle"),
-    ):
-        place.night()
-    assert place.champion is None
 
 
 @pytest.fixture
@@ -386,31 +365,6 @@ def test_a_log_that_lost_an_entry(untouched: Place, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the run 'nightly-0001' exists, but the log .* knows no such night"):
         untouched.night(*PROMOTE)
     hidden.rename(first)
-
-
-def test_a_store_that_is_away(place: Place, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A night during an outage of the store ends with a clear error; the next night works as usual."""
-    place.overrides += [f"storage.root=s3://{bucket}/root"]
-    place.arrive("a", range(8))
-    assert place.night(*PROMOTE) == "promoted"
-    before = place.champion
-    place.arrive("b", range(8, 12))
-    with monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        patch.setattr("storage.objects.store.PATIENCE_S", 1)
-        patch.setattr("storage.objects.store.REQUEST_TIMEOUT_S", 1)
-        forget_connections()
-        with pytest.raises(StorageError, match="cannot be reached|did not answer|Could not connect"):
-            place.night(*PROMOTE)
-    forget_connections()
-    assert place.champion == before
-    assert place.night(*PROMOTE) == "promoted"
-
-
-def forget_connections() -> None:
-    from s3fs import S3FileSystem
-
-    S3FileSystem.clear_instance_cache()
 
 
 def test_the_command_line(place: Place) -> None:
