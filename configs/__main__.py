@@ -7,7 +7,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -15,16 +15,11 @@ from pydantic_core import to_jsonable_python
 from configs.knobs import sections
 from configs.schema import Config
 
+Entry = tuple[str, str, bool]
+"""Title and sentence of a knob or a section, and whether it is a knob.
 
-class Entry(NamedTuple):
-    """A knob or a section on the page.
-
-    Example: Entry("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", True)
-    """
-
-    title: str
-    sentence: str
-    is_knob: bool
+Example: ("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", True)
+"""
 
 
 def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = None) -> Iterator[Entry]:
@@ -41,7 +36,7 @@ def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = 
         declared = next(base for base in reversed(section.__mro__) if name in getattr(base, "model_fields", ())), name
         is_knob = not inside and name != "kind" and declared not in seen
         seen.add(declared)
-        yield Entry(f"{prefix}{name}: {_type(field.annotation)}{default}", sentence, is_knob)
+        yield f"{prefix}{name}: {_type(field.annotation)}{default}", sentence, is_knob
         for one in inside:
             if one not in seen:
                 seen.add(one)
@@ -51,14 +46,12 @@ def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = 
 def _type(annotation: Any) -> str:
     """Write a type as a user reads it: `reward | loss`, `float | empty`, `list[ToolChoice]`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is types.NoneType:
-        return "empty"
     if origin is typing.Annotated:
         return _type(arguments[0])
     if origin is typing.Literal:
-        return " | ".join(str(argument) for argument in arguments)
+        return " | ".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(_type(argument) for argument in arguments)
+        return " | ".join("empty" if argument is types.NoneType else _type(argument) for argument in arguments)
     name: str = getattr(origin or annotation, "__name__", str(annotation))
     return f"{name}[{', '.join(_type(argument) for argument in arguments)}]" if arguments else name
 
@@ -67,11 +60,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m configs", description=__doc__)
     parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as ppo.kl")
     beginning = parser.parse_args().beginning
-    shown = [entry for entry in entries(Config) if entry.title.startswith(beginning)]
-    for entry in shown:
-        print(entry.title)
-        print(textwrap.indent(textwrap.fill(entry.sentence, 110), "    ") + "\n")
-    print(f"{sum(entry.is_knob for entry in shown)} knobs")
+    shown = [entry for entry in entries(Config) if entry[0].startswith(beginning)]
+    for title, sentence, _ in shown:
+        print(title)
+        print(textwrap.indent(textwrap.fill(sentence, 110), "    ") + "\n")
+    print(f"{sum(is_knob for *_, is_knob in shown)} knobs")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from configs import Config
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion
 
-Mode = Literal["greedy", "sampled"]
-
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
@@ -22,7 +20,7 @@ class Protocol:
     Example: Protocol("greedy", "held-out", "problems/1f0c4a7be23d5566", samples=1, temperature=0.0, digest="9a0b…")
     """
 
-    mode: Mode
+    mode: Literal["greedy", "sampled"]
     set_name: str
     problem_set: ProblemsVersion
     samples: int  # episodes of each problem
@@ -36,19 +34,18 @@ class Protocol:
 
 def greedy(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol:
     """Return the protocol with one episode of each problem, at temperature 0."""
-    return _protocol(config, set_name, problem_set, "greedy", 1, 0.0)
+    return Protocol("greedy", set_name, problem_set, 1, 0.0, _digest(config, problem_set, 1, 0.0))
 
 
 def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol | None:
     """Return the protocol with `evaluation.samples` episodes of each problem, for pass@k; None if it is 0."""
     samples, temperature = config.evaluation.samples, config.evaluation.temperature
-    return _protocol(config, set_name, problem_set, "sampled", samples, temperature) if samples else None
+    digest = _digest(config, problem_set, samples, temperature)
+    return Protocol("sampled", set_name, problem_set, samples, temperature, digest) if samples else None
 
 
-def _protocol(
-    config: Config, set_name: str, problem_set: ProblemsVersion, mode: Mode, samples: int, temperature: float
-) -> Protocol:
-    """Make a protocol whose digest covers everything that decides what is played: set, agent, environment, sampling."""
+def _digest(config: Config, problem_set: ProblemsVersion, samples: int, temperature: float) -> str:
+    """Return a digest of everything that decides what is played: set, agent, environment, sampling."""
     # Without tools an evaluation has the name that it had before there were tools.
     without = None if config.agent.tools else {"tools"}
     identity = {
@@ -64,5 +61,4 @@ def _protocol(
     }
     if config.problems.without_room != "play":  # otherwise it has the name that it had before there was this knob
         identity["without_room"] = "left out"  # a set that is refused is not played
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-    return Protocol(mode, set_name, problem_set, samples, temperature, digest)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

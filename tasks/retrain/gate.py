@@ -2,8 +2,9 @@
 
 The challenger must be better on the target set with confidence, not worse than a margin on every guarded set, and
 raise no alarm. The bounds are those of 95 % intervals of paired differences: the wider one of the bootstrap's interval
-and one that is valid for few problems. On the target set an exact test must agree (see `tasks.evaluate.outcomes`),
-and both ask for more with every look at the set (`level_of`), since one of many nights looks better by luck.
+and one that is valid for few problems. On the target set an exact test must agree: McNemar's if each problem has one
+episode, else the permutation test that flips signs (`tasks.evaluate.statistics`). Interval and test ask for more with
+every look at the set (`level_of`), since one of many nights looks better by luck.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
