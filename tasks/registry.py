@@ -93,9 +93,10 @@ class Registry(Generic[T]):
         Raises:
             ValueError: an argument is unknown, missing or of another type.
         """
-        parameters, hints = self._inspect(name)
+        cls, where = self.find(name), f"{self.kind}.args"
+        parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        where = f"{self.kind}.args"
+        hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls, include_extras=True)
         for key, value in arguments.items():
             if key not in parameters and not takes_any:
                 raise ValueError(
@@ -103,22 +104,10 @@ class Registry(Generic[T]):
                     f"it takes {', '.join(parameters) or 'none'}"
                 )
             _check_type(f"{where}.{key}", value, hints.get(key, Any))
-        missing = [
-            key
-            for key, parameter in parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and key not in arguments
-        ]
-        if missing:
-            raise ValueError(f"{where}: {name} needs {', '.join(missing)}")
-
-    def _inspect(self, name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-        """Return the constructor's parameters without the context, and their annotations."""
-        cls = self.find(name)
-        parameters = list(inspect.signature(cls).parameters.items())
-        annotated = cls.__init__ if inspect.isclass(cls) else cls
-        return dict(parameters[1:]), typing.get_type_hints(annotated, include_extras=True)
+        try:
+            inspect.Signature(list(parameters.values())).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(f"{where}: {name}: {error}") from None
 
 
 def described_with_place(error: BaseException) -> str:
