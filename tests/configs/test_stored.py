@@ -29,7 +29,6 @@ from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.manifests import File
-from tasks.retrain.planning import continued
 from tasks.run import workspace as run_workspace
 from tasks.run.workspace import Workspace
 from tests.storage.test_nights import NIGHT
@@ -222,16 +221,6 @@ def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
     return path.read_bytes()
 
 
-def test_a_run_continues_under_a_program_with_more_knobs(tmp_path: Path) -> None:
-    """After an upgrade a run continues, and its stored manifest is not changed. A new knob must have its default."""
-    begin(tmp_path)
-    old = rewrite(tmp_path, layout.run("smoke"), lambda values: values["config"]["run"].pop("overlap"))
-    workspace = begin(tmp_path)
-    assert workspace.store.read(layout.manifest(layout.run("smoke"))) == old
-    with pytest.raises(ConfigError, match="run.overlap: False -> True"):
-        begin(tmp_path, "run.overlap=true", "rollout.max_head_offpolicyness=1")
-
-
 def test_an_empty_knob_keeps_the_micro_batches_of_the_run(tmp_path: Path) -> None:
     """Earlier programs stored a number of tokens, by default 16384; another would change the last bits of the weights.
 
@@ -253,19 +242,6 @@ def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     rewrite(tmp_path, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
     with pytest.raises(ConfigError, match="knobs that this one does not know:\n  run.stream=False\nUpgrade this one"):
         begin(tmp_path)
-
-
-def test_a_night_continues_under_a_program_with_more_knobs(tmp_path: Path) -> None:
-    """After an upgrade a killed night can be continued, and need not be given up with `--give-up`."""
-    workspace = begin(tmp_path)
-    config = workspace.config.model_dump(mode="json")
-    night = NIGHT.model_copy(update={"run": "smoke", "config": without(config, "run.overlap", "retrain.gate.episodes")})
-    assert continued(night, workspace.config) == workspace.config
-    night.config["run"]["stream"] = True
-    with pytest.raises(
-        ConfigError, match="stored configuration of night 1:\n  run.stream=True: unknown key.*\n.*upgrade this one"
-    ):
-        continued(night, workspace.config)
 
 
 def test_a_record_of_a_newer_program_says_so(tmp_path: Path) -> None:

@@ -359,19 +359,6 @@ def test_rows_of_an_evaluation() -> None:
     assert table("title", rows).row_count == len(rows) == 12
 
 
-def test_rows_of_calls() -> None:
-    """Evaluations with calls have rows for them; others have not, and those of older programs need no keys."""
-    silent, calling = summarise([played("a", 0)]), summarise([played("a", 1, calls=2, failed_calls=1)])
-    shown = {line["measure"]: line["value"] for line in evaluation_rows(calling)}
-    assert (shown["episodes with a call"], shown["failed calls"]) == ("1.000", "0.500")
-    older = {name: value for name, value in silent.items() if name not in ("called", "calls_failed")}
-    assert evaluation_rows(older) == evaluation_rows(silent)
-    cells = {line["held-out accuracy"]: line for line in accuracy_rows({"evaluations": [silent, calling]})}
-    assert cells["episodes with a call"]["before"].startswith("0.000 [")
-    assert cells["episodes with a call"]["after"].startswith("1.000 [")
-    assert cells["failed calls"]["before"] == ""
-
-
 def test_rows_of_a_comparison() -> None:
     """Fixed problems come before broken ones; every row has all columns."""
     before = [played(f"p{n}", float(n < 5)) for n in range(6)]

@@ -4,7 +4,6 @@ import os
 import random
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -184,7 +183,7 @@ def _catches_sigterm(pid: int) -> bool:
 def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path) -> None:
     """The first command is interrupted while its server starts or serves, the others at any time after an import."""
     own_servers = [override for override in overrides if "inference.urls" not in override]
-    dice, seconds = random.Random(1), []
+    dice = random.Random(1)
     for number in range(scaled(1, 30)):
         log = tmp_path / f"log-{number}"
         job = start_flow([*own_servers, "run.iterations=100000"], log)
@@ -197,8 +196,6 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
         moment = dice.uniform(0, scaled(15, 60))
         ended = end_by_signal(job.pid, signal.SIGINT, moment, log, lambda job=job: job.wait(120))  # type: ignore[misc]
         assert_clean(ended, 130)
-        seconds.append(ended.took_s)
-    print_seconds(seconds)
 
 
 @pytest.mark.long
@@ -220,7 +217,7 @@ def test_a_signal_at_any_moment_of_a_run(
 ) -> None:
     """Each attempt continues the run of the attempt before, and in the end the run is whole."""
     settings = [*overrides, *more]
-    store, dice, seconds = Store(f"{tmp_path}/var"), random.Random(2), []
+    store, dice = Store(f"{tmp_path}/var"), random.Random(2)
     for attempt in range(scaled(2, 35)):
         log = tmp_path / f"log-{attempt}"
         job = start([*settings, "run.iterations=100000"], None, log, environment | {MARK: str(log)})
@@ -231,8 +228,6 @@ def test_a_signal_at_any_moment_of_a_run(
         moment = dice.uniform(0, scaled(3, 12))
         ended = end_by_signal(job.pid, number, moment, log, lambda job=job: (job.join(120), job.exitcode)[1])  # type: ignore[misc]
         assert_clean(ended, 128 + number)
-        seconds.append(ended.took_s)
-    print_seconds(seconds)
     log = tmp_path / "log"
     done = sum(item.path.endswith("/manifest.json") for item in store.walk("runs/smoke/checkpoints"))
     job = start([*settings, f"run.iterations={done}"], None, log, environment)
@@ -275,11 +270,6 @@ def test_an_interrupt_within_a_stage_resumes(
     assert job.exitcode == 0, log.read_text()
     assert before.items() <= nonces(run).items()
     assert (run / "report/summary.json").exists()
-
-
-def print_seconds(seconds: list[float]) -> None:
-    figures = f"min {min(seconds):.1f} s, median {statistics.median(seconds):.1f} s, max {max(seconds):.1f} s"
-    print(f"{len(seconds)} moments: {figures}; load average {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def assert_clean(ended: Ended, status: int) -> None:

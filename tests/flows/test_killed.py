@@ -229,22 +229,6 @@ def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[st
     assert_whole(witness, tmp_path / "cache")
 
 
-@pytest.mark.long
-@pytest.mark.timeout(scaled(600, 3600))
-def test_killed_while_commands_run(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
-    """Agents that are programs end with the flow, and so does what they have started; the run continues as ever."""
-    argv = f"[{sys.executable}, {ROOT}/tests/support/asking_command.py]"
-    agent = f"agent={{type: command, args: {{argv: {argv}, pass_environment: [{MARK}]}}}}"
-    witness = Witness(f"{tmp_path}/var", scaled(2, 30), [*overrides, agent], tmp_path / "log", environment)
-    dice = random.Random(3)
-    moments = [dice.uniform(1.5, 2 * LATEST_S) for _ in range(scaled(1, 40))]
-    kill_and_finish(witness, [(Point("rollout", EPISODE, 9), None), *((None, moment) for moment in moments)])
-    assert witness.kills.total() >= scaled(1, 20)
-    assert_whole(witness, tmp_path / "cache")
-    rows = list(datasets.trajectories(witness.store, layout.trajectories("smoke", 0), tmp_path))
-    assert all(len(row.turns) == 1 for row in rows)
-
-
 def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The next attempt has nothing to train but still moves the alias. It deletes scratch files of killed flows."""
     witness = Witness(f"{tmp_path}/var", 1, overrides, tmp_path / "log", environment)

@@ -107,15 +107,8 @@ class PrefectServer(_Service):
 
     def prefect(self, folder: Path, *arguments: str) -> str:
         """Run a user's `prefect` command in a folder; it must succeed. Return its output."""
-        return self._run(folder, "-m", "prefect", "--no-prompt", *arguments)
-
-    def python(self, folder: Path, code: str) -> str:
-        """Run a Python program in a folder; it must succeed. Return its output."""
-        return self._run(folder, "-c", code)
-
-    def _run(self, folder: Path, *arguments: str) -> str:
         environment = self.environment | {"PWD": str(folder)}  # a shell sets it, and prefect.yaml reads it
-        command = [sys.executable, *arguments]
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         if done.returncode:
             raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
