@@ -1,7 +1,9 @@
 """Command lines take options, overrides and names in any order, and name what they do not know."""
 
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,22 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
+Call = Callable[[str], tuple[int, str, str]]
 
-def call(line: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", *line.split()]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Return a function that runs a command line in this process; it returns status, output and errors."""
+
+    def run(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("storage.interrupts.run", lambda act, _="": sys.exit(act()))
+        monkeypatch.setattr("sys.argv", line.split())
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(line.split()[0], run_name="__main__")
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capfd.readouterr()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -26,67 +40,45 @@ def call(line: str) -> "subprocess.CompletedProcess[str]":
         ("flows.retrain --print-config evaluation.samples=4 run.seed=7", "nightly"),
     ],
 )
-def test_a_flow_takes_them_in_any_order(line: str, name: str) -> None:
+def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> None:
     """Overrides also work without the name of a configuration, for the default one."""
-    done = call(line)
-    assert done.returncode == 0, done.stderr
-    printed = yaml.safe_load(done.stdout)
-    assert (printed["run"]["name"], printed["run"]["seed"], printed["evaluation"]["samples"]) == (name, 7, 4)
+    status, printed, _ = call(line)
+    assert status == 0
+    values = yaml.safe_load(printed)
+    assert (values["run"]["name"], values["run"]["seed"], values["evaluation"]["samples"]) == (name, 7, 4)
 
 
+@pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "status", "says"),
     [
-        ("flows.retrain retrain run.seed=7 smoke", "override 'smoke' is not key=value"),
-        ("storage diff one --root ROOT", "arguments are required: VERSION"),
-        ("storage ls --bogus", "unrecognized arguments: --bogus"),
-        ("flows.rollout smoke --iteration -1", "argument --iteration: '-1' is not a whole number of at least 0"),
+        ("flows.retrain retrain run.seed=7 smoke", 2, "override 'smoke' is not key=value"),
+        ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),
+        ("storage diff one --root ROOT", 2, "arguments are required: VERSION"),
+        ("storage ls --bogus", 2, "unrecognized arguments: --bogus"),
+        ("storage verify one --deep two --root ROOT", 1, "ROOT/one was never committed"),
+        ("storage alias rollback --root ROOT --reason why champion", 1, "'champion' has 0 moves"),
+        ("tasks.audit read one --port 0 two --root ROOT", 1, "'one' is neither a run"),
+        ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
+        ("flows.retrain --explain storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
     ],
 )
-def test_a_wrong_argument_is_refused(line: str, says: str, tmp_path: Path) -> None:
-    done = call(line.replace("ROOT", str(tmp_path)))
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("storage verify one --deep two --root ROOT", "ROOT/one was never committed"),
-        ("storage alias rollback --root ROOT --reason why champion", "'champion' has 0 moves"),
-        ("tasks.audit read one --port 0 two --root ROOT", "'one' is neither a run"),
-    ],
-)
-def test_a_command_takes_them_in_any_order(line: str, says: str, tmp_path: Path) -> None:
-    """Options of all commands (`--root`) may also follow the command. The error shows which names were read."""
+def test_what_is_wrong_is_named(line: str, status: int, says: str, call: Call, tmp_path: Path) -> None:
+    """Options of all commands (`--root`) may also follow the command. A mistyped root is no store without problems."""
     catalog.enter(Store(str(tmp_path)), "runs/r/run", "run", [], "")
-    done = call(line.replace("ROOT", str(tmp_path)))
-    assert done.returncode == 1
-    assert says.replace("ROOT", str(tmp_path)) in done.stderr
+    found, _, err = call(line.replace("ROOT", str(tmp_path)))
+    assert found == status
+    assert says.replace("ROOT", str(tmp_path)) in err
+    assert not (tmp_path / "vra").exists()
 
 
 @pytest.mark.usefixtures("environment")
 def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_path: Path) -> None:
     """With a traceback the error would come after a hundred lines of Prefect's output."""
     problems = 'policy.warm_start.teaches.kind=arithmetic problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
-    done = call(f"flows.math_mt_ppo smoke storage.root={tmp_path}/var storage.cache={tmp_path}/cache {problems}")
+    line = f"-m flows.math_mt_ppo smoke storage.root={tmp_path}/var storage.cache={tmp_path}/cache {problems}"
+    done = subprocess.run([sys.executable, *line.split()], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]  # Prefect may log after it
     assert [error.partition(" cannot")[0] for error in errors] == ["error: /no"]
-
-
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize(
-    "line",
-    [
-        "flows.history storage.root=ROOT",
-        "flows.retrain --explain storage.root=ROOT",
-    ],
-)
-def test_flows_that_only_read_refuse_an_empty_root(line: str, tmp_path: Path) -> None:
-    """Otherwise a mistyped root would look like a store without any problem."""
-    done = call(line.replace("ROOT", f"{tmp_path}/vra"))
-    assert done.returncode == 1
-    assert f"error: nothing is stored in {tmp_path}/vra: check the root" in done.stderr
-    assert not (tmp_path / "vra").exists()
