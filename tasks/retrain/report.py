@@ -49,7 +49,7 @@ class Event:
 def read_timeline(store: Store, config: Config) -> list[Event]:
     """Read all moves of the champion's alias, each followed by the nights that ended without moving it.
 
-    The numbers in both logs decide the order, not the clocks.
+    The events are ordered by the numbers in both logs, not by clocks.
     """
     ended = [(record.night.number, record.end) for record in Nights(store, config.run.name).read() if record.end]
     decisions = {night: manifests.read(store, end.decision).metrics for night, end in ended if end.decision}
