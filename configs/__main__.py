@@ -25,7 +25,7 @@ Example: ("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", True)
 def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = None) -> Iterator[Entry]:
     """Yield an entry for each field of a section and of the sections inside.
 
-    The knobs of a section that has several places, such as those of a source of problems, are shown at the first one.
+    The knobs of a section that several others have, such as those of a source of problems, are shown in the first one.
     A `kind` chooses a section and is no knob; a knob that several sections inherit is one.
     """
     seen = set() if seen is None else seen

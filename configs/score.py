@@ -12,7 +12,7 @@ LONGEST_VERDICT_S = 9e8
 
 class Score(Knobs):
     type: str | dict[str, str] = "math-verify"
-    """Scorer that judges stored turns: a registered name (`math-verify`, `environment`, `code`), or
+    """Scorer that gives stored turns their verdicts: a registered name (`math-verify`, `environment`, `code`), or
     `package.module:function` for your own. Or a mapping from the source of problems to such names:
     `{default: math-verify, code: code}`."""
     args: dict[str, dict[str, Any]] = {}

@@ -74,7 +74,7 @@ FORMER: Mapping[str, str] = {
     "trainer.hosts": "Ray places the ranks on the nodes of cluster.address",
     "trainer.address": "the ranks meet through Ray: set cluster.address",
 }
-"""Sentences for users who still set a former knob: what became of it. A star stands for any part of a key."""
+"""Sentences for users who still set a former knob: what became of it. A star stands for any text in a key."""
 
 
 def former(key: str) -> str | None:
@@ -147,13 +147,13 @@ def _objective(values: Values) -> None:
         _put(values, "ppo.objective", "behaviour" if False in stored else "decoupled")
 
 
-def _place(path: Any) -> Any:
+def _folder(path: Any) -> Any:
     """Convert the empty path, which meant the current folder of the command."""
     return "." if path == "" else path
 
 
 def _processes(values: Values) -> None:
-    """Give each of `rollout.processes` workers its part of what were numbers of the whole host."""
+    """Give each of `rollout.processes` workers its fraction of what were numbers of the whole host."""
     count = _pop(values, "rollout.processes")
     if not isinstance(count, int) or count == 1:
         return
@@ -177,8 +177,8 @@ MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
     changed("ppo.kl", _kl),
     changed("evaluation", _evaluation),
-    changed("storage.root", _place),
-    changed("storage.cache", _place),
+    changed("storage.root", _folder),
+    changed("storage.cache", _folder),
     changed("trainer", _trainer),
     _objective,
     *(dropped(key) for key in LIMITS),

@@ -68,7 +68,7 @@ class TrajectoryDb:
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert all rows at once: DuckDB's `executemany` takes a millisecond per row."""
         if rows:
-            columns = {f"c{place}": list(values) for place, values in enumerate(zip(*rows, strict=True))}
+            columns = {f"c{index}": list(values) for index, values in enumerate(zip(*rows, strict=True))}
             self.connection.register("inserted", pa.table(columns))
             self.connection.execute(f"insert into {table} select * from inserted")
             self.connection.unregister("inserted")

@@ -38,7 +38,7 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     parser.add_argument("config", nargs="?", default="", help=about)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
-    parser.add_argument("--plan", action="store_true", help="print devices, memory and data of the run and stop")
+    parser.add_argument("--plan", action="store_true", help="print ranks, servers and memory of the run and stop")
     for name, command in (commands or {}).items():
         _add_command(parser, name, command)
     arguments = parser.parse_args()

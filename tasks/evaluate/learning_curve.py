@@ -69,12 +69,12 @@ def read_learning_curve(
         played = protocol.evaluation(layout.checkpoint(name, number))
         if not manifests.committed(store, played):
             continue
-        scores: ScoresVersion | None = layout.evaluation_scores(played, scorer)
-        if not manifests.committed(store, scores):
+        graded = [layout.evaluation_scores(played, scorer)]
+        if not manifests.committed(store, graded[0]):
             others = reversed(scores_by_evaluation().get(played, []))
-            scores = next((ScoresVersion(other) for other in others if manifests.committed(store, other)), None)
-        if scores:
-            evaluations.append(Evaluation(number, scores, read_outcomes(store, played, scores, cache)))
+            graded = [ScoresVersion(other) for other in others if manifests.committed(store, other)]
+        if graded:
+            evaluations.append(Evaluation(number, graded[0], read_outcomes(store, played, graded[0], cache)))
     return LearningCurve(name, done, evaluations)
 
 

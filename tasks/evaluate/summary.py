@@ -1,7 +1,7 @@
 """Tables for people: accuracies, comparisons, seconds of stages, faults."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,9 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     return [
         {
             "held-out accuracy": label,
-            "before": _estimate(old),
-            "after": _estimate(new),
-            "difference": _estimate(difference, "+"),
+            "before": estimated(old),
+            "after": estimated(new),
+            "difference": estimated(difference, "+"),
         }
         for label, old, new, difference in lines
     ]
@@ -46,7 +46,11 @@ _LINES = (("first turn", "first_turn"), ("any turn", "any_turn"))
 _CALLS = (("episodes with a call", "called", ".3f"), ("failed calls", "calls_failed", ".3f"))
 
 
-def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
+def estimated(estimate: Mapping[str, float] | None, sign: str = "") -> str:
+    """Format an estimate with its interval.
+
+    Example: "0.478 [0.410, 0.547]", or with the sign + "+0.131 [+0.076, +0.183]".
+    """
     if estimate is None:
         return ""
     return f"{estimate['value']:{sign}.3f} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]"
@@ -88,7 +92,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     rows = []
     for label, key in _LINES:
         accuracy = comparison[key]
-        row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
+        row = _comparison_row(label, accuracy, ".3f", estimated(accuracy["difference"], "+"))
         row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older program
         if accuracy["only_after"] is not None:  # one episode of a problem
             row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"

@@ -13,7 +13,7 @@ from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from tasks.evaluate.plotting import draw_estimates, plotted
-from tasks.evaluate.summary import comparison_rows
+from tasks.evaluate.summary import comparison_rows, estimated
 from tasks.retrain.gate import measured
 
 Estimate = dict[str, float]
@@ -49,7 +49,7 @@ class Event:
 def read_timeline(store: Store, config: Config) -> list[Event]:
     """Read all moves of the champion's alias, each followed by the nights that ended without moving it.
 
-    The numbers in both logs decide the order, not the clocks.
+    The events are ordered by the numbers in both logs, not by clocks.
     """
     ended = [(record.night.number, record.end) for record in Nights(store, config.run.name).read() if record.end]
     decisions = {night: manifests.read(store, end.decision).metrics for night, end in ended if end.decision}
@@ -89,17 +89,13 @@ def timeline_rows(events: Sequence[Event]) -> list[dict[str, str]]:
             "": event.label,
             "what": event.what,
             "champion": event.champion,
-            "accuracy": _format(event.accuracy),
+            "accuracy": estimated(event.accuracy),
             "challenger, not promoted": event.challenger or "",
-            "its accuracy": _format(event.challenged),
+            "its accuracy": estimated(event.challenged),
             "p at most": "" if event.level is None else f"{event.level:.2g}",
         }
         for event in events
     ]
-
-
-def _format(estimate: Mapping[str, Any] | None) -> str:
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]" if estimate else ""
 
 
 def write_timeline(store: Store, config: Config) -> list[Event]:

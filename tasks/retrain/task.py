@@ -1,4 +1,4 @@
-"""Tasks of a night of retraining, in their order: open it, compare challenger and champion, promote, end it, report it.
+"""Tasks of a night of retraining: open it, compare challenger and champion, promote, end it, report it.
 
 A report is a Markdown artifact, files, a plot, and Prefect events that can trigger automations.
 """

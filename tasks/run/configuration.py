@@ -1,6 +1,6 @@
 """Load a configuration, check everything that a run needs, and describe the run without starting it (`--plan`).
 
-The plan of a run says its devices and the trainer's memory, from the configuration alone.
+The plan of a run says how many ranks and servers it has and the trainer's memory, from the configuration alone.
 """
 
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ from configs import Config, ConfigError, load
 from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
-from tasks.evaluate.summary import Row, rendered, table
-from tasks.inference.devices import devices_of_a_server, visible_devices
+from tasks.evaluate.summary import rendered, table
+from tasks.inference.devices import visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.train.advantages import check_estimator
-from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, memory_of
+from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, memory_of
 from tasks.warm_start.policy_sizes import policy_sizes
 
 
@@ -63,9 +63,10 @@ def plan(config: Config) -> str:
     """
     sizes, tokens = policy_sizes(config), pass_tokens(config)
     memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or "a warm start"
+    mesh, servers = config.ppo.parallel, config.inference.urls or config.inference.replicas
     return rendered(
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
-        table("Devices", [_trainer(config, memory), _servers(config)]),
+        f"ranks of the trainer: replicate {mesh.replicate} x shard {mesh.shard}; vLLM servers: {servers}",
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
             [{"part": part, "memory": size(getattr(memory, part)), "what": what} for part, what in _PARTS.items()],
@@ -81,34 +82,3 @@ def pass_tokens(config: Config) -> int:
     ppo = config.ppo
     on_cpu = ppo.device == "cpu" or (ppo.device == "auto" and not visible_devices())
     return max(ppo.micro_batch_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS), config.inference.max_model_len)
-
-
-def _trainer(config: Config, memory: Memory) -> Row:
-    parallel, otherwise = config.ppo.parallel, "; the CPU if it has none" if config.ppo.device == "auto" else ""
-    on_cluster = config.trains_apart and config.cluster.address
-    return {
-        "what": "trainer",
-        "processes": f"{_count(parallel.ranks, 'rank')}: replicate {parallel.replicate} x shard {parallel.shard}",
-        "where": "nodes of the cluster" if on_cluster else "the flow's host",
-        "devices": "the CPU" if config.ppo.device == "cpu" else f"the first {_count(parallel.ranks, 'GPU')}{otherwise}",
-        "memory of each": size(memory.total),
-    }
-
-
-def _servers(config: Config) -> Row:
-    settings, of_each = config.inference, devices_of_a_server(config.inference.extra_args)
-    host, whose = "the flow's host", ""
-    if config.plays_apart:
-        host, whose = "its node", " of each rollout worker" * (not settings.urls)
-    devices = f"the last {_count(settings.replicas * of_each, 'GPU')}, {of_each} for each; the CPU if it has none"
-    return {
-        "what": "vLLM",
-        "processes": _count(len(settings.urls) or settings.replicas, "server") + whose,
-        "where": ", ".join(settings.urls) or host,
-        "devices": "as started" if settings.urls else devices,
-        "memory of each": "as started" if settings.urls else f"{settings.gpu_memory_utilization:.0%} of a GPU",
-    }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

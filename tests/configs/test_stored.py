@@ -66,25 +66,6 @@ def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.Mon
     assert chosen.rollout.group_size == 4
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["ppo.objective=behaviour"],
-        ["ppo.advantage={type: gae}", "ppo.critic={}"],
-        ["ppo.advantage.normalisation=none"],
-    ],
-    ids=str,
-)
-def test_limits_of_before_are_none(overrides: list[str]) -> None:
-    """Runs of before have no limits on weights, ratios and advantages, also where these have no effect."""
-    limits = ["ppo.advantage.bound", "ppo.c_clip", "ppo.behaviour_weight.cap"]
-    begun = without(dump(*overrides), *limits, "ppo.advantage.baseline", "ppo.behaviour_weight.floor")
-    ppo = read_stored(begun, "smoke").ppo
-    assert (ppo.advantage.bound, ppo.c_clip, ppo.behaviour_weight.cap) == (None, None, None)
-    assert (ppo.advantage.baseline, ppo.behaviour_weight.floor) == ("turn", None)
-
-
 def test_a_renamed_knob_keeps_its_value() -> None:
     assert up_to_date({"cluster": {"start_timeout_s": 7.0}})["cluster"]["startup_timeout_s"] == 7.0
     early = {"ppo": {"minibatches": 7, "behaviour_weight_cap": 3.0, "kl": {"place": "none", "kl_ctl": 0.1}}}

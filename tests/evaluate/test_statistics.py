@@ -330,19 +330,6 @@ def test_several_outcomes_of_a_problem_are_averaged() -> None:
     assert (line["p"], line["fixed / broken"]) == ("1", "")
 
 
-@settings(max_examples=20)
-@given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=8))
-def test_exchanged_policies_flip_the_sign(pairs: list[tuple[float, float]]) -> None:
-    """Exchanging the policies mirrors the interval and keeps p, since the same seed draws the same problems."""
-    before, after = ([played(f"p{n}", pair[side]) for n, pair in enumerate(pairs)] for side in (0, 1))
-    one, other = compare(before, after)["first_turn"], compare(after, before)["first_turn"]
-    assert (one["before"], one["after"], one["p"]) == (other["after"], other["before"], pytest.approx(other["p"]))
-    assert (one["only_before"], one["only_after"]) == (other["only_after"], other["only_before"])
-    assert one["difference"]["value"] == pytest.approx(-other["difference"]["value"])
-    for end, opposite in (("low", "high"), ("high", "low")):
-        assert one["difference"][end] == pytest.approx(-other["difference"][opposite], abs=1e-9)
-
-
 # The terminal
 
 

@@ -249,16 +249,15 @@ def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str])
     [
         ["ppo.advantage={type: gae}", "ppo.critic={model: own}", "ppo.kl={kl_ctl: 0.1, adaptive: true}"],
         ["ppo.advantage={type: gae}", "ppo.critic={}", "ppo.kl={kl_ctl: 0.1, place: loss, reference: ema}"],
-        ["rollout={problems_per_iteration: 4, group_size: 2, generation_size: 4}", "ppo.epochs=2"],
     ],
-    ids=["own-critic", "value-head", "best-of"],
+    ids=["own-critic", "value-head"],
 )
 def test_options_continue_from_their_checkpoints(overrides: list[str], tmp_path: Path, options: list[str]) -> None:
     """The states of critic, reference policy and controllers are stored, and a new trainer loads them."""
     run_flow("smoke", [*overrides, *options, "run.iterations=1"])
     numbers = run_flow("smoke", [*overrides, *options, "run.iterations=2"])
     assert numbers["iterations"] == 2
-    assert numbers["training"][1]["trajectories"] == (8 if "generation_size" in options[0] else 16)
+    assert numbers["training"][1]["trajectories"] == 16
 
 
 def test_a_run_may_begin_with_a_policy_of_another_run(trained: list[str], tmp_path: Path) -> None:

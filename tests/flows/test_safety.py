@@ -303,7 +303,7 @@ def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.M
     assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torch_keeps_compiled_code_where_no_other_user_can_put_it(tmp_path: Path) -> None:
     """Torch's default is to load code from a folder in TMPDIR with a well-known name."""
     home, temporary = tmp_path / "home", tmp_path / "tmp"

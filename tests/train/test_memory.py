@@ -77,9 +77,9 @@ def test_recipes_fit_cards_of_80_gb(name: str) -> None:
     assert memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).total < (0.95 - served) * 80e9
 
 
-def test_the_plan_names_devices_and_memory() -> None:
-    printed = plan(load("gsm8k-7b", ["inference.replicas=2", "inference.extra_args=[-tp, '2']"]))
-    for said in ("4 ranks: replicate 1 x shard 4", "the last 4 GPUs, 2 for each", "activations"):
+def test_the_plan_names_ranks_servers_and_memory() -> None:
+    printed = plan(load("gsm8k-7b", ["inference.replicas=2"]))
+    for said in ("replicate 1 x shard 4", "servers: 2", "activations"):
         assert said in printed
     assert "http://10.0.0.5:8003" in plan(load("math-32b"))
 
