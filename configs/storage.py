@@ -16,5 +16,4 @@ class Storage(Knobs):
     cache_gib: PositiveFloat = 100.0
     """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""
     serving_copy: bool = False
-    """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half. Of
-    most copies a remote root holds what changed, a few per cent, which is all that hosts with the copy before fetch."""
+    """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half."""

@@ -4,10 +4,9 @@ It reads every object once, one at a time. Objects of a remote root are download
 emptied after each version.
 """
 
-import errno
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +19,6 @@ from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import Node, climb_down
 from storage.versions.manifests import File, Manifest
-from storage.versions.serving_copies import DELTA, SERVING, ServingCopy, restore
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ def verify(
             progress(f"{number}/{len(wanted)} {node.version}")
         if node.kind:  # its manifest could be read
             with TemporaryDirectory(prefix="verify-") as folder:
-                _VersionCheck(store, manifests.read(store, node.version), Path(folder), deep, report).run()
+                _check(store, manifests.read(store, node.version), Path(folder), deep, report)
     return report
 
 
@@ -99,85 +95,64 @@ def _overtaken(nodes: list[Node]) -> list[Finding]:
     ]
 
 
-class _VersionCheck:
-    """The check of one version."""
+def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: Report) -> None:
+    """Check one version and add what is wrong to `report`; `folder` is for copies of a remote root's objects."""
 
-    def __init__(self, store: Store, manifest: Manifest, folder: Path, deep: bool, report: Report) -> None:
-        self._store, self._manifest, self._folder = store, manifest, folder
-        self._deep, self._report = deep, report
+    def add(key: str, problems: Iterable[str]) -> None:
+        report.findings += [Finding(manifest.version, key, problem) for problem in problems]
 
-    def run(self) -> None:
-        manifest, findings = self._manifest, self._report.findings
-        self._add(layout.manifest(manifest.version), *_manifest_problems(manifest))
-        if self._store.exists(layout.tombstone(manifest.version)):
-            self._report.collected += 1
-            return
-        before = len(findings)
-        rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and self._deep else None
-        for file in manifest.files:
-            self._report.objects += 1
-            self._report.bytes += file.bytes
-            self._add(file.path, *self._object_problems(file, rows))
+    add(layout.manifest(manifest.version), _manifest_problems(manifest))
+    if store.exists(layout.tombstone(manifest.version)):
+        report.collected += 1
+        return
+    before = len(report.findings)
+    rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
+    for file in manifest.files:
+        report.objects += 1
+        report.bytes += file.bytes
         try:
-            for key in strays(self._store, manifest):
-                self._add(key, "is in the data folder of this version, but its manifest does not name it")
-        except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
-            self._add(layout.manifest(manifest.version), str(error))
-        if self._deep and manifest.kind == "checkpoint" and len(findings) == before:
-            self._check_weights()
-            self._check_deltas()
-
-    def _object_problems(self, file: File, rows: contents.Rows | None) -> list[str]:
-        try:
-            path = fetch_file(self._store, file, self._folder)
+            path = fetch_file(store, file, folder)
         except (DamagedError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _DISK_FULL:
-                raise
-            return [str(error)]
-        problems = self._content_problems(self._manifest.kind, file, path, rows)
-        if not self._store.is_local and not (self._deep and file.name.startswith("model/")):
+            add(file.path, [str(error)])
+            continue
+        add(file.path, _content_problems(manifest.kind, file, path, rows, deep))
+        if not store.is_local and not (deep and file.name.startswith("model/")):
             path.unlink()
-        return problems
+    try:
+        for key in strays(store, manifest):
+            add(key, ["is in the data folder of this version, but its manifest does not name it"])
+    except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
+        add(layout.manifest(manifest.version), [str(error)])
+    if deep and manifest.kind == "checkpoint" and len(report.findings) == before:
+        add(f"{manifest.version}/{manifest.nonce}/model", _weight_problems(store, manifest, folder))
 
-    def _content_problems(self, kind: str, file: File, path: Path, rows: contents.Rows | None) -> list[str]:
-        if kind in contents.SCHEMAS and file.name.endswith(".parquet"):
-            return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
-        if kind == "checkpoint" and file.name.endswith(".safetensors"):
-            return contents.safetensors(path) or (_not_finite(path) if self._deep else [])
-        if kind == "checkpoint" and file.name.startswith(f"{DELTA}/") and file.name.endswith(".arrow"):
-            return contents.delta(path)
-        if kind == "checkpoint" and file.name.startswith(("model/", f"{SERVING}/", f"{DELTA}/")):
-            return model_files.problems(path)
-        return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
 
-    def _check_weights(self) -> None:
-        from storage.versions.weights import canary_difference
+def _content_problems(kind: str, file: File, path: Path, rows: contents.Rows | None, deep: bool) -> list[str]:
+    if kind in contents.SCHEMAS and file.name.endswith(".parquet"):
+        return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
+    if kind != "checkpoint":
+        return []
+    if file.name.endswith(".safetensors"):
+        return contents.safetensors(path) or (_not_finite(path) if deep else [])
+    if file.name == "canary.json":
+        return contents.canary(path)
+    return model_files.problems(path)
 
-        version = self._manifest.version
-        where = f"{version}/{self._manifest.nonce}/model"
-        try:
-            tolerance = self._manifest.number("inference.canary_tolerance")
-            difference = canary_difference(checkpoints.open_checkpoint(self._store, version, self._folder))
-        except (UnavailableError, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a checkpoint that cannot be loaded is a finding, whatever the error
-            self._add(where, f"cannot be loaded: {error!r}")
-        else:
-            if not difference <= tolerance:  # also NaN
-                self._add(where, f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}")
 
-    def _check_deltas(self) -> None:
-        """Make the copy for servers from deltas, if gc has left what that needs."""
-        copy = ServingCopy(self._store, self._manifest, self._folder)
-        for name in sorted(copy.weights):
-            if delta := copy.delta(name):
-                try:
-                    restore(copy, name)
-                except DamagedError as error:
-                    self._add(delta.path, str(error))
+def _weight_problems(store: Store, manifest: Manifest, folder: Path) -> list[str]:
+    """Load the weights and compare them with the canary."""
+    from storage.versions.weights import canary_difference
 
-    def _add(self, key: str, *problems: str) -> None:
-        self._report.findings += [Finding(self._manifest.version, key, problem) for problem in problems]
+    try:
+        tolerance = manifest.number("inference.canary_tolerance")
+        difference = canary_difference(checkpoints.open_checkpoint(store, manifest.version, folder))
+    except (UnavailableError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a checkpoint that cannot be loaded is a finding, whatever the error
+        return [f"cannot be loaded: {error!r}"]
+    if difference <= tolerance:
+        return []
+    return [f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}"]  # also NaN
 
 
 def _not_finite(path: Path) -> list[str]:

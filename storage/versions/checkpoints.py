@@ -2,7 +2,7 @@
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
 serving/        with `storage.serving_copy`: the same folder with weights in bfloat16 (absent from version 0)
-delta/          in a remote store: what changed in that copy (`storage.versions.serving_copies`)
+delta/          in stores of earlier programs: what changed in that copy (`storage.versions.serving_copies`)
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 """
@@ -21,7 +21,7 @@ from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
 from storage.versions.manifests import Manifest, read
-from storage.versions.serving_copies import ServingCopy, fetch_copy
+from storage.versions.serving_copies import fetch_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,12 @@ def open_checkpoint(
             manifest, or could run code (`storage.versions.model_files`).
     """
     manifest = _read_manifest(store, version)
-    names = {file.name for file in manifest.files}
-    if not {"canary.json", "model/config.json"} <= names:
+    if "canary.json" not in {file.name for file in manifest.files} or "config.json" not in manifest.names_in("model"):
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    copy = ServingCopy(store, manifest, cache, fetching)
-    served = fetch_copy(copy) if serving else None
-    model = served or fetch_folder(store, manifest, "model", cache, fetching=fetching)
-    model_files.check(model, copy.names if served else _inside("model/", names))
-    has_state = state and _inside("state/", names)
+    model = fetch_copy(store, manifest, cache, fetching) if serving else None
+    model = model or fetch_folder(store, manifest, "model", cache, fetching=fetching)
+    model_files.check(model, [path.relative_to(model).as_posix() for path in model.rglob("*")])
+    has_state = state and manifest.names_in("state")
     return Checkpoint(
         version=PolicyVersion(version),
         number=PolicyVersion(version).number,
@@ -137,7 +135,3 @@ def open_checkpoint(
         canary=Canary(**json.loads(fetch(store, manifest, "canary.json", cache).read_text())),
         manifest=manifest,
     )
-
-
-def _inside(area: str, names: set[str]) -> set[str]:
-    return {name.removeprefix(area) for name in names if name.startswith(area)}

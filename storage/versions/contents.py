@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage import records
-from storage.errors import DamagedError, first_few
+from storage.errors import first_few
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import read_parquet, schema_version
-from storage.versions.serving_copies import result_of
 
 _KINDS = {
     "problems": (records.PROBLEM_SCHEMA, ("problem_id",)),
@@ -118,15 +117,6 @@ def safetensors(path: Path) -> list[str]:
             return []
     except (SafetensorError, OSError) as error:
         return [f"cannot be read as safetensors: {error}"]
-
-
-def delta(path: Path) -> list[str]:
-    """Return problems of what a file of deltas says about itself."""
-    try:
-        result_of(path)
-    except (DamagedError, OSError) as error:
-        return [f"cannot be read as a delta: {error}"]
-    return []
 
 
 def canary(path: Path) -> list[str]:

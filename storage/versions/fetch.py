@@ -1,7 +1,7 @@
 """Fetches data objects of a version as local files, and always checks their size and hash.
 
-The cache is a folder that keeps objects of a remote root under their keys, so that each is fetched once. `trim` deletes
-from it what was unused for longest.
+The cache is a folder that keeps objects of a remote root under their keys, so that each is fetched once.
+`trim_to_limit` deletes from it what was unused for longest.
 """
 
 import fcntl
@@ -12,12 +12,12 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from configs.storage import Storage
 from storage import layout
-from storage.errors import DamagedError, StorageError
+from storage.errors import DamagedError, StorageError, first_few
 from storage.objects.interface import check_key
 from storage.objects.store import Store, has_content, sha256
 from storage.versions.manifests import File, Manifest
@@ -32,7 +32,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _IGNORED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
 """Names of files that no library loads: leftovers of killed downloads and uploads, and files that NFS keeps because
 they were deleted while a process had them open."""
-_TURNS = 32  # number of files that lock the downloads into a folder: each is for many objects
+_LOCKS = 32  # number of files that lock the downloads into a folder: each is for many objects
 
 
 def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
@@ -51,7 +51,7 @@ def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
 
 def fetch_file(store: Store, file: File, folder: Path) -> Path:
     """Fetch `file` as `fetch` does."""
-    path = local_path(store, file, folder)
+    path = Path(store.path(file.path)) if store.is_local else folder / check_key(file.path)
     if store.is_local:
         if not path.is_file():  # reading a pipe or a device may never end
             raise _missing(store, file)
@@ -96,28 +96,17 @@ def appearing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def local_path(store: Store, file: File, folder: Path) -> Path:
-    """Return where the local copy of a file is, or will be."""
-    return Path(store.path(file.path)) if store.is_local else folder / check_key(file.path)
-
-
 def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
     """Fetch files one after the other as `fetch` does; of processes that share the folder one downloads a file."""
-    for file in files:
-        with nullcontext() if store.is_local else turn(folder, file.path):
+    if store.is_local:
+        for file in files:
             fetch_file(store, file, folder)
-
-
-@contextmanager
-def turn(folder: Path, name: str, of: str = "object") -> Iterator[None]:
-    """Wait until no other process is in such a block for the same name; it ends with the process at the latest.
-
-    Blocks inside of one another must be `of` different things.
-    """
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".turn-{of}-{zlib.crc32(name.encode()) % _TURNS}").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    for file in files:
+        with (folder / f".turn-object-{zlib.crc32(file.path.encode()) % _LOCKS}").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the end of the process releases it, too
+            fetch_file(store, file, folder)
 
 
 def fetch_folder(
@@ -151,13 +140,22 @@ def fetch_folder(
         raise DamagedError(f"{store.uri(manifest.version)} has no files of {area}/, or has them in several folders")
     fetching(store, [file for file in files if not file.name.endswith(tuple(leave_out))], cache)
     attempt = attempts.pop()
-    folder = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
-    if extra := strays_in(folder, (file.name.removeprefix(f"{area}/") for file in files)):
+    place = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
+    check_names(place, manifest.names_in(area))
+    return place
+
+
+def check_names(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder with files that are not in `names`.
+
+    Raises:
+        DamagedError: the message names these files.
+    """
+    if extra := strays_in(folder, names):
         raise DamagedError(
-            f"{store.uri(manifest.version)}: its manifest does not name {', '.join(extra[:3])} in {folder}, and "
-            "libraries would load that, too. Move it elsewhere, or delete it"
+            f"the manifest does not name {first_few(extra)} in {folder}, and libraries would load that, too. "
+            "Move it elsewhere, or delete it"
         )
-    return folder
 
 
 def strays_in(folder: Path, names: Iterable[str]) -> list[str]:
@@ -194,35 +192,23 @@ def scratch_of(folder: Path, run: str) -> Path:
     return scratch
 
 
-def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
-    """Delete the files that were unused for longest until at most `limit_bytes` are left.
-
-    Args:
-        folder: the cache.
-        limit_bytes: how many bytes may stay. Files of the versions in `keep` do not count.
-        keep: versions in use; their files stay.
-
-    Returns:
-        The number of bytes deleted.
-    """
-    held = tuple(f"{folder / version}/" for version in keep)
-    files = [path for area in layout.AREAS for path in (folder / area).rglob("*") if path.is_file()]
-    loose = [path for path in files if not str(path).startswith(held)]
-    by_use = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in loose)
-    excess, deleted = sum(size for _, size, _ in by_use) - limit_bytes, 0
-    for used_at, size, path in by_use:
-        if deleted >= excess or used_at > time.time() - RECENT_S:
-            break
-        path.unlink(missing_ok=True)
-        deleted += size
-    return deleted
-
-
 def trim_to_limit(store: Store, storage: Storage, keep: Iterable[str] = ()) -> None:
-    """Delete from the cache of a remote root what exceeds `storage.cache_gib`, but not the versions in `keep`."""
+    """Delete from the cache of a remote root what was unused for longest, until it has `storage.cache_gib` at most.
+
+    Files of the versions in `keep` stay, and do not count.
+    """
     if store.is_local:
         return
+    folder, held = Path(storage.cache), tuple(f"{Path(storage.cache) / version}/" for version in keep)
     try:
-        trim(Path(storage.cache), int(storage.cache_gib * 2**30), keep)
+        files = [path for area in layout.AREAS for path in (folder / area).rglob("*") if path.is_file()]
+        loose = [path for path in files if not str(path).startswith(held)]
+        by_use = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in loose)
+        excess = sum(size for _, size, _ in by_use) - storage.cache_gib * 2**30
+        for used_at, size, path in by_use:
+            if excess <= 0 or used_at > time.time() - RECENT_S:
+                break
+            path.unlink(missing_ok=True)
+            excess -= size
     except OSError as error:  # it must not end the stage, whose work is done
         logger.warning("storage.cache=%s was not trimmed to storage.cache_gib: %s", storage.cache, error)

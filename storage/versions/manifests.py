@@ -99,6 +99,10 @@ class Manifest(_Record):
     def parent_names(self) -> list[str]:
         return [parent.version for parent in self.parents]
 
+    def names_in(self, area: str) -> set[str]:
+        """Return the names of the files `<area>/…`, without `<area>/`."""
+        return {file.name.removeprefix(f"{area}/") for file in self.files if file.name.startswith(f"{area}/")}
+
     @property
     def rows(self) -> int:
         return sum(file.rows or 0 for file in self.files)

@@ -140,12 +140,11 @@ def _iteration_rows(config: Config, sizes: ModelSizes) -> list[Row]:
     state = (2 + 3 * own_critic + moving) * weights
     servers = len(config.inference.urls) or config.inference.replicas
     halved = weights // 2 if config.storage.serving_copy else 0
-    deltas = ", or what changed" if config.storage.serving_copy and "://" in config.storage.root else ""
     numbers = {
         "episodes": f"{rollout.problems_per_iteration:,} problems x {played} = {episodes:,}",
         "tokens of trajectories": f"{episodes:,} x {context:,} (inference.max_model_len) = {episodes * context:,}",
         "weights written to the store": size(weights + halved),
         "train state written to the store": size(state),
-        "weights read by servers": f"{servers} x {size(halved or weights)}" + deltas,
+        "weights read by servers": f"{servers} x {size(halved or weights)}",
     }
     return [{"what": what, "how much": number} for what, number in numbers.items()]

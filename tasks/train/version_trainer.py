@@ -20,7 +20,6 @@ from storage.versions.drafts import Draft
 from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder, scratch_of, trim_to_limit
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
-from storage.versions.serving_copies import WHOLE_COPY_EVERY, ServingCopy, add_copy
 from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
@@ -119,16 +118,12 @@ class VersionTrainer:
                 self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
             if self._config.storage.serving_copy:
-                self._add_copy(draft, policy, model, Path(folder) / "serving")
+                copy = Path(folder) / "serving"
+                write_serving_copy(model, copy)
+                draft.add_folder(copy, "serving")
             draft.add_folder(model, "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)
-
-    def _add_copy(self, draft: Draft, policy: PolicyVersion, model: Path, copy: Path) -> None:
-        """Write this rank's files of the copy for servers."""
-        write_serving_copy(model, copy)
-        parent = ServingCopy(self._store, read(self._store, policy), self._cache)
-        add_copy(draft, copy, parent, 1 if self._store.is_local else WHOLE_COPY_EVERY)
 
     def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
         """Copy from a checkpoint the files that the trainer does not write: tokenizer and chat template."""

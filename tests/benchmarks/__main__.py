@@ -31,7 +31,6 @@ BENCHMARKS = {
     "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",
-    "deltas": "the next copy for servers as a delta against a whole one: bytes, and time to fetch it from S3",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
     "growth": "how cost grows with episodes in an iteration, versions in a store, problems in a set",
 }
