@@ -6,7 +6,6 @@ Any reader of Parquet (DuckDB, pandas) understands them without this package. Th
 
 import dataclasses
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
@@ -287,10 +286,7 @@ EXCLUSION_SCHEMA = _schema("exclusions", Exclusion)
 
 _STRUCTS = {"turns": Turn, "calls": Call}
 """The columns whose values are lists of records."""
-_GETTERS = {
-    name: (names := [field.name for field in dataclasses.fields(record)], attrgetter(*names))
-    for name, record in _STRUCTS.items()
-}
+_FIELDS = {name: [field.name for field in dataclasses.fields(record)] for name, record in _STRUCTS.items()}
 
 
 def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
@@ -298,9 +294,8 @@ def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
     columns = {}
     for column in schema:
         values = [getattr(row, column.name) for row in rows]
-        if column.name in _GETTERS and pa.types.is_list(column.type):
-            names, values_of = _GETTERS[column.name]
-            values = [[dict(zip(names, values_of(record), strict=True)) for record in records] for records in values]
+        if (names := _FIELDS.get(column.name)) and pa.types.is_list(column.type):
+            values = [[{name: getattr(record, name) for name in names} for record in records] for records in values]
         columns[column.name] = pa.array(values, column.type)
     return pa.table(columns, schema=schema)
 

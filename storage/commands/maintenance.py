@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import asdict
 
-from storage.commands.program import Command, Output, no_arguments, positive_or_zero, print_progress, size, table, whole
+from storage.commands.program import Command, Output, no_arguments, print_progress, size, table, whole
 from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import LogReport, check_logs
 from storage.maintenance.check_logs import repair as repair_logs
@@ -12,8 +12,6 @@ from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify as verify_versions
 from storage.objects.store import Store
 from storage.versions import aliases
-
-_VERDICTS = {True: "ok", False: "PROBLEM", None: "-"}
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +45,8 @@ def _add_gc(parser: argparse.ArgumentParser) -> None:
     add("--keep-every", type=whole(0), default=0, metavar="M", help=about)
     about = "kind of versions to collect; may be repeated; default: checkpoint"
     add("--kind", action="append", choices=garbage.KINDS, help=about)
-    about = "collect leftovers of killed attempts and unfinished uploads older than this; default 24"
-    add("--older-than-hours", type=positive_or_zero, default=rules.older_than_s / 3600, metavar="H", help=about)
+    about = "collect leftovers of killed attempts older than this; default 24"
+    add("--older-than-hours", type=whole(0), default=24, metavar="H", help=about)
     about = "keep only the version of an alias, not everything it was made from"
     add("--shallow", action="store_true", help=about)
 
@@ -69,18 +67,14 @@ def gc(store: Store, arguments: argparse.Namespace) -> Output:
             "held_by": plan.held_by,
             "versions": [manifest.version for manifest in plan.versions],
             "leftovers": [item.path for item in plan.leftovers],
-            "uploads": [asdict(upload) for upload in plan.uploads],
             "bytes": plan.bytes,
         }
         for plan in plans
     ]
     if not plans:
         return Output(data, ["nothing to collect"])
-    rows = [
-        (p.run or "(no run)", len(p.versions), len(p.leftovers), len(p.uploads), size(p.bytes), p.held_by)
-        for p in plans
-    ]
-    columns = ["run", "versions", "leftover objects", "unfinished uploads", "size", "left alone: written by"]
+    rows = [(p.run or "(no run)", len(p.versions), len(p.leftovers), size(p.bytes), p.held_by) for p in plans]
+    columns = ["run", "versions", "leftover objects", "size", "left alone: written by"]
     if arguments.delete:  # progress has listed the versions already
         return Output(data, [table(columns, rows), "deleted"])
     versions = [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
@@ -97,8 +91,8 @@ def repair(store: Store, _: argparse.Namespace) -> Output:
 def doctor(store: Store, arguments: argparse.Namespace) -> Output:
     """Run all probes; the status is 1 if one of them found a problem."""
     checks = examine(store)
-    rows = [(check.name, _VERDICTS[check.ok], check.found, check.consequence) for check in checks]
-    bad = sum(check.ok is False for check in checks)
+    rows = [(check.name, "ok" if check.ok else "PROBLEM", check.found, check.consequence) for check in checks]
+    bad = sum(not check.ok for check in checks)
     verdict = f"{bad} problems" if bad else f"{store.root} can be trusted with versions"
     shown = table(["check", "", "found", "what would go wrong"], rows)
     return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))

@@ -6,7 +6,6 @@ Tables are for people, JSON (`--json`) is for scripts.
 import argparse
 import json
 import logging
-import math
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from rich.box import Box
     from rich.table import Table
 
-_LARGEST = 10**9
-"""Largest whole number that is accepted; numbers of versions, rows and moves are smaller."""
 _WIDTH = 140
 """Least width of tables if the output is not a terminal."""
 
@@ -57,22 +54,9 @@ def whole(least: int) -> Callable[[str], int]:
             number = least - 1
         if number < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        if number > _LARGEST:
-            raise argparse.ArgumentTypeError(f"{text!r} is too large: {_LARGEST:,} at most")
         return number
 
     return read
-
-
-def positive_or_zero(text: str) -> float:
-    """Convert an argument to a finite number, at least 0; for argparse's `type`."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:  # also NaN
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return number
 
 
 @dataclass(frozen=True, slots=True)

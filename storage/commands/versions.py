@@ -1,9 +1,7 @@
 """The commands that show versions and move aliases: `ls`, `show`, `lineage`, `diff` and `alias`."""
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
 from configs import flatten
@@ -29,35 +27,28 @@ def _add_ls(parser: argparse.ArgumentParser) -> None:
 
 def ls(store: Store, arguments: argparse.Namespace) -> Output:
     """List versions, newest first. Damaged ones are printed as errors, and the status is 1."""
-    damaged: list[StorageError] = []
-    found = list(islice(_newest(store, arguments.run, arguments.kind, damaged), arguments.last))
-    for error in damaged:
-        print_error(error)
+    found: list[Manifest] = []
+    seen, status = set[str](), 0
+    for entry in catalog.newest_first(store):
+        try:
+            if isinstance(entry, DamagedError):
+                raise entry
+            wanted = arguments.kind in (None, entry.kind) and arguments.run in (None, layout.run_of(entry.version))
+            if wanted and entry.version not in seen:
+                seen.add(entry.version)
+                found += filter(None, [manifests.find(store, entry.version)])
+        except DamagedError as error:
+            print_error(error)
+            status = 1
+        if len(found) == arguments.last:
+            break
     data = [
         {"version": m.version, "kind": m.kind, "created_at": m.created_at, "rows": m.rows, "bytes": m.bytes}
         for m in found
     ]
     rows = [(f"{m.created_at:%Y-%m-%d %H:%M:%S}", m.kind, m.version, m.rows or "", size(m.bytes)) for m in found]
     shown = table(["created (UTC)", "kind", "version", "rows", "size"], rows)
-    return Output(data, [shown if rows else f"no such version in {store.root}"], int(bool(damaged)))
-
-
-def _newest(store: Store, run_name: str | None, kind: str | None, damaged: list[StorageError]) -> Iterator[Manifest]:
-    """Read the requested versions, newest first; add an error to `damaged` for each that cannot be read."""
-    seen = set()
-    for entry in catalog.newest_first(store):
-        if isinstance(entry, StorageError):
-            damaged.append(entry)
-            continue
-        wanted = (not kind or entry.kind == kind) and (not run_name or layout.run_of(entry.version) == run_name)
-        if entry.kind == "alias" or not wanted or entry.version in seen:
-            continue
-        seen.add(entry.version)
-        try:
-            if manifest := manifests.find(store, entry.version):
-                yield manifest
-        except DamagedError as error:
-            damaged.append(error)
+    return Output(data, [shown if rows else f"no such version in {store.root}"], status)
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +68,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         ("flow run", manifest.prefect_run_id),
         ("fencing token", manifest.fence),
         ("data", "collected by gc" if collected else f"{len(manifest.files)} objects, {size(manifest.bytes)}"),
-        *(("parent", parent.version) for parent in manifest.parents),
+        *(("parent", parent) for parent in manifest.parent_names),
     ]
     parts = [table(["", ""], head)]
     if manifest.files:
@@ -141,47 +132,39 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("ls", help="list all aliases (the default ACTION)")
     point = actions.add_parser("set", help="point NAME at VERSION")
     past = actions.add_parser("history", help="all moves of NAME: where it pointed, who moved it, and why")
-    rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
-    former = actions.add_parser("back")  # the former name of `rollback`, which help does not list
-    for action in (point, past, rollback, former):
+    rollback = actions.add_parser("rollback", aliases=["back"], help="point NAME where it pointed before")
+    rollback.set_defaults(action="rollback")
+    for action in (point, past, rollback):
         action.add_argument("name", metavar="NAME")
+    for action in (point, rollback):
+        action.add_argument("--reason", default="", help="stored in the history")
     point.add_argument("version", metavar="VERSION")
     about = "only if MOVE is its newest move; -1: only if the alias does not exist yet"
     point.add_argument("--expect", type=whole(-1), metavar="MOVE", help=about)
-    for action in (rollback, former):
-        action.set_defaults(action="rollback")
-        action.add_argument("--to", type=whole(0), metavar="MOVE", help="point it where it pointed after this move")
-    for action in (point, rollback, former):
-        action.add_argument("--reason", default="", help="stored in the history")
+    rollback.add_argument("--to", type=whole(0), metavar="MOVE", help="point it where it pointed after this move")
 
 
 def alias(store: Store, arguments: argparse.Namespace) -> Output:
     """Run the action and show the moves. Damaged aliases are printed as errors; the others are listed; status 1."""
+    name = getattr(arguments, "name", "")
     if arguments.action == "set":
-        return _moves(arguments.name, [_set_alias(store, arguments)])
+        version, expected = aliases.resolve_version(store, arguments.version), arguments.expect
+        if expected is None:  # otherwise the newest move is not read, so an alias can be set although it is damaged
+            expected = newest.number if (newest := aliases.current(store, name)) else None
+        expected = None if expected == -1 else expected
+        return _moves(name, [aliases.move(store, name, version, expected, arguments.reason)])
     if arguments.action == "rollback":
-        return _moves(arguments.name, [aliases.roll_back(store, arguments.name, arguments.to, arguments.reason)])
+        return _moves(name, [aliases.roll_back(store, name, arguments.to, arguments.reason)])
     if arguments.action == "history":
-        moves = aliases.history(store, arguments.name)
-        if not moves:
-            raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
-        return _moves(arguments.name, moves)
+        if not (moves := aliases.history(store, name)):
+            raise StorageError(f"there is no alias {name!r}; there are: {', '.join(aliases.names(store))}")
+        return _moves(name, moves)
     moved, damaged = aliases.read_undamaged(store)
     for error in damaged:
         print_error(error)
     rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moved.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
     return Output({name: asdict(move) for name, move in moved.items()}, parts, int(bool(damaged)))
-
-
-def _set_alias(store: Store, arguments: argparse.Namespace) -> Move:
-    name, version = arguments.name, aliases.resolve_version(store, arguments.version)
-    if arguments.expect is None:
-        newest = aliases.current(store, name)
-        expected = newest.number if newest else None
-    else:  # the newest move is not read, so an alias whose newest move is damaged can be set
-        expected = None if arguments.expect < 0 else arguments.expect
-    return aliases.move(store, name, version, expected, arguments.reason)
 
 
 def _moves(name: str, moves: list[Move]) -> Output:

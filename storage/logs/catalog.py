@@ -6,36 +6,31 @@ has no manifest, the attempt was killed or has not finished.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from storage import layout
 from storage.errors import DamagedError, StorageError
-from storage.logs.entries import LOST
+from storage.logs.entries import ALIAS, LOST
 from storage.logs.log import Log
 from storage.objects.store import Store, in_parallel
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One attempt to commit a version, or the creation of an alias.
+    """One attempt to commit a version. Earlier programs also entered aliases, which readers leave out.
 
     Example: CatalogEntry(number=7, kind="scores", version="runs/demo/scores/000003/1f0c", parents=["runs/demo/…"])
     """
 
     number: int
-    kind: str  # a manifest's kind, or `alias`
-    version: str  # or the alias's name
+    kind: str  # a manifest's kind
+    version: str
     parents: list[str]
 
 
 def enter(store: Store, version: str, kind: str, parents: Sequence[str], attempt: str) -> None:
     """Append an entry; return when it is stored."""
-    Log(store, layout.CATALOG).append(values(version, kind, parents, attempt))
-
-
-def values(version: str, kind: str, parents: Sequence[str], attempt: str) -> dict[str, Any]:
-    """Return the stored fields of an entry."""
-    return {"kind": kind, "version": version, "parents": list(parents), "attempt": attempt}
+    entry = {"kind": kind, "version": version, "parents": list(parents), "attempt": attempt}
+    Log(store, layout.CATALOG).append(entry)
 
 
 def check_not_empty(store: Store) -> None:
@@ -50,7 +45,7 @@ def check_not_empty(store: Store) -> None:
         )
 
 
-def newest_first(store: Store) -> Iterator[CatalogEntry | StorageError]:
+def newest_first(store: Store) -> Iterator[CatalogEntry | DamagedError]:
     """Read all entries lazily, newest first. A damaged entry gives the error that names it.
 
     A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
@@ -60,36 +55,29 @@ def newest_first(store: Store) -> Iterator[CatalogEntry | StorageError]:
     return (entry for entry in entries if entry)
 
 
-def read_undamaged(store: Store) -> tuple[list[CatalogEntry], list[StorageError]]:
-    """Read all entries in parallel. Return the undamaged ones, oldest first, and an error for each damaged one.
-
-    A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
-    """
-    log = Log(store, layout.CATALOG)
-    entries = in_parallel(lambda number: _entry(log, number), range(log.length()))
-    return [entry for entry in entries if isinstance(entry, CatalogEntry)], [
-        entry for entry in entries if isinstance(entry, Exception)
-    ]
-
-
 def read_all(store: Store) -> list[CatalogEntry]:
     """Read all entries, oldest first.
+
+    A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
 
     Raises:
         StorageError: an entry is damaged.
     """
-    entries, damaged = read_undamaged(store)
-    if damaged:
-        raise damaged[0]
+    log, entries = Log(store, layout.CATALOG), list[CatalogEntry]()
+    for entry in in_parallel(lambda number: _entry(log, number), range(log.length())):
+        if isinstance(entry, DamagedError):
+            raise entry
+        if entry:
+            entries.append(entry)
     return entries
 
 
-def _entry(log: Log, number: int) -> CatalogEntry | StorageError | None:
-    """Read an entry. Return an error if it is damaged, and None for a placeholder that `repair` put there."""
+def _entry(log: Log, number: int) -> CatalogEntry | DamagedError | None:
+    """Read an entry. Return an error if it is damaged, and None for an alias or a placeholder of `repair`."""
     try:
         values = log.read(number)
     except (DamagedError, FileNotFoundError) as error:
         return DamagedError(f"the catalog has lost an entry, `python -m storage repair` replaces it: {error}")
-    return (
-        None if values["kind"] == LOST else CatalogEntry(number, values["kind"], values["version"], values["parents"])
-    )
+    if values["kind"] in (LOST, ALIAS):
+        return None
+    return CatalogEntry(number, values["kind"], values["version"], values["parents"])

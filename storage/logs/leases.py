@@ -14,10 +14,8 @@ Writers use a lease by the protocol `Fence`. `is_held` looks who holds one witho
 """
 
 import logging
-import os
 import threading
 import time
-import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -28,20 +26,12 @@ from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, Storage
 from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
-from storage.processes import identity
-from storage.processes.identity import own_identity
+from storage.processes.identity import is_alive, own_identity
 
 logger = logging.getLogger(__name__)
 
 BEATS = 4
 """Signs of life within `ttl_s`."""
-
-
-OWN: set[str] = set()
-"""Ids of the leases that this process holds or waits for.
-
-A lease of this process that is not among them counts as free, even if its release could not be written.
-"""
 
 
 @runtime_checkable
@@ -72,16 +62,11 @@ class Lease:
     when_held: Literal["stop", "wait"] = "stop"
     label: str = ""
     token: int = field(default=-1, init=False)
-    _id: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     _lost: str = field(default="", init=False)
     _done: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
-    _beat_store: Store = field(init=False)
-    """The store for signs of life. It retries for `ttl_s` only, because a later sign of life is useless."""
 
     def __enter__(self) -> "Lease":
-        self._beat_store = self.store.with_patience(self.ttl_s)
-        OWN.add(self._id)
         self._acquire()
         self._thread = threading.Thread(target=self._stay_alive, name=f"lease of {self.run}", daemon=True)
         self._thread.start()
@@ -89,15 +74,13 @@ class Lease:
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         self._done.set()
-        OWN.discard(self._id)
         assert self._thread
         self._thread.join(self.ttl_s)
-        if self._thread.is_alive():  # the thread may still be writing a sign of life, which would undo the release
-            logger.warning("the lease of run %s is not released, it will expire: the store does not answer", self.run)
-            return
         if self._lost:
             return
         try:
+            if self._thread.is_alive():  # it may still be writing a sign of life, which would undo the release
+                raise StorageError("the store does not answer")
             self._beat(released=True)
         except (StorageError, OSError) as error:  # must not replace the exception that left the block
             logger.warning("the lease of run %s could not be released, it will expire: %s", self.run, error)
@@ -114,48 +97,52 @@ class Lease:
         return Log(self.store, layout.lease(self.run))
 
     def _acquire(self) -> None:
-        holder = own_identity() | {"lease": self._id}
-        watched: _Watched | None = None
+        """Take the lease as soon as it is free. Raises LeaseHeldError."""
         while True:
             newest = newest_holder(self.store, self.run)
-            if newest and (watched is None or watched.token != newest[0]):
-                watched = _Watched(*newest, last_sign(self.store, self.run, newest[0]))
-            if watched is None or (free := self._why_free(watched)):
-                number = newest[0] + 1 if newest else 0
-                # the second length: if an entry was deleted by hand, its gap looks like the end of the log
-                entry = {"holder": holder, "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
-                if self._log.put(number, entry) and self._log.length() == number + 1:
-                    if watched and free != "released":
-                        logger.warning("run %s: taken over from %s (%s)", self.run, describe(watched.entry), free)
-                    self.token = number
-                    return
-                continue
-            if self.when_held == "stop" and (watched.moved or is_alive(watched.entry)):
+            free = self._wait_until_free(*newest) if newest else "released"
+            number = newest[0] + 1 if newest else 0
+            entry = {"holder": own_identity(), "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
+            if self._log.put(number, entry):
+                if newest and free != "released":
+                    logger.warning("run %s: taken over from %s (%s)", self.run, describe(newest[1]), free)
+                self.token = number
+                return
+
+    def _wait_until_free(self, token: int, entry: dict[str, Any]) -> str:
+        """Wait for the end of a holder's lease, or for a successor; return why the lease is free.
+
+        Raises:
+            LeaseHeldError: the holder is alive, and the caller does not want to wait.
+        """
+        seen, since = last_sign(self.store, self.run, token), time.monotonic()
+        has_moved = is_named = False
+        ttl_s = float(entry["ttl_s"] or self.ttl_s)
+        while self._log.length() == token + 1:
+            sign = last_sign(self.store, self.run, token)
+            if sign.get("released"):
+                return "released"
+            if is_alive(entry["holder"]) is False:
+                return "its process has ended"
+            if sign != seen:
+                seen, since, has_moved = sign, time.monotonic(), True
+            if time.monotonic() - since > ttl_s:
+                return f"no sign of life for {ttl_s:g} s"
+            if self.when_held == "stop" and (has_moved or is_alive(entry["holder"])):
                 raise LeaseHeldError(
-                    f"run {self.run!r} is being written by {describe(watched.entry)}. Wait for it with "
+                    f"run {self.run!r} is being written by {describe(entry)}. Wait for it with "
                     "run.when_held=wait, end it, or begin another run with run.name=…"
                 )
-            if not watched.is_named:
+            if not is_named:
                 doing = "waiting for its end" if self.when_held == "wait" else "checking whether it is alive"
-                logger.warning("run %s is written by %s; %s", self.run, describe(watched.entry), doing)
-                watched.is_named = True
+                logger.warning("run %s is written by %s; %s", self.run, describe(entry), doing)
+                is_named = True
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
-
-    def _why_free(self, watched: "_Watched") -> str:
-        """Return why the lease may be taken over; empty if it may not."""
-        sign = last_sign(self.store, self.run, watched.token)
-        if sign.get("released"):
-            return "released"
-        if is_alive(watched.entry) is False:
-            return "its process has ended, or no longer holds the lease"
-        if sign != watched.sign:
-            watched.sign, watched.since, watched.moved = sign, time.monotonic(), True
-        ttl = float(watched.entry["ttl_s"] or self.ttl_s)
-        return f"no sign of life for {ttl:g} s" if time.monotonic() - watched.since > ttl else ""
+        return "it has a successor"
 
     def _beat(self, *, released: bool = False) -> None:
         sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
-        self._beat_store.write(layout.beat(self.run, self.token), seal(sign))
+        self.store.write(layout.beat(self.run, self.token), seal(sign))
 
     def _stay_alive(self) -> None:
         """Write signs of life and look for a successor, until the lease is left; the body of the thread."""
@@ -178,18 +165,6 @@ class Lease:
         )
 
 
-@dataclass
-class _Watched:
-    """The holder that a waiting writer watches, and its last sign of life."""
-
-    token: int
-    entry: dict[str, Any]
-    sign: dict[str, Any]
-    since: float = field(default_factory=lambda: time.monotonic())  # when this sign was first seen
-    moved: bool = False  # whether the sign has changed since the wait began
-    is_named: bool = False  # whether the log says who it is
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -197,7 +172,7 @@ def _now() -> str:
 def is_held(store: Store, run: str) -> str | None:
     """Describe the holder of the lease of `run`, as far as one look shows; None if the lease is free."""
     last = newest_holder(store, run)
-    if last is None or is_alive(last[1]) is False:
+    if last is None or is_alive(last[1]["holder"]) is False:
         return None
     return None if last_sign(store, run, last[0]).get("released") else describe(last[1])
 
@@ -213,23 +188,12 @@ def newest_holder(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
         return log.length() - 1, entry
 
 
-def is_alive(entry: dict[str, Any]) -> bool | None:
-    """Return whether the holder still holds the lease; None if that cannot be seen from this machine."""
-    alive, lease = identity.is_alive(entry["holder"]), entry["holder"].get("lease")
-    if alive and entry["holder"]["pid"] == os.getpid() and lease:
-        return lease in OWN
-    return alive
-
-
 def last_sign(store: Store, run: str, token: int) -> dict[str, Any]:
     """Return the holder's last sign of life; empty if there is none, or if it cannot be read."""
     key = layout.beat(run, token)
     try:
         return unseal(store.read(key), store.uri(key))
-    except FileNotFoundError:
-        return {}
-    except DamagedError as error:
-        logger.warning("%s", error)
+    except (FileNotFoundError, DamagedError):
         return {}
 
 

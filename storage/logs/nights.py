@@ -160,10 +160,9 @@ def _records(events: Iterable[_Event]) -> list[Record]:
             record.end = event.ended
         if event.retried:
             record.retried.append(event.retried.waiting)
-        parts: tuple[Night | Trained | End | None, ...] = (event.began, event.trained, event.ended)
-        for part in parts:
-            if part and part.number != len(records):
-                raise KeyError(f"night {len(records)} is followed by an entry of night {part.number}")
+        for entry in filter(None, (event.began, event.trained, event.ended)):
+            if entry.number != len(records):
+                raise KeyError(f"night {len(records)} is followed by an entry of night {entry.number}")
     return records
 
 

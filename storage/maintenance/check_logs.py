@@ -4,21 +4,21 @@ Other code finds versions in the catalog and the end of a log by probing. There 
 after it. This module lists the store instead. So it finds the entries that a log has lost, and those that it never had
 (in stores from before the catalog existed).
 
-`repair` replaces lost entries, as far as the store still shows what they held.
+`repair` replaces lost entries of the catalog. A writer of another log fills a gap by itself.
 """
 
 import hashlib
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
-from storage.logs.entries import LOST
+from storage.logs.entries import ALIAS, LOST
 from storage.logs.log import Log
 from storage.logs.nights import Nights
 from storage.maintenance.verify import Finding
@@ -39,10 +39,8 @@ class LogReport:
 
     versions: list[str] = field(default_factory=list)  # versions with a manifest
     findings: list[Finding] = field(default_factory=list)
+    absent: list[Manifest] = field(default_factory=list)  # versions that the catalog lacks, oldest first
     lost: list[int] = field(default_factory=list)  # numbers of the catalog's missing or damaged entries
-    absent: list[Values] = field(default_factory=list)  # entries that the catalog should have, oldest first
-    # By prefix and number, missing entries of other logs: what `repair` puts there.
-    gaps: dict[tuple[str, int], Values] = field(default_factory=dict)
 
 
 def check_logs(store: Store) -> LogReport:
@@ -57,24 +55,11 @@ def check_logs(store: Store) -> LogReport:
             logs[entry[0]].append(entry[1])
         elif version := layout.manifest_of(item.path):
             report.versions.append(version)
-    entries = [entry for entry in _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), report) if entry]
-    entered = {entry["version"] for entry in entries}
-    listed = set(report.versions)
-    report.versions += sorted(
-        version
-        for version in {entry["version"] for entry in entries if entry["kind"] not in ("alias", LOST)} - listed
-        if manifests.committed(store, version)  # a folder that is a link is not listed
-    )
-    _find_unlisted(store, listed - entered, report)
+    _check_versions(store, _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), report), report)
     for log, numbers in logs.items():
         last = _entries(store, log, numbers, report)[-1]
-        if name := aliases.name_of(log):
-            if name not in entered:
-                report.absent.append(catalog.values(name, "alias", [], ""))
-                problem = f"is not in the catalog, so `alias ls` does not show it: {_REPAIR} enters it"
-                report.findings.append(Finding(log, layout.CATALOG, problem))
-            if last and (problem := _target_problem(store, last)):
-                report.findings.append(Finding(log, layout.manifest(last["version"]), problem))
+        if aliases.name_of(log) and last and (problem := _target_problem(store, last)):
+            report.findings.append(Finding(log, layout.manifest(last["version"]), problem))
         elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in report.findings):
             try:
                 Nights(store, night["name"]).read()
@@ -87,7 +72,7 @@ def _is_log(prefix: str) -> bool:
     return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _LEASES_AND_NIGHTS.fullmatch(prefix))
 
 
-def _entries(store: Store, prefix: str, numbers: Iterable[int], report: LogReport) -> list[Values | None]:
+def _entries(store: Store, prefix: str, numbers: Sequence[int], report: LogReport) -> list[Values | None]:
     """Read all entries of a log, including those newer than the listing. Report lost ones, and return None for them."""
     log = Log(store, prefix)
 
@@ -103,30 +88,28 @@ def _entries(store: Store, prefix: str, numbers: Iterable[int], report: LogRepor
     entries = [entry if isinstance(entry, dict) else None for entry in found]
     for number, problem in enumerate(found):
         if isinstance(problem, str):
-            remedy = _remedy(prefix, number, problem, entries, report)
+            remedy = _remedy(prefix, number, problem, len(entries), report)
             problem = problem or "is missing, and hides later entries"
             report.findings.append(Finding(prefix, log.key(number), problem + remedy))
     return entries
 
 
-def _remedy(prefix: str, number: int, problem: str, entries: list[Values | None], report: LogReport) -> str:
+def _remedy(prefix: str, number: int, problem: str, length: int, report: LogReport) -> str:
     """Return the remedy for a lost entry as the end of a sentence; add what `repair` needs to `report`."""
     if prefix == layout.CATALOG:
         report.lost.append(number)
         return f"; {_REPAIR} replaces it"
-    if (name := aliases.name_of(prefix)) and problem and number == len(entries) - 1:
-        return f"; {aliases.remedy(name, number)}"
-    if _NIGHTS.fullmatch(prefix):  # a copied entry would add another night; flows.retrain stops with the same finding
-        return ""
-    neighbours = [entry for entry in (*entries[number + 1 :], *reversed(entries[:number])) if entry]
-    if not problem and neighbours:
-        report.gaps[prefix, number] = neighbours[0] | ({"reason": "lost; copied from its neighbour"} if name else {})
-        return f"; {_REPAIR} puts a copy of its neighbour there"
+    if (name := aliases.name_of(prefix)) and (not problem or number == length - 1):
+        return f"; {aliases.remedy(name, number if problem else number - 1)}"
     return ""
 
 
-def _find_unlisted(store: Store, versions: set[str], report: LogReport) -> None:
-    """Report versions without an entry. Skip those with a damaged manifest, which `verify` reports."""
+def _check_versions(store: Store, entries: list[Values | None], report: LogReport) -> None:
+    """Compare the catalog with the listed versions. Those with a damaged manifest are left to `verify`."""
+    entered = {entry["version"] for entry in entries if entry and entry["kind"] not in (ALIAS, LOST)}
+    listed = set(report.versions)
+    linked = [version for version in entered - listed if manifests.committed(store, version)]  # links are not listed
+    report.versions += sorted(linked)
 
     def read(version: str) -> Manifest | None:
         try:
@@ -134,12 +117,10 @@ def _find_unlisted(store: Store, versions: set[str], report: LogReport) -> None:
         except DamagedError:
             return None
 
-    missing = [manifest for manifest in in_parallel(read, versions) if manifest]
-    for manifest in sorted(missing, key=lambda manifest: manifest.created_at):
-        parents = [parent.version for parent in manifest.parents]
-        report.absent.append(catalog.values(manifest.version, manifest.kind, parents, manifest.nonce))
-        problem = f"is not in the catalog, so ls, lineage and gc do not see it: {_REPAIR} enters it"
-        report.findings.append(Finding(manifest.version, layout.CATALOG, problem))
+    found = [manifest for manifest in in_parallel(read, listed - entered) if manifest]
+    report.absent = sorted(found, key=lambda manifest: manifest.created_at)
+    problem = f"is not in the catalog, so ls, lineage and gc do not see it: {_REPAIR} enters it"
+    report.findings += [Finding(manifest.version, layout.CATALOG, problem) for manifest in report.absent]
 
 
 def _target_problem(store: Store, move: Values) -> str:
@@ -152,32 +133,24 @@ def _target_problem(store: Store, move: Values) -> str:
 
 
 def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
-    """Replace every lost entry of the catalog, and entries of the other logs that are missing before later ones.
+    """Put placeholders where the catalog has lost entries, and append the versions that it lacks.
 
     Returns:
-        The keys of the replaced entries; and the versions and aliases that were added to the catalog.
+        The keys of the replaced entries, and the versions that were added.
     """
-    report = check_logs(store)
-    log, absent = Log(store, layout.CATALOG), list(report.absent)
-    gaps = {(layout.CATALOG, number): absent.pop(0) if absent else catalog.values("", LOST, [], "")
-            for number in report.lost}  # fmt: skip
-    filled = []
-    for (prefix, number), values in (gaps | report.gaps).items():
-        if _fill(store, Log(store, prefix), number, values):
-            filled.append(Log(store, prefix).key(number))
-        elif values in report.absent:  # another writer was faster, so it goes to the end
-            absent.append(values)
-    for values in absent:
-        log.append(values)
-    entered = [values["version"] for values in report.absent]
+    report, log = check_logs(store), Log(store, layout.CATALOG)
+    filled = [log.key(number) for number in report.lost if _fill(store, log, number)]
+    for manifest in report.absent:
+        catalog.enter(store, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
+    entered = [manifest.version for manifest in report.absent]
     for line in (*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)):
         progress(line)
     return filled, entered
 
 
-def _fill(store: Store, log: Log, number: int, values: dict[str, Any]) -> bool:
-    """Put an entry where it is missing or damaged; return False if another writer was faster."""
-    data = seal({**values, "nonce": uuid.uuid4().hex})
+def _fill(store: Store, log: Log, number: int) -> bool:
+    """Put a placeholder where an entry is missing or damaged; return False if another writer was faster."""
+    data = seal({"kind": LOST, "version": "", "parents": [], "nonce": uuid.uuid4().hex})
     if store.create(log.key(number), data):
         return True
     try:

@@ -19,7 +19,7 @@ from storage import layout
 from storage.errors import LeaseHeldError
 from storage.logs import catalog, leases
 from storage.objects.seal import seal
-from storage.objects.store import ObjectInfo, Store, Upload, in_parallel
+from storage.objects.store import ObjectInfo, Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
 from storage.versions.lineage import ancestors
@@ -40,7 +40,7 @@ class Rules:
         keep_last: number of newest versions to keep of each kind of a run, at least 1.
         keep_every: keep also every version whose number is a multiple of this; 0: no version for this reason.
         kinds: kinds of versions that are collected at all.
-        older_than_s: leftovers and uploads younger than this are kept.
+        older_than_s: leftovers younger than this are kept.
         with_ancestors: whether an alias keeps the ancestors of its version, too.
     """
 
@@ -58,18 +58,11 @@ class Plan:
     run: str | None
     versions: list[Manifest] = field(default_factory=list)
     leftovers: list[ObjectInfo] = field(default_factory=list)
-    revived: list[str] = field(default_factory=list)  # marked by a killed gc, but an alias was moved there since
-    uploads: list[Upload] = field(default_factory=list)  # S3: unfinished multipart uploads
     held_by: str | None = None  # the writer that holds the run's lease; nothing is deleted then
 
     @property
     def bytes(self) -> int:
         return sum(version.bytes for version in self.versions) + sum(item.bytes for item in self.leftovers)
-
-
-def plan(store: Store, rules: Rules) -> list[Plan]:
-    """Return what `collect` would delete, run by run."""
-    return _plan(store, rules, run=None)
 
 
 def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> list[Plan]:
@@ -82,7 +75,7 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
             continue
         try:
             with leases.Lease(store, planned.run, label="gc") as lease:
-                for leased in _plan(store, rules, planned.run):  # again, now under the lease
+                for leased in plan(store, rules, planned.run):  # again, now under the lease
                     _delete_planned(store, rules, leased, progress, lease.check)
                     done.append(leased)
         except LeaseHeldError as error:
@@ -91,25 +84,19 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
     return done
 
 
-def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
-    """Plan for `run`, or (None) for all runs and what belongs to no run."""
+def plan(store: Store, rules: Rules, run: str | None = None) -> list[Plan]:
+    """Return what `collect` would delete: of `run`, or (None) of all runs, one by one, and of what is in no run."""
     entries = catalog.read_all(store)
-    keep = kept(store, entries, rules)
     folder, plans = f"runs/{run}" if run else "", dict[str | None, Plan]()
 
     def plan_of(key: str) -> Plan:
         name = layout.run_of(key)
         return plans.setdefault(name, Plan(name))
 
-    for manifest in deletable(store, entries, keep, rules, run):
+    for manifest in deletable(store, entries, kept(store, entries, rules), rules, run):
         plan_of(manifest.version).versions.append(manifest)
     for item in _leftovers(store, rules, folder):
         plan_of(item.path).leftovers.append(item)
-    for version in _revived(store, keep, run):
-        plan_of(version).revived.append(version)
-    for upload in store.uploads(folder):
-        if upload.begun < time.time() - rules.older_than_s:
-            plan_of(upload.path).uploads.append(upload)
     if run is None:
         for name, run_plan in plans.items():
             run_plan.held_by = leases.is_held(store, name) if name else None
@@ -143,14 +130,6 @@ def _needed(store: Store, version: str) -> set[str]:
     return set(drafts.shards(store, version))
 
 
-def _revived(store: Store, keep: set[str], run: str | None) -> list[str]:
-    """Return versions that are kept now and still have their data, although a killed gc wrote their tombstones."""
-    wanted = sorted(version for version in keep if (name := layout.run_of(version)) and name == (run or name))
-    marked = in_parallel(lambda version: store.exists(layout.tombstone(version)), wanted)
-    with_mark = [version for version, is_marked in zip(wanted, marked, strict=True) if is_marked]
-    return [version for version in with_mark if not is_gone(store, manifests.read(store, version))]
-
-
 def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
     """Write tombstones, read the aliases a second time, then delete the data.
 
@@ -162,10 +141,10 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
         store.write(layout.tombstone(manifest.version), seal(mark))
     keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
-    planned.revived += [manifest.version for manifest in planned.versions if manifest.version in keep]
-    planned.versions = [manifest for manifest in planned.versions if manifest.version not in keep]
-    for version in planned.revived:
-        store.delete(layout.tombstone(version))
+    for manifest in list(planned.versions):
+        if manifest.version in keep:
+            planned.versions.remove(manifest)
+            store.delete(layout.tombstone(manifest.version))
     for manifest in planned.versions:
         check()
         for file in manifest.files:
@@ -175,18 +154,13 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
         check()
         store.delete(item.path)
         progress(f"deleted {item.path}: {item.bytes:,} bytes")
-    for upload in planned.uploads:
-        check()
-        store.abort_upload(upload)
-        progress(f"aborted an upload of {upload.path}")
 
 
 def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
     """Return the versions that aliases keep: those they point at, their ancestors, and their evaluations."""
     versions, pointed = set[str](), set[str]()
-    moves = aliases.listed(store)
-    for name in {entry.version for entry in entries if entry.kind == "alias"}.union(moves):
-        if newest := aliases.current(store, name, moves.get(name, 0)):
+    for name, moves in aliases.names(store).items():
+        if newest := aliases.current(store, name, moves):
             alone = name.endswith("/latest") or not rules.with_ancestors
             versions |= {newest.version} if alone else {node.version for node in ancestors(store, newest.version)}
             pointed.add(newest.version)
@@ -203,10 +177,12 @@ def deletable(
         if entry.kind in rules.kinds and owner and owner == (run or owner):
             series[owner, entry.kind].add(entry.version)
     candidates = {version for versions in series.values() for version in _without_rule(store, versions, rules)}
-    found = in_parallel(lambda version: manifests.find(store, version), sorted(candidates - keep))
-    committed = [manifest for manifest in found if manifest]
-    gone = in_parallel(lambda manifest: is_gone(store, manifest), committed)
-    return [manifest for manifest, is_collected in zip(committed, gone, strict=True) if not is_collected]
+
+    def read(version: str) -> Manifest | None:
+        manifest = manifests.find(store, version)  # gc deletes the last object last
+        return manifest if manifest and manifest.files and store.exists(manifest.files[-1].path) else None
+
+    return [manifest for manifest in in_parallel(read, sorted(candidates - keep)) if manifest]
 
 
 def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
@@ -214,11 +190,13 @@ def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
     last: set[int] = set()
     for version in sorted(versions, reverse=True):
         if len(last) < rules.keep_last and manifests.find(store, version):  # a killed attempt is not counted
-            last.add(_number(version))
+            last.add(layout.number_of(version) or 0)
+    first_kept = min(last, default=0)
+    numbers = {version: layout.number_of(version) or 0 for version in versions}
     return [
         version
-        for version in versions
-        if 0 < (number := _number(version)) < min(last, default=0)  # reference policies and critics begin at 0
+        for version, number in numbers.items()
+        if 0 < number < first_kept  # reference policies and critics begin at 0
         and not (rules.keep_every and number % rules.keep_every == 0)
         and not _is_untrained(store, version)
     ]
@@ -230,12 +208,3 @@ def _is_untrained(store: Store, version: str) -> bool:
     if type(known) is not TrajectoriesVersion and not (isinstance(known, ScoresVersion) and not known.evaluation):
         return False
     return not manifests.committed(store, layout.checkpoint(known.run, known.number + 1))
-
-
-def is_gone(store: Store, manifest: Manifest) -> bool:
-    """Return whether gc has deleted all data of a version: it deletes the last object last."""
-    return not (manifest.files and store.exists(manifest.files[-1].path))
-
-
-def _number(version: str) -> int:
-    return layout.number_of(version) or 0

@@ -17,7 +17,7 @@ from storage.objects.store import Store
 from storage.version_names import KINDS
 from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
-from storage.versions.lineage import Node, climb_down
+from storage.versions.lineage import climb_down
 from storage.versions.manifests import File, Manifest
 
 
@@ -50,7 +50,7 @@ def verify(
     *,
     deep: bool = False,
     ancestors: bool = True,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Check `versions` and, with `ancestors`, all their ancestors. Damage is reported, never raised.
 
@@ -67,32 +67,13 @@ def verify(
     nodes = climb_down(store, versions, None if ancestors else 1)
     wanted = [node for node in nodes if ancestors or node.depth == 0]
     broken = [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
-    report = Report(broken + _overtaken(nodes), versions=len(wanted))
+    report = Report(broken, versions=len(wanted))
     for number, node in enumerate(wanted, 1):
-        if progress:
-            progress(f"{number}/{len(wanted)} {node.version}")
+        progress(f"{number}/{len(wanted)} {node.version}")
         if node.kind:  # its manifest could be read
             with TemporaryDirectory(prefix="verify-") as folder:
                 _check(store, manifests.read(store, node.version), Path(folder), deep, report)
     return report
-
-
-def _overtaken(nodes: list[Node]) -> list[Finding]:
-    """Return versions whose writer had lost the lease of the run to the writer of a parent."""
-    fences = {node.version: node.fence for node in nodes}
-    return [
-        Finding(
-            node.version,
-            layout.manifest(node.version),
-            f"its fencing token is {node.fence}, but its parent {parent} has {fences[parent]}: its writer had lost the "
-            "run to another writer",
-        )
-        for node in nodes
-        for parent in node.parents
-        if layout.run_of(parent) == layout.run_of(node.version)
-        and node.fence is not None
-        and (fences.get(parent) or 0) > node.fence
-    ]
 
 
 def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: Report) -> None:

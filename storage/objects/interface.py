@@ -22,15 +22,6 @@ class ObjectInfo:
     modified: float  # seconds since the epoch, by the clock of the place
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A multipart upload that was neither completed nor aborted."""
-
-    path: str
-    id: str
-    begun: float  # seconds since the epoch
-
-
 class Backend(Protocol):
     """Whole objects by path.
 
@@ -61,14 +52,6 @@ class Backend(Protocol):
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         """List every object whose path begins with `prefix`, to find objects that no manifest or log names."""
         ...
-
-    def uploads(self, prefix: str) -> list[Upload]:
-        """Return unfinished multipart uploads; an empty list if the place has no multipart uploads."""
-        return []
-
-    def abort_upload(self, upload: Upload) -> None:
-        """Delete the parts of an unfinished multipart upload."""
-        raise AssertionError(f"this place has no multipart uploads, so there was none to abort: {upload}")
 
     def uri(self, path: str) -> str: ...
 

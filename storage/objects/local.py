@@ -1,18 +1,16 @@
 """Objects on this machine: as files of a local folder, or in the memory of this process (`memory://`)."""
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
-import stat
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from storage.errors import DamagedError, StorageError
+from storage.errors import StorageError
 from storage.objects.interface import Backend, ObjectInfo
 
 
@@ -50,7 +48,7 @@ class LocalBackend(Backend):
         Path(path).unlink(missing_ok=True)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        for folder, _, names in os.walk(prefix, onerror=_refuse_file_in_the_way):
+        for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # deleted since the folder was listed
@@ -82,26 +80,11 @@ def _file(path: str) -> Path:
     """Return `path` if it is a regular file. Only such files are objects; reading a pipe or device may never end.
 
     Raises:
-        FileNotFoundError: there is no such file; `path` is a folder, is too long, or continues behind a file's name.
-        OSError: `path` is a pipe, a socket or a device, or `os.stat` failed.
+        FileNotFoundError: there is no such file.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
-            raise FileNotFoundError(f"{path}: {error.strerror}") from None
-        raise
-    if stat.S_ISDIR(mode):
-        raise FileNotFoundError(f"{path} is a folder")
-    if not stat.S_ISREG(mode):
-        raise OSError(f"{path} is a pipe, a socket or a device, not an object")
-    return Path(path)
-
-
-def _refuse_file_in_the_way(error: OSError) -> None:
-    """Raise DamagedError if a part of a listed path is a file: `os.walk` would silently list nothing there."""
-    if isinstance(error, NotADirectoryError):
-        raise DamagedError(f"{error.filename}: {error.strerror}: a file is in the way; check the store's root")
+    if not (file := Path(path)).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    return file
 
 
 def _make_folder(folder: Path) -> None:
@@ -115,7 +98,7 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     try:
         folder.mkdir(exist_ok=True)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise StorageError(
             f"the folder {folder} cannot be made ({error.strerror}): check the store's root and its permissions"
         ) from error

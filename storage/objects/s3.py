@@ -1,139 +1,62 @@
-"""Objects in an S3 bucket, through s3fs, with retries.
+"""Objects in an S3 bucket, through botocore, with retries.
 
-Every call is safe to repeat. Objects are written whole. A repeated create recognises its own object by the nonce in it
-(`storage.objects.store.Store.create`). So each call is retried until it succeeds or `patience_s` seconds have passed.
+Every request is safe to repeat. Objects are written whole. A repeated create recognises its own object by the nonce in
+it (`storage.objects.store.Store.create`). So each request is repeated until it succeeds or `patience_s` seconds have
+passed, and nothing else is: large objects are sent and fetched in parts, of which only the failed ones are repeated.
 """
 
-import asyncio
 import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import aiohttp
-import s3fs
+import botocore.session
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnectionError
-from botocore.handlers import add_expect_header
 from botocore.parsers import ResponseParserError
-from fsspec.asyn import sync_wrapper
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from storage.errors import StorageError, UnavailableError
-from storage.objects.interface import ObjectInfo, Upload
+from storage.objects.interface import ObjectInfo
 
 logger = logging.getLogger(__name__)
-
 _FIRST_LOGGED = 4
 """The first failed attempt of a request that is logged; fewer failures are ordinary."""
-_LONGEST = 10
-"""A request is given up after so many request timeouts, even if data still arrive."""
-
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
 _NOT_IMPLEMENTED = 501
-T = TypeVar("T")
-
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts sent or fetched at the same time, which are in memory meanwhile."""
 MAX_PARTS = 10_000  # S3's limit for one upload
 _MOST_CLOCK_ERROR_S = 600.0
 """S3 refuses requests that were signed more than 15 minutes ago, or that much in the future."""
-_CONFLICT = ("PreconditionFailed", "412")
 _CREDENTIALS = (
     "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; "
     "`python -m storage doctor` says what they allow"
 )
 
 
-class PatientFileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """A file system that retries each request by itself: a failed part of a multipart upload is sent again alone.
-
-    Args:
-        request_timeout_s: a request is sent again after so many seconds without data.
-        patience_s: how many seconds a request is retried.
-        options: passed to s3fs.
-    """
-
-    retries = 1  # s3fs's own retries would multiply ours
-
-    def __init__(self, request_timeout_s: float, patience_s: float, **options: Any) -> None:
-        config = {
-            "connect_timeout": min(10.0, request_timeout_s),
-            "read_timeout": request_timeout_s,
-            "retries": {"total_max_attempts": 1},
-        }
-        super().__init__(config_kwargs=config, **options)
-        self._longest_s, self._patience_s = _LONGEST * request_timeout_s, patience_s
-        self._prepared: Any = None
-
-    async def _call_s3(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        async for attempt in AsyncRetrying(retry=retry_if_exception(is_transient), **_patience(self._patience_s)):
-            with attempt:
-                await self._prepare()
-                return await asyncio.wait_for(super()._call_s3(method, *arguments, **keywords), self._longest_s)
-        raise AssertionError("an attempt returns or raises")
-
-    call_s3 = sync_wrapper(_call_s3)
-
-    async def _prepare(self) -> None:
-        """Remove "Expect: 100-continue": botocore waits for its answer without a time limit if the server is silent."""
-        client = await self.set_session()
-        if client is not self._prepared:
-            client.meta.events.unregister("before-call.s3", add_expect_header)
-            self._prepared = client
-
-
-def _patience(seconds: float) -> dict[str, Any]:
-    """Return tenacity's options: exponential waits of up to 5 s, and an end after `seconds`."""
-    return {
-        "stop": stop_after_delay(seconds),
-        "wait": wait_random_exponential(multiplier=0.1, max=5),
-        "before_sleep": _log_failure,
-        "reraise": True,
-    }
-
-
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same call may succeed later, because the network or the server failed, not the request."""
-    if answer := _answer(error):
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        failed = status >= 500 and status != _NOT_IMPLEMENTED
-        return failed or status in (408, 409, 429) or _error_code(error) in _TRANSIENT
-    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
-        return False
-    if isinstance(error, BotoCoreError):
-        return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError))
-    return isinstance(error, (OSError, TimeoutError, ResponseParserError, aiohttp.ClientError))
+    """Return whether the same request may succeed later, because the network or the server failed, not the request."""
+    if isinstance(error, ClientError):
+        status, code = _status(error), _code(error)
+        return (status >= 500 and status != _NOT_IMPLEMENTED) or status in (408, 409, 429) or code in _TRANSIENT
+    return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError, ResponseParserError))
 
 
-def _answer(error: BaseException) -> dict[str, Any]:
-    """Return S3's answer that led to an error; empty if the server did not answer."""
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    return dict(cause.response) if isinstance(cause, ClientError) else {}
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _error_code(error: BaseException) -> str:
-    return str(_answer(error).get("Error", {}).get("Code", ""))
-
-
-def _log_failure(state: RetryCallState) -> None:
-    assert state.outcome is not None
-    number = state.attempt_number
-    if number >= _FIRST_LOGGED and number & (number - 1) == 0:  # 4, 8, 16 …
-        logger.warning("S3: attempt %d failed: %r", number, state.outcome.exception())
+def _code(error: BaseException | None) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 class S3Backend:
@@ -141,30 +64,33 @@ class S3Backend:
 
     Args:
         request_timeout_s: a request without an answer for so many seconds is sent again.
-        patience_s: how many seconds a call is retried before it fails.
+        patience_s: how many seconds a request is repeated before it fails.
     """
 
     def __init__(self, request_timeout_s: float, patience_s: float) -> None:
-        self._request_timeout_s, self._patience_s = request_timeout_s, patience_s
-        self._fs = PatientFileSystem(
-            request_timeout_s,
-            patience_s,
-            use_listings_cache=False,  # cached listings never expire and would hide what others write
-            skip_instance_cache=True,  # fsspec's cache ignores that the environment may have changed
+        config = Config(
+            connect_timeout=min(10.0, request_timeout_s),
+            read_timeout=request_timeout_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=32,
         )
-        self._bucket_exists = False
+        self._client: Any = botocore.session.get_session().create_client("s3", config=config)
+        self._patience_s = patience_s
+        self._retrying = Retrying(
+            retry=retry_if_exception(is_transient),
+            stop=stop_after_delay(patience_s),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            before_sleep=_log_failure,
+            reraise=True,
+        )
 
     def size(self, path: str) -> int:
-        try:
-            return int(self._call("head_object", path)["ContentLength"])
-        except FileNotFoundError:
-            if not self._bucket_exists:  # the answer does not say whether only the object is absent
-                self._check_bucket(path.partition("/")[0])
-                self._bucket_exists = True
-            raise
+        """Return the size. If the bucket does not exist, so does not the object: the next read or write says why."""
+        return int(self._call("head_object", path)["ContentLength"])
 
     def read(self, path: str) -> bytes:
-        return bytes(self._patiently(path, lambda: self._fs.cat_file(path, max_concurrency=1)))
+        data: bytes = self._call("get_object", path)["Body"]
+        return data
 
     def write(self, path: str, data: bytes) -> None:
         self._call("put_object", path, Body=data)
@@ -174,133 +100,109 @@ class S3Backend:
             self._call("put_object", path, Body=data, IfNoneMatch="*")
         except FileExistsError:
             return False
-        except OSError as error:
-            if _error_code(error) not in _CONFLICT:
-                raise
-            return False
         return True
 
     def upload(self, path: str, source: Path) -> None:
         size = source.stat().st_size
-        options = {"chunksize": max(PART_BYTES, math.ceil(size / MAX_PARTS)), "max_concurrency": PARTS_AT_ONCE}
-        self._patiently(path, lambda: self._fs.put_file(str(source), path, **options), _is_worth_uploading_again)
+        if size <= PART_BYTES:
+            self.write(path, source.read_bytes())
+            return
+        part_size = max(PART_BYTES, math.ceil(size / MAX_PARTS))
+        upload = self._call("create_multipart_upload", path)["UploadId"]
+
+        def send(number: int) -> dict[str, Any]:
+            with source.open("rb") as file:
+                file.seek((number - 1) * part_size)
+                data = file.read(part_size)
+            sent = self._call("upload_part", path, UploadId=upload, PartNumber=number, Body=data)
+            return {"PartNumber": number, "ETag": sent["ETag"]}
+
+        with ThreadPoolExecutor(PARTS_AT_ONCE) as senders:
+            parts = list(senders.map(send, range(1, math.ceil(size / part_size) + 1)))
+        try:
+            self._call("complete_multipart_upload", path, UploadId=upload, MultipartUpload={"Parts": parts})
+        except FileNotFoundError as error:
+            if _code(error.__cause__) != "NoSuchUpload":  # it was completed, but the answer was lost
+                raise
         if (stored := self.size(path)) != size:
             raise StorageError(f"{self.uri(path)} has {stored} bytes after an upload of {size}: the server lost some")
 
     def download(self, path: str, target: Path) -> str:
         size, digest = self.size(path), hashlib.sha256()
-        with target.open("wb") as file:
-            for begin in range(0, size, PARTS_AT_ONCE * PART_BYTES):
-                for part in self._parts(path, begin, min(size, begin + PARTS_AT_ONCE * PART_BYTES)):
+
+        def fetch(start: int) -> bytes:
+            part: bytes = self._call("get_object", path, Range=f"bytes={start}-{start + PART_BYTES - 1}")["Body"]
+            return part
+
+        with target.open("wb") as file, ThreadPoolExecutor(PARTS_AT_ONCE) as fetchers:
+            for begin in range(0, size, PARTS_AT_ONCE * PART_BYTES):  # not all at once: they would all be in memory
+                end = min(size, begin + PARTS_AT_ONCE * PART_BYTES)
+                for part in fetchers.map(fetch, range(begin, end, PART_BYTES)):
                     file.write(part)
                     digest.update(part)
         return digest.hexdigest()
-
-    def _parts(self, path: str, begin: int, end: int) -> list[bytes]:
-        """Fetch the bytes `begin` to `end` in parallel parts."""
-        starts = list(range(begin, end, PART_BYTES))
-        ends = [*starts[1:], end]
-        paths = [path] * len(starts)
-        return self._patiently(path, lambda: list(self._fs.cat_ranges(paths, starts, ends, on_error="raise")))
 
     def delete(self, path: str) -> None:
         self._call("delete_object", path)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        for bucket, page in self._pages("list_objects_v2", prefix, ContinuationToken="NextContinuationToken"):
-            for entry in page.get("Contents", []):
-                yield ObjectInfo(f"{bucket}/{entry['Key']}", int(entry["Size"]), entry["LastModified"].timestamp())
-
-    def uploads(self, prefix: str) -> list[Upload]:
-        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        return [
-            Upload(f"{bucket}/{entry['Key']}", entry["UploadId"], entry["Initiated"].timestamp())
-            for bucket, page in self._pages("list_multipart_uploads", prefix, **markers)
-            for entry in page.get("Uploads", [])
-        ]
-
-    def _pages(self, method: str, prefix: str, **markers: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """List page by page; `markers` names the argument for the next page that a field of each page holds."""
         bucket, _, start = prefix.partition("/")
         following: dict[str, str] = {}
         while True:
-            page = self._call(method, bucket, Prefix=start, **following)
-            yield bucket, page
+            page = self._call("list_objects_v2", bucket, Prefix=start, **following)
+            for entry in page.get("Contents", []):
+                yield ObjectInfo(f"{bucket}/{entry['Key']}", int(entry["Size"]), entry["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return
-            following = {argument: page[field] for argument, field in markers.items()}
-
-    def abort_upload(self, upload: Upload) -> None:
-        try:
-            self._call("abort_multipart_upload", upload.path, UploadId=upload.id)
-        except FileNotFoundError as error:
-            if _error_code(error) != "NoSuchUpload":  # completed or aborted meanwhile
-                raise
-
-    def begin_upload(self, path: str) -> Upload:
-        """Begin a multipart upload without sending parts, so that `doctor` can list and abort it."""
-        return Upload(path, self._call("create_multipart_upload", path)["UploadId"], time.time())
-
-    def settings(self, method: str, path: str) -> dict[str, Any]:
-        """Return the bucket settings that `method` (`get_bucket_versioning` …) reads; empty if there are none."""
-        try:
-            return self._call(method, path)
-        except OSError as error:
-            if _error_code(error).endswith(("NotFoundError", "NoSuchLifecycleConfiguration")):
-                return {}
-            raise
-
-    def another(self, patience_s: float | None = None) -> "S3Backend":
-        """Return a backend for the same place with its own connections and, if given, another patience."""
-        return S3Backend(self._request_timeout_s, self._patience_s if patience_s is None else patience_s)
+            following = {"ContinuationToken": page["NextContinuationToken"]}
 
     def uri(self, path: str) -> str:
         return f"s3://{path}"
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request; s3fs leaves out `Key` where a method knows none."""
+        """Send a request, repeat it after transient errors, and return the answer with its whole body.
+
+        Raises:
+            FileNotFoundError, FileExistsError: the answer says so; the cause is botocore's error.
+            UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
+        """
         bucket, _, key = path.partition("/")
-        return dict(self._patiently(path, lambda: self._fs.call_s3(method, Bucket=bucket, Key=key, **arguments)))
+        target = {"Bucket": bucket, "Key": key} if key else {"Bucket": bucket}
 
-    def _check_bucket(self, bucket: str) -> None:
-        try:
-            self._call("head_bucket", bucket)
-        except FileNotFoundError as error:
-            raise _no_bucket(bucket) from error
-        except UnavailableError as error:
-            if not isinstance(error.__cause__, PermissionError):  # reads and writes may be allowed all the same
-                raise
+        def attempt() -> dict[str, Any]:
+            answer: dict[str, Any] = getattr(self._client, method)(**target, **arguments)
+            return answer | {"Body": answer["Body"].read()} if "Body" in answer else answer
 
-    def _patiently(
-        self,
-        path: str,
-        attempt: Callable[[], T],
-        repeat: Callable[[BaseException], bool] = is_transient,
-    ) -> T:
-        """Run `attempt`, which may send many requests, and repeat all of it while `repeat` says so of its error."""
-        retrying = Retrying(retry=retry_if_exception(repeat), **_patience(self._patience_s))
         try:
-            return retrying(attempt)
-        except PermissionError as error:
-            raise UnavailableError(f"{self.uri(path)}: {error}. {_remedy(error)}") from error
-        except FileNotFoundError as error:
-            if _error_code(error) == "NoSuchBucket":
-                raise _no_bucket(path.partition("/")[0]) from error
-            raise
-        except Exception as error:
+            return self._retrying(attempt)
+        except (ClientError, BotoCoreError, ResponseParserError) as error:
             if is_transient(error):
                 raise UnavailableError(
                     f"{self.uri(path)}: no success within {self._patience_s:g} s: {error!r}. "
                     "Committed versions are safe; run the same command again to continue from them"
                 ) from error
-            if isinstance(error, BotoCoreError):  # no credentials, expired credentials, or no region
-                raise UnavailableError(f"{self.uri(path)}: {error}. {_CREDENTIALS}") from error
-            raise
+            if _code(error) == "NoSuchBucket":
+                raise UnavailableError(f"there is no bucket {bucket!r}: create it, or correct storage.root") from error
+            if isinstance(error, ClientError) and (raised := _ERRORS.get(_status(error))):
+                raise raised(f"{self.uri(path)}: {error}") from error
+            refusal = PermissionError(str(error))  # no or expired credentials, no region, or what S3 refuses
+            raise UnavailableError(f"{self.uri(path)}: {error}. {_remedy(error)}") from refusal
 
 
-def _remedy(refusal: PermissionError) -> str:
+_ERRORS = {404: FileNotFoundError, 412: FileExistsError}
+
+
+def _log_failure(state: RetryCallState) -> None:
+    assert state.outcome is not None
+    number = state.attempt_number
+    if number >= _FIRST_LOGGED and number & (number - 1) == 0:  # 4, 8, 16 …
+        logger.warning("S3: attempt %d failed: %r", number, state.outcome.exception())
+
+
+def _remedy(error: BaseException) -> str:
     """Say what to do about a refusal; the answer to a HEAD request has no text that would say why, but the time."""
-    date = _answer(refusal).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    answer = error.response.get("ResponseMetadata", {}) if isinstance(error, ClientError) else {}
+    date = answer.get("HTTPHeaders", {}).get("date")
     ahead_s = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
         return _CREDENTIALS
@@ -308,15 +210,3 @@ def _remedy(refusal: PermissionError) -> str:
         f"The clock of this host is {abs(ahead_s) / 60:.0f} minutes {'ahead of' if ahead_s > 0 else 'behind'} the "
         "server's; S3 refuses what is signed with a wrong time. Set it, and keep it right with NTP"
     )
-
-
-def _no_bucket(name: str) -> UnavailableError:
-    return UnavailableError(f"there is no bucket {name!r}: create it, or correct storage.root")
-
-
-def _is_worth_uploading_again(error: BaseException) -> bool:
-    """Return whether to repeat an upload: after transient errors, and after NoSuchUpload.
-
-    The server answers NoSuchUpload if it completed a multipart upload but its answer was lost.
-    """
-    return is_transient(error) or _error_code(error) == "NoSuchUpload"

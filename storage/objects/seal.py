@@ -10,8 +10,6 @@ from pydantic import ValidationError
 from storage.errors import DamagedError
 
 _DIGEST = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n\}\n\Z')
-_SHOWN = 3
-"""Number of fields that a message names."""
 
 
 def seal(values: dict[str, Any]) -> bytes:
@@ -58,13 +56,3 @@ def newer(error: Exception) -> str:
         return ""
     details = [detail for detail in error.errors() if detail["type"] in ("extra_forbidden", "literal_error")]
     return ", ".join(f"{'.'.join(map(str, detail['loc']))}={detail['input']!r}" for detail in details)
-
-
-def field_errors(error: ValidationError) -> str:
-    """Name the first wrong fields of a record, each with its reason, on one line.
-
-    Example: "kind: Input should be a valid string; version: Field required"
-    """
-    details = error.errors(include_url=False, include_input=False)
-    named = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}".removeprefix(": ") for detail in details[:_SHOWN]]
-    return "; ".join(named) + (f"; and {len(details) - _SHOWN} more" if len(details) > _SHOWN else "")

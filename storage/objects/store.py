@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from configs.storage import Storage
 from storage.errors import StorageError
-from storage.objects.interface import Backend, ObjectInfo, Upload, check_key
+from storage.objects.interface import Backend, ObjectInfo, check_key
 from storage.objects.local import LocalBackend, MemoryBackend
 
-__all__ = ["ObjectInfo", "Store", "Upload", "has_content", "in_parallel", "sha256"]
+__all__ = ["ObjectInfo", "Store", "has_content", "in_parallel", "sha256"]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -33,15 +33,12 @@ class Store:
     """
 
     def __init__(self, root: str, request_timeout_s: float = REQUEST_TIMEOUT_S, patience_s: float = PATIENCE_S) -> None:
-        if not root:
-            raise StorageError("root '': give a local folder, memory://name or s3://bucket/prefix")
         scheme, separator, rest = root.partition("://")
         self.root = root if separator else root.rstrip("/") or root
-        self._request_timeout_s = request_timeout_s
         self.positions: dict[str, int] = {}
         """Known lengths of logs by their prefix, for `storage.logs.log`."""
         self.backend: Backend
-        if not separator:
+        if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
         elif scheme == "memory":
             self.backend, self._base = MemoryBackend(), f"/{rest.strip('/')}"
@@ -55,11 +52,7 @@ class Store:
     @classmethod
     def of(cls, settings: Storage) -> "Store":
         """Open the store that the `storage` section of a configuration names."""
-        return cls(settings.root, REQUEST_TIMEOUT_S, PATIENCE_S)
-
-    def with_patience(self, patience_s: float) -> "Store":
-        """Return a store of the same place that retries an operation for `patience_s` seconds."""
-        return Store(self.root, self._request_timeout_s, patience_s)
+        return cls(settings.root)
 
     @property
     def is_local(self) -> bool:
@@ -114,19 +107,8 @@ class Store:
 
     def walk(self, folder: str = "") -> Iterator[ObjectInfo]:
         """List all objects under `folder`, with keys as paths, to find objects that no manifest or log names."""
-        for item in self.backend.walk(self._folder(folder)):
+        for item in self.backend.walk(f"{self.path(folder)}/" if folder else f"{self._base}/"):
             yield replace(item, path=item.path.removeprefix(f"{self._base}/"))
-
-    def uploads(self, folder: str = "") -> list[Upload]:
-        """Return the unfinished multipart uploads under `folder`, with keys as paths."""
-        uploads = self.backend.uploads(self._folder(folder))
-        return [replace(upload, path=upload.path.removeprefix(f"{self._base}/")) for upload in uploads]
-
-    def abort_upload(self, upload: Upload) -> None:
-        self.backend.abort_upload(replace(upload, path=self.path(upload.path)))
-
-    def _folder(self, folder: str) -> str:
-        return f"{self.path(folder)}/" if folder else f"{self._base}/"
 
 
 def in_parallel(function: Callable[[A], B], items: Iterable[A], threads: int = 16) -> list[B]:

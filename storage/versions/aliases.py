@@ -1,7 +1,7 @@
 """Aliases: names that point at versions and can be moved, such as `champion`, `demo/latest` or the user's own names.
 
 An alias is a numbered log. Each entry (a move) names the version that the alias points at from then on. So moving an
-alias is a compare-and-swap, and its history is kept.
+alias is a compare-and-swap, and its history is kept. Aliases are found by listing their folder.
 """
 
 import getpass
@@ -9,17 +9,12 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from configs.safety import check_plain
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError
-from storage.logs import catalog
 from storage.logs.log import Log
 from storage.objects.interface import check_key
 from storage.objects.store import Store
 from storage.versions.manifests import as_parent, read_bytes
-
-_LONGEST = 200
-"""Most characters of a new name, so that it fits into a file name and into a key everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +64,19 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
 
     Raises:
         AliasMovedError: another writer has moved the alias.
-        StorageError: `version` does not exist or was collected by gc, `name` is not a valid alias name, or `reason`
-            cannot be stored.
+        StorageError: `version` does not exist or was collected by gc, or `name` is not a valid alias name.
     """
-    if expected is None and len(name) > _LONGEST:
-        raise StorageError(f"alias name {name[:40]!r}… has {len(name):,} characters: give it {_LONGEST} at most")
     log, target = _log(store, name), as_parent(store, version)
     number, at = 0 if expected is None else expected + 1, datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
-    try:
-        check_plain(entry)
-    except ValueError as error:
-        raise StorageError(str(error)) from None
     _refuse_collected(store, version)
-    is_next = log.length() == number
-    if is_next and number == 0:  # aliases are listed from the catalog
-        catalog.enter(store, name, "alias", [version], "")
-    if not is_next or not log.put(number, entry):
+    if log.length() != number or not log.put(number, entry):
         newest = current(store, name)
         where = f"at {newest.version} by move {newest.number} of {newest.by}" if newest else "nowhere"
         raise AliasMovedError(
             f"alias {name!r} was moved by another writer: it points {where}. Check this, then move it"
         )
-    try:
-        _refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
-    except DamagedError:
-        if number:  # point it back to where it pointed
-            log.put(number + 1, log.read(number - 1) | {"reason": f"move {number} was to a version that gc took"})
-        raise
+    _refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
     return Move(number, **entry)
 
 
@@ -123,7 +103,7 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
     A rollback is a new move, so the history keeps everything.
 
     Raises:
-        StorageError: there is no such alias or move, or the version was changed since that move.
+        StorageError: there is no such alias or move, or the version is gone.
     """
     log = _log(store, name)
     moves = log.length()
@@ -131,50 +111,33 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
     if not 0 <= number < moves:
         raise StorageError(f"alias {name!r} has {moves} moves in its history: there is no such move to go back to")
     target = _read(log, number)
-    if as_parent(store, target.version).sha256 != target.sha256:
-        raise DamagedError(
-            f"{store.uri(target.version)} is not the version that alias {name!r} pointed at: it was changed"
-        )
     return move(store, name, target.version, moves - 1, reason or f"roll back to move {target.number}", by)
 
 
-def names(store: Store) -> list[str]:
-    """List all aliases.
-
-    Raises:
-        DamagedError: the catalog is damaged.
-    """
-    entered = {entry.version for entry in catalog.read_all(store) if entry.kind == "alias"}
-    return sorted(name for name in entered if _log(store, name).length())  # an entry is written before its alias
-
-
-def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
-    """Read where every alias points, and collect an error for each damaged alias or catalog entry.
-
-    Raises:
-        UnavailableError: the store does not answer.
-    """
-    entries, damaged = catalog.read_undamaged(store)
-    found: dict[str, Move] = {}
-    for name in sorted({entry.version for entry in entries if entry.kind == "alias"}):
-        try:
-            if newest := current(store, name):
-                found[name] = newest
-        except DamagedError as error:
-            damaged.append(error)
-    return found, damaged
-
-
-def listed(store: Store) -> dict[str, int]:
-    """Find all aliases and their numbers of moves by listing the store, even if the catalog or a log lost entries.
-
-    gc relies on it, because it must overlook no alias.
-    """
+def names(store: Store) -> dict[str, int]:
+    """Find all aliases and their numbers of moves by listing, even if a log lost entries."""
     moves: dict[str, int] = {}
     for item in store.walk(layout.alias("").rstrip("/")):
         if (entry := layout.entry_of(item.path)) and (name := name_of(entry[0])):
             moves[name] = max(moves.get(name, 0), entry[1] + 1)
-    return moves
+    return dict(sorted(moves.items()))
+
+
+def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
+    """Read where every alias points, and collect an error for each damaged one.
+
+    Raises:
+        UnavailableError: the store does not answer.
+    """
+    found: dict[str, Move] = {}
+    damaged: list[StorageError] = []
+    for name, moves in names(store).items():
+        try:
+            if newest := current(store, name, moves):
+                found[name] = newest
+        except DamagedError as error:
+            damaged.append(error)
+    return found, damaged
 
 
 def name_of(log: str) -> str | None:

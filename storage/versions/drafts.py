@@ -96,14 +96,16 @@ class Draft:
 
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
         """Hash and upload the local file `path` as `name`."""
+        self.files.append(file := self._upload(path, name, rows))
+        return file
+
+    def _upload(self, path: Path, name: str, rows: int | None) -> File:
         key = f"{self.version}/{self.nonce}/{name}"
         with ThreadPoolExecutor(1) as hashing:  # during the upload, which mostly waits
             digest = hashing.submit(sha256, path)
             self.store.put(key, path)
-        file = File(name=name, path=key, bytes=path.stat().st_size, rows=rows, sha256=digest.result())
-        self.files.append(file)
         self._sources[name] = path
-        return file
+        return File(name=name, path=key, bytes=path.stat().st_size, rows=rows, sha256=digest.result())
 
     def accept(self, files: Iterable[File]) -> None:
         """Take over files that other processes have added under this nonce, sorted by name."""
@@ -111,7 +113,8 @@ class Draft:
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         """`add` a shard of a data set. A draft with a journal also stores `notes` (`JournaledDraft`)."""
-        return self.add(path, name, rows)
+        self.accept_shards([Shard(self._upload(path, name, rows), notes)])
+        return self.files[-1]
 
     def accept_shards(self, shards: Sequence[Shard]) -> None:
         """`accept` the shards that other processes have written. A draft with a journal also stores their notes."""
@@ -187,10 +190,11 @@ class JournaledDraft(Draft):
     entries of the journal are then
 
     0  {"attempt": "9e41…", "adopted": []}
-    1  {"attempt": "9e41…", "file": {"name": "part-00000.parquet", …}, "notes": […]}
-    2  {"attempt": "9e41…", "file": {"name": "part-00001.parquet", …}, "notes": […]}
+    1  {"attempt": "9e41…", "shards": [{"file": {"name": "part-00000.parquet", …}, "notes": […]}]}
+    2  {"attempt": "9e41…", "shards": [{"file": {"name": "part-00001.parquet", …}, "notes": […]}]}
     3  {"attempt": "77c2…", "adopted": ["<version>/9e41…/part-00000.parquet", "<version>/9e41…/part-00001.parquet"]}
-    4  {"attempt": "77c2…", "shards": [{"file": {…}, "notes": […]}, …]}    several, which other processes have written
+
+    Earlier programs wrote `file` and `notes` of a single shard into the entry itself.
 
     Args:
         store: the store of the version.
@@ -205,14 +209,8 @@ class JournaledDraft(Draft):
         self._log = Log(store, layout.journal(version))
         self._claim()
 
-    def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
-        """`add` a shard and enter it into the journal, so that a later attempt finds it."""
-        file = super().add_shard(path, name, rows, notes)
-        self._enter({"file": file.model_dump(), "notes": notes})
-        return file
-
     def accept_shards(self, shards: Sequence[Shard]) -> None:
-        """Take over shards that other processes have added, with one entry for all of them."""
+        """Take over shards that this or other processes have added, with one entry for all of them."""
         super().accept_shards(shards)
         self._enter({"shards": [{"file": shard.file.model_dump(), "notes": shard.notes} for shard in shards]})
 

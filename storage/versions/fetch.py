@@ -17,8 +17,7 @@ from pathlib import Path
 
 from configs.storage import Storage
 from storage import layout
-from storage.errors import DamagedError, StorageError, first_few
-from storage.objects.interface import check_key
+from storage.errors import DamagedError, first_few
 from storage.objects.store import Store, has_content, sha256
 from storage.versions.manifests import File, Manifest
 
@@ -51,7 +50,7 @@ def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
 
 def fetch_file(store: Store, file: File, folder: Path) -> Path:
     """Fetch `file` as `fetch` does."""
-    path = Path(store.path(file.path)) if store.is_local else folder / check_key(file.path)
+    path = Path(store.path(file.path)) if store.is_local else folder / file.path
     if store.is_local:
         if not path.is_file():  # reading a pipe or a device may never end
             raise _missing(store, file)
@@ -179,16 +178,9 @@ def strays(store: Store, manifest: Manifest) -> list[str]:
 
 
 def scratch_of(folder: Path, run: str) -> Path:
-    """Make and return the folder of a cache for a run's files before they are stored.
-
-    Raises:
-        StorageError: it cannot be created.
-    """
+    """Make and return the folder of a cache for a run's files before they are stored."""
     scratch = folder / "scratch" / run
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"storage.cache={str(folder)!r} cannot be used: {error}") from error
+    scratch.mkdir(parents=True, exist_ok=True)
     return scratch
 
 

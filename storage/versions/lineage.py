@@ -78,7 +78,7 @@ def descendants(store: Store, version: str) -> list[Node]:
     """
     children: dict[str, list[str]] = {}
     for entry in catalog.read_all(store):
-        for parent in entry.parents if entry.kind != "alias" else []:
+        for parent in entry.parents:
             children.setdefault(parent, []).append(entry.version)
     nodes: list[Node] = []
     reached, level, depth = {version}, [version], 1

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from storage.objects.interface import ObjectInfo, Upload
+from storage.objects.interface import ObjectInfo
 from storage.objects.store import Store
 
 PUTS_A_SECOND, GETS_A_SECOND = 3_500, 5_500
@@ -64,12 +64,6 @@ class SimulatedBackend:
         return (
             ObjectInfo(path, len(data), 0.0) for path, data in sorted(self._objects.items()) if path.startswith(prefix)
         )
-
-    def uploads(self, prefix: str) -> list[Upload]:
-        return []
-
-    def abort_upload(self, upload: Upload) -> None:
-        raise NotImplementedError
 
     def uri(self, path: str) -> str:
         return f"simulated://{path}"

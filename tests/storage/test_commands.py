@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from storage.logs.log import Log
 from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
-from tests.support.paths import ROOT
 from tests.support.programs import call_program
 
 
@@ -94,16 +91,14 @@ def test_show_and_diff(filled: Store) -> None:
 
 def test_lineage_both_ways(filled: Store) -> None:
     """Lineage leads down to the beginning of the run, and up to the versions made from a data set."""
-    down = [row["version"] for row in data(filled.root, "lineage", "r/latest")]
-    assert set(down) == {
-        layout.checkpoint("r", 1),
-        layout.checkpoint("r", 0),
+    down = {row["version"] for row in data(filled.root, "lineage", "r/latest")}
+    assert down == {
+        *(layout.checkpoint("r", number) for number in (0, 1)),
         layout.trajectories("r", 0),
         layout.run("r"),
     }
     up = [row["version"] for row in data(filled.root, "lineage", layout.trajectories("r", 0), "--up")]
-    assert layout.checkpoint("r", 1) in up
-    assert layout.checkpoint("r", 0) not in up
+    assert up == [layout.checkpoint("r", 1)]
 
 
 def test_verify_ends_with_1_after_damage(filled: Store) -> None:
@@ -142,13 +137,6 @@ def test_gc_deletes_nothing_by_default(filled: Store) -> None:
     assert {item.path for item in filled.walk()} == before
 
 
-def test_doctor(tmp_path: Path) -> None:
-    """`doctor` finds nothing wrong with a healthy place, and leaves no files there."""
-    root = str(tmp_path / "new")
-    assert all(check["ok"] is not False for check in data(root, "doctor"))
-    assert [path for path in Path(root).rglob("*") if path.is_file()] == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,27 +152,19 @@ def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: lis
 
 
 def test_help() -> None:
-    """Every command prints its usage, also in a process of its own."""
     for command in COMMANDS:
         assert f"usage: python -m storage {command}" in call(".", command, "--help")
-    command_line = [sys.executable, "-m", "storage", "--help"]
-    assert "usage: python -m storage" in subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def test_repair_under_its_former_name(filled: Store) -> None:
-    """Commands that read a damaged catalog fail and name the remedy, `repair`. `mend`, its former name, still works.
-
-    After the repair all versions are found again.
-    """
-    filled.write(f"{layout.CATALOG}/00000001.json", b"{")
+    """Commands that read a damaged catalog name the remedy, `repair`; `mend`, its former name, still works."""
+    damaged = f"{layout.CATALOG}/00000001.json"
+    filled.write(damaged, b"{")
     assert "`python -m storage repair` replaces it" in call(filled.root, "ls", "-n", "9", status=1)
     findings = data(filled.root, "verify", status=1)["findings"]  # the others: this store's data are made up
-    assert [finding["object"] for finding in findings[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
-    assert data(filled.root, "mend") == {
-        "filled": [f"{layout.CATALOG}/00000001.json"],
-        "entered": [layout.checkpoint("r", 0)],
-    }
-    assert not [finding for finding in data(filled.root, "verify", status=1)["findings"] if "catalog" in str(finding)]
+    assert {finding["object"] for finding in findings[:2]} == {damaged, layout.CATALOG}
+    assert data(filled.root, "mend") == {"filled": [damaged], "entered": [layout.checkpoint("r", 0)]}
+    assert "catalog" not in str(data(filled.root, "verify", status=1)["findings"])
     assert len(data(filled.root, "ls")) == 4
 
 
@@ -223,6 +203,7 @@ def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
     [
         ("ls", Path.exists),
         ("ls", Path.mkdir),
+        ("ls", Path.touch),
         ("verify", Path.exists),
         ("mend", Path.exists),
         ("show runs/r/run", Path.exists),
@@ -238,12 +219,6 @@ def test_a_root_without_objects_is_refused(command: str, make: Callable[[Path], 
     assert not list(tmp_path.glob("vra/*"))
 
 
-def test_a_file_is_refused_as_root(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    printed = call(f"{tmp_path}/file", "ls", status=1)
-    assert printed.endswith("Not a directory: a file is in the way; check the store's root\n")
-
-
 def test_a_prefix_without_objects_is_refused(any_store: Store) -> None:
     """S3 has no folders, so a prefix exists only if it holds an object. Any single object is enough."""
     with pytest.raises(StorageError, match="nothing is stored in"):
@@ -256,10 +231,8 @@ def test_a_prefix_without_objects_is_refused(any_store: Store) -> None:
     ("line", "message"),
     [
         ("gc --keep-last 0", "argument --keep-last: '0' is not a whole number of at least 1"),
-        ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is not a number of at least 0"),
-        ("gc --older-than-hours x", "argument --older-than-hours: 'x' is not a number of at least 0"),
+        ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is not a whole number of at least 0"),
         ("ls -n x", "argument -n/--last: 'x' is not a whole number of at least 1"),
-        ("ls -n 9999999999", "argument -n/--last: '9999999999' is too large: 1,000,000,000 at most"),
         ("alias rollback a --to -1", "argument --to: '-1' is not a whole number of at least 0"),
     ],
 )

@@ -6,7 +6,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -65,37 +64,6 @@ def test_the_second_writer_waits_if_asked(store: Store, caplog: pytest.LogCaptur
     assert taken[0][1] >= released
 
 
-def test_signs_of_life_keep_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The holder keeps the lease for longer than the time to live, which counts from its last sign of life.
-
-    On the clock of the waiting writer each sign of life takes half of the time to live, so a machine that pauses does
-    not fail the test.
-    """
-    root, write, written = f"memory://{tmp_path.name}", Store.write, list[str]()
-    taken = threading.Event()
-
-    def write_and_count(self: Store, key: str, data: bytes) -> None:
-        write(self, key, data)
-        written.append(key)
-
-    monkeypatch.setattr(Store, "write", write_and_count)
-    clock = SimpleNamespace(monotonic=lambda: len(written) * TTL_S / 2, sleep=time.sleep)
-    monkeypatch.setattr("storage.logs.leases.time", clock)
-
-    def second() -> None:
-        with Lease(Store(root), "r", when_held="wait"):
-            taken.set()
-
-    thread = threading.Thread(target=second)
-    with Lease(Store(root), "r", ttl_s=TTL_S) as held:
-        thread.start()
-        while len(written) < 6:
-            assert not taken.wait(0.1)
-        held.check()
-    assert taken.wait(600)
-    thread.join()
-
-
 def _hold(root: str, ready: "multiprocessing.synchronize.Event") -> None:
     with Lease(Store(root), "r", ttl_s=600):
         ready.set()
@@ -125,26 +93,19 @@ def hold_elsewhere(store: Store, ttl_s: float) -> None:
     Log(store, layout.lease("r")).put(0, {"holder": holder, "label": "", "at": "2026", "ttl_s": ttl_s})
 
 
-def test_a_silent_holder_elsewhere_is_replaced_after_its_time_to_live(store: Store) -> None:
-    """The time is measured on the clock of the waiting writer; the clock of the other machine is never read."""
-    hold_elsewhere(store, ttl_s=1.0)
-    started = time.monotonic()
-    with Lease(store, "r", ttl_s=1.0) as lease:
-        assert lease.token == 1
-    assert time.monotonic() - started >= 1.0
-
-
-@pytest.mark.parametrize("sign", [None, b"{"], ids=["none", "damaged"])
-@pytest.mark.parametrize("entry", ["whole", "damaged"])
-def test_damage_does_not_block_a_run(sign: bytes | None, entry: str, store: Store) -> None:
-    """A damaged sign of life is ignored, and the time to live of the waiting writer replaces an unknown one."""
-    hold_elsewhere(store, ttl_s=0.3)
-    if entry == "damaged":
-        store.write(layout.lease("r") + "/00000000.json", b"{")
+@pytest.mark.parametrize("entry", [None, b"{"], ids=["whole entry", "damaged entry"])
+@pytest.mark.parametrize("sign", [None, b"{"], ids=["no sign", "damaged sign"])
+def test_a_silent_holder_elsewhere_is_replaced(sign: bytes | None, entry: bytes | None, store: Store) -> None:
+    """The time to live is measured on the clock of the waiting writer, whose own replaces one that is unknown."""
+    hold_elsewhere(store, ttl_s=0.5)
+    if entry:
+        store.write(layout.lease("r") + "/00000000.json", entry)
     if sign:
         store.write(layout.beat("r", 0), sign)
-    with Lease(store, "r", ttl_s=0.3) as lease:
+    started = time.monotonic()
+    with Lease(store, "r", ttl_s=0.5) as lease:
         assert lease.token == 1
+    assert time.monotonic() - started >= 0.5
 
 
 def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:
@@ -194,18 +155,6 @@ def test_a_damaged_entry_has_an_unknown_holder(store: Store) -> None:
         assert lease.token == 1
 
 
-@pytest.mark.parametrize("lost", [0, 3])
-def test_a_deleted_entry_is_not_the_end_of_the_log(store: Store, lost: int) -> None:
-    """A writer that fills the gap does not hold the lease by that. Its token is higher than all tokens before."""
-    for _ in range(5):
-        with Lease(store, "r"):
-            pass
-    store.delete(Log(store, layout.lease("r")).key(lost))
-    with Lease(Store(store.root), "r") as lease:
-        lease.check()
-        assert lease.token == 5
-
-
 def test_a_missed_sign_of_life_does_not_lose_the_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder keeps the lease while the store fails for a moment, and writes signs of life again afterwards."""
     write, failing, failed, written = Store.write, threading.Event(), threading.Semaphore(0), threading.Event()
@@ -230,29 +179,27 @@ def test_a_missed_sign_of_life_does_not_lose_the_lease(store: Store, monkeypatch
 
 
 def test_a_lease_that_could_not_be_released(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store fails when the flow ends. The process, which lives on, still treats the lease as free."""
+    """The store fails when the flow ends. This hides no other error; the lease is held until this process ends."""
 
     def fail(*_: object) -> None:
         raise OSError("away")
 
     with monkeypatch.context() as patch, Lease(store, "r"):
         patch.setattr(Store, "write", fail)
-    assert leases.is_held(store, "r") is None
-    with Lease(store, "r") as again:
-        assert again.token == 1
+    assert leases.is_held(store, "r")
 
 
 def test_a_lost_race_stops_the_flow(store: Store) -> None:
     """If two writers commit one version in spite of the lease, the second one stops: its weights are not stored."""
     with Lease(store, "r") as lease:
         provenance = Provenance(config={}, fence=lease)
-        for expected in (None, "committed by another writer"):
-            with Draft(store, "runs/r/scores/000000/a", "scores") as draft:
-                if expected is None:
-                    assert draft.commit(provenance, []).fence == 0
-                else:
-                    with pytest.raises(StorageError, match=expected):
-                        draft.commit(provenance, [])
+        with Draft(store, "runs/r/scores/000000/a", "scores") as draft:
+            assert draft.commit(provenance, []).fence == 0
+        with (
+            Draft(store, "runs/r/scores/000000/a", "scores") as draft,
+            pytest.raises(StorageError, match="committed by another writer"),
+        ):
+            draft.commit(provenance, [])
 
 
 def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from storage.processes import folder as folders
-from storage.processes.child import Child, mark
+from storage.processes.child import Child
 from storage.processes.folder import TemporaryFolder
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
@@ -101,16 +101,6 @@ def test_a_command_that_ended_can_be_started_again(place: Path) -> None:
     child.log.unlink()
 
 
-def test_a_mark_names_one_owner() -> None:
-    """A process that inherits a mark makes its own for what it starts."""
-    code = "from storage.processes.child import mark; print(mark() == mark(), mark())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | mark(), capture_output=True, text=True
-    )
-    assert done.stdout.startswith("True")
-    assert next(iter(mark().values())) not in done.stdout
-
-
 MAKE = """
 from storage.processes.folder import TemporaryFolder
 kept = TemporaryFolder()
@@ -184,19 +174,3 @@ def test_what_another_user_leaves_hangs_nothing(
         theirs.rmdir()
     pipe.unlink()
     link.unlink()
-
-
-def test_a_folder_that_cannot_be_removed_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command that made it goes on."""
-    made = TemporaryFolder()
-    (made.path / "mount").mkdir()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "rmdir", _refuse)
-        made.remove()
-    assert capsys.readouterr().err == f"warning: {made.path} cannot be removed, and stays: [Errno 16] busy\n"
-    (made.path / "mount").rmdir()
-    made.path.rmdir()
-
-
-def _refuse(*_: object, **__: object) -> None:
-    raise OSError(16, "busy")

@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from configs.storage import Storage
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store
@@ -27,7 +28,7 @@ from storage.records import (
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import RECENT_S, fetch_all, trim
+from storage.versions.fetch import RECENT_S, fetch_all, trim_to_limit
 from tests.support.chain_helpers import file_of, key, rewrite
 from tests.support.train_helpers import make_trajectory
 
@@ -69,28 +70,18 @@ def test_the_first_commit_wins(any_store: Store) -> None:
     assert json.loads(any_store.read(layout.manifest(first.version)))["metrics"] == {"turns": 3}
 
 
-def _create(
-    root: str, number: int, start: "multiprocessing.synchronize.Barrier", wins: "multiprocessing.Queue[int]"
-) -> None:
-    start.wait()
-    if Store(root).create("the/object", f"writer {number}".encode()):
-        wins.put(number)
+def _create(root: str, number: int) -> bool:
+    return Store(root).create("the/object", f"writer {number}".encode())
 
 
 def test_create_has_one_winner_between_processes(tmp_path: Path) -> None:
     """Put-if-absent is atomic on local files, and the winner's bytes are stored."""
-    context = multiprocessing.get_context("fork")
-    for attempt in range(5):
-        root = str(tmp_path / str(attempt))
-        start, wins = context.Barrier(6), context.Queue()
-        writers = [context.Process(target=_create, args=(root, number, start, wins)) for number in range(6)]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        winner = wins.get(timeout=60)
-        assert wins.empty()
-        assert Store(root).read("the/object") == f"writer {winner}".encode()
+    with ProcessPoolExecutor(6, multiprocessing.get_context("fork")) as writers:
+        for attempt in range(5):
+            root = str(tmp_path / str(attempt))
+            won = list(writers.map(_create, [root] * 6, range(6)))
+            assert sum(won) == 1
+            assert Store(root).read("the/object") == f"writer {won.index(True)}".encode()
 
 
 def test_a_file_is_downloaded_once_by_those_who_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +105,7 @@ def test_a_file_is_downloaded_once_by_those_who_share_a_cache(tmp_path: Path, mo
 
 def test_create_recognises_its_own_object(any_store: Store) -> None:
     """A create is retried if its answer was lost. The retry succeeds if the stored bytes are the writer's own."""
-    assert any_store.create("the/object", b"mine, with a nonce")
-    assert any_store.create("the/object", b"mine, with a nonce")
-    assert not any_store.create("the/object", b"another's")
+    assert [any_store.create("the/object", data) for data in (b"mine", b"mine", b"other")] == [True, True, False]
 
 
 @pytest.mark.parametrize("key", ["../outside", "/etc/passwd", "", "runs/../../outside"])
@@ -235,9 +224,9 @@ def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_pat
         checkpoints.open_checkpoint(store, version, tmp_path / "cache")
 
 
-def test_a_checkpoint_is_opened_without_a_listing(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_opened_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing a large bucket is slow, and some users may not list."""
-    store = Store(f"s3://{bucket}/root")
+    store = Store(f"memory://{tmp_path.name}")
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     monkeypatch.setattr(store, "walk", lambda *_: pytest.fail("the store was listed"))
     checkpoints.open_checkpoint(store, version, tmp_path / "cache", state=True)
@@ -269,19 +258,25 @@ def test_committed_weights_are_not_fetched_again(tmp_path: Path) -> None:
 
 
 def test_the_cache_deletes_the_files_that_were_unused_for_longest(tmp_path: Path) -> None:
-    """`trim` stops when the cache is small enough. It keeps files used recently, versions in use and logs."""
-    long_ago = time.time() - 2 * RECENT_S
-    for age, name in enumerate(("runs/new", "runs/middle", "problems/old", "logs/oldest")):
-        path = tmp_path / name
+    """It stops when the cache is small enough. It keeps files used recently, versions in use and logs."""
+    store, long_ago = Store(f"memory://{tmp_path.name}"), time.time() - 2 * RECENT_S
+    paths = [tmp_path / name for name in ("runs/new", "runs/middle", "problems/old", "logs/oldest")]
+    for age, path in enumerate(paths):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(100))
         os.utime(path, (long_ago - age, long_ago - age))
-    assert trim(tmp_path, 150) == 200
-    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"new", "oldest"}
-    assert trim(tmp_path, 0, keep=["runs"]) == 0
-    os.utime(tmp_path / "runs/new")
-    assert trim(tmp_path, 0) == 0
+
+    def left(most: int, *keep: str) -> list[str]:
+        settings = Storage(root=store.root, cache=str(tmp_path), cache_gib=most / 2**30)
+        trim_to_limit(store, settings, keep)
+        return [path.name for path in paths if path.exists()]
+
+    assert left(150) == ["new", "oldest"]
+    assert left(1, "runs") == ["new", "oldest"]
+    os.utime(paths[0])
+    assert left(1) == ["new", "oldest"]
+    os.utime(paths[0], (long_ago, long_ago))
+    assert left(1) == ["oldest"]
 
 
 def test_a_data_set_is_no_checkpoint(store: Store, tmp_path: Path) -> None:

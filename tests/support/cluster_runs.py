@@ -33,7 +33,7 @@ def store_of(settings: list[str]) -> Store:
 
 def kinds(store: Store) -> dict[str, str]:
     """Return the kinds of all versions; names of scores and evaluations end with the hash of a protocol."""
-    return {entry.version: entry.kind for entry in catalog.read_all(store) if entry.kind != "alias"}
+    return {entry.version: entry.kind for entry in catalog.read_all(store)}
 
 
 def check_whole(store: Store, iterations: int, episodes: int = 16) -> None:
