@@ -21,7 +21,7 @@ PROGRAM = Program(
     former={"mend": COMMANDS["repair"]},
 )
 _DOCTOR_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
-"""Short limits: `doctor` reports a failing place at once instead of waiting until it recovers."""
+"""Short limits: `doctor` reports a failing store at once instead of waiting until it recovers."""
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def _open(arguments: argparse.Namespace) -> Store:
-    if arguments.command == "doctor":  # it may examine a place that is still empty
+    if arguments.command == "doctor":  # it may examine a root that is still empty
         return Store(arguments.root, **_DOCTOR_PATIENCE)
     store = Store(arguments.root)
     check_not_empty(store)

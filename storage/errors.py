@@ -2,7 +2,7 @@
 
     StorageError                 something stored cannot be used, or a request makes no sense
     ├── DamagedError             missing, damaged, collected, of the wrong kind, or written by a newer program
-    ├── UnavailableError         the place does not answer, or refuses this user
+    ├── UnavailableError         the store does not answer, or refuses this user
     └── ConflictError            another writer was faster, or holds the lease
         ├── LeaseHeldError       another flow run holds the run's lease
         ├── LeaseLostError       this flow run has lost the run's lease
@@ -10,7 +10,7 @@
         └── TakenOverError       another writer continues this version
 
 Code that can continue without one damaged version catches `DamagedError`. No code may catch `UnavailableError` and
-continue, because a place that does not answer says nothing about its objects. An absent object raises Python's
+continue, because a store that does not answer says nothing about its objects. An absent object raises Python's
 FileNotFoundError.
 """
 
@@ -26,7 +26,7 @@ class DamagedError(StorageError):
 
 
 class UnavailableError(StorageError):
-    """The place does not answer, or refuses this user."""
+    """The store does not answer, or refuses this user."""
 
 
 class ConflictError(StorageError):

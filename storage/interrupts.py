@@ -35,7 +35,6 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
 
     After a signal the status is 130 or 143, however `command` ends, and `advice` is printed.
     """
-    _open_missing()
     watch = _Watch()
     try:
         _run(watch, command, advice)
@@ -136,13 +135,6 @@ class _Watch:
         if number == _CAUGHT_UP:
             self._caught_up.set()
         return number
-
-
-def _open_missing() -> None:
-    """Open the standard streams that this process lacks; otherwise the next files and sockets get their numbers."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 def _print(line: str) -> None:

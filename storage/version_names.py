@@ -27,17 +27,17 @@ class Version(str):
     """
 
     kind: ClassVar[str]
-    place: ClassVar[re.Pattern[str]]
+    pattern: ClassVar[re.Pattern[str]]
 
     def __new__(cls, text: str) -> Self:
         """Check the name. Raises DamagedError if versions of this kind have other names."""
         if not cls.is_place(text):
-            raise DamagedError(f"{text!r} is not where {cls.kind} versions are, {cls.place.pattern}")
+            raise DamagedError(f"{text!r} is not where {cls.kind} versions are, {cls.pattern.pattern}")
         return super().__new__(cls, text)
 
     @classmethod
     def is_place(cls, text: str) -> bool:
-        return text.isprintable() and bool(cls.place.fullmatch(text))
+        return text.isprintable() and bool(cls.pattern.fullmatch(text))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
@@ -66,31 +66,31 @@ class _Numbered(Version):
 class RunVersion(Version):
     """A run's configuration."""
 
-    kind, place = "run", re.compile(rf"{_RUN}/run")
+    kind, pattern = "run", re.compile(rf"{_RUN}/run")
 
 
 class ProblemsVersion(Version):
     """A problem set."""
 
-    kind, place = "problems", re.compile(r"problems/(?!\.{1,2}$)[^/\\]+")
+    kind, pattern = "problems", re.compile(r"problems/(?!\.{1,2}$)[^/\\]+")
 
 
 class PolicyVersion(_Numbered):
     """A checkpoint; its number is the number of updates before it."""
 
-    kind, place = "checkpoint", re.compile(rf"{_RUN}/checkpoints/\d+")
+    kind, pattern = "checkpoint", re.compile(rf"{_RUN}/checkpoints/\d+")
 
 
 class TrajectoriesVersion(_Numbered):
     """The trajectories of an iteration."""
 
-    kind, place = "trajectories", re.compile(rf"{_RUN}/trajectories/\d+")
+    kind, pattern = "trajectories", re.compile(rf"{_RUN}/trajectories/\d+")
 
 
 class EvaluationVersion(TrajectoriesVersion):
     """The trajectories of an evaluation; its number is the policy version. Older stores name no set and protocol."""
 
-    kind, place = "evaluation", re.compile(rf"{_RUN}/evaluations/\d+(/[^/]+/[^/]+)?")
+    kind, pattern = "evaluation", re.compile(rf"{_RUN}/evaluations/\d+(/[^/]+/[^/]+)?")
 
     @property
     def set_name(self) -> str | None:
@@ -107,7 +107,7 @@ class ScoresVersion(_Numbered):
     """The scores of trajectories of an iteration or of an evaluation."""
 
     kind = "scores"
-    place = re.compile(rf"{_RUN}/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+")
+    pattern = re.compile(rf"{_RUN}/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+")
 
     @property
     def evaluation(self) -> EvaluationVersion | None:
@@ -118,31 +118,31 @@ class ScoresVersion(_Numbered):
 class HistoryVersion(_Numbered):
     """The results of each problem in so many iterations of a run."""
 
-    kind, place = "history", re.compile(rf"{_RUN}/history/\d+")
+    kind, pattern = "history", re.compile(rf"{_RUN}/history/\d+")
 
 
 class CurriculumVersion(Version):
     """The curriculum of a run: how often it draws each problem."""
 
-    kind, place = "curriculum", re.compile(rf"{_RUN}/curriculum")
+    kind, pattern = "curriculum", re.compile(rf"{_RUN}/curriculum")
 
 
 class DecisionVersion(Version):
     """The decision of a night: champion or challenger, and why."""
 
-    kind, place = "decision", re.compile(rf"{_RUN}/decision")
+    kind, pattern = "decision", re.compile(rf"{_RUN}/decision")
 
 
 class AuditVersion(Version):
     """The findings of an audit."""
 
-    kind, place = "audit", re.compile(r"audits/[0-9a-f]+")
+    kind, pattern = "audit", re.compile(r"audits/[0-9a-f]+")
 
 
 class ExclusionsVersion(Version):
     """The trajectories and problems that are kept out of training."""
 
-    kind, place = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
+    kind, pattern = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
 
 
 KINDS: dict[str, type[Version]] = {

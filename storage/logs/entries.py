@@ -11,7 +11,7 @@ from storage import layout
 from storage.errors import DamagedError
 
 LOST = "lost"
-"""Kind of a placeholder in the catalog, which `repair` puts in place of a lost entry."""
+"""Kind of a placeholder in the catalog, which `repair` puts where an entry was lost."""
 ALIAS = "alias"
 """Kind of an entry by which earlier programs found an alias; its version is the alias's name."""
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {

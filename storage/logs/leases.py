@@ -145,7 +145,7 @@ class Lease:
         self.store.write(layout.beat(self.run, self.token), seal(sign))
 
     def _stay_alive(self) -> None:
-        """Write signs of life and look for a successor, until the lease is left; the body of the thread."""
+        """Write signs of life and watch for a successor until the lease is left; the body of the thread."""
         while not self._done.wait(self.ttl_s / BEATS):
             try:
                 self._beat()
@@ -170,7 +170,7 @@ def _now() -> str:
 
 
 def is_held(store: Store, run: str) -> str | None:
-    """Describe the holder of the lease of `run`, as far as one look shows; None if the lease is free."""
+    """Describe the holder of the lease of `run`, as far as can be seen at once; None if the lease is free."""
     last = newest_holder(store, run)
     if last is None or is_alive(last[1]["holder"]) is False:
         return None

@@ -1,7 +1,7 @@
-"""Tries out what the pipeline needs of a place, before versions are stored there.
+"""Tries out what the pipeline needs of a store, before versions are put there.
 
 It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises `Wrong`. What a place does with its objects later (lifecycle rules, object locks, memory
+found, or raises `Wrong`. What becomes of objects later (lifecycle rules, object locks, memory
 as a disk) is not looked at.
 """
 
@@ -44,7 +44,7 @@ class Wrong(Exception):  # noqa: N818 - a finding, not an error of this program
     """A probe found a problem, which the message describes."""
 
 
-class Place:
+class Scratch:
     """The folder `doctor/<nonce>/` of a store."""
 
     def __init__(self, store: Store) -> None:
@@ -76,64 +76,64 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 
 def examine(store: Store) -> list[ProbeResult]:
-    """Run all probes on the place of `store`; return a single result if the place cannot be reached."""
-    place = Place(store)
+    """Run all probes on `store`; return a single result if it cannot be reached."""
+    scratch = Scratch(store)
     try:
         with contextlib.suppress(FileNotFoundError):
-            store.size(place.key("never-written"))
-        next(iter(store.walk(place.folder)), None)
+            store.size(scratch.key("never-written"))
+        next(iter(store.walk(scratch.folder)), None)
     except (StorageError, OSError) as error:
         if not _is_refusal(error):
-            return [ProbeResult("reached", False, str(error), "nothing works: this place cannot be reached")]
-    results = [_run(name, *probe, place) for name, probe in _PROBES.items()]
+            return [ProbeResult("reached", False, str(error), "nothing works: this root cannot be reached")]
+    results = [_run(name, *probe, scratch) for name, probe in _PROBES.items()]
     try:
-        place.clear()
+        scratch.clear()
     except (StorageError, OSError) as error:
-        left = f"{place.folder} is left behind: {error}"
+        left = f"{scratch.folder} is left behind: {error}"
         return [*results, ProbeResult("tidied up", False, left, "delete it by hand")]
     return results
 
 
-def _run(name: str, probe: Callable[[Place], str], consequence: str, place: Place) -> ProbeResult:
+def _run(name: str, probe: Callable[[Scratch], str], consequence: str, scratch: Scratch) -> ProbeResult:
     try:
-        return ProbeResult(name, True, probe(place), "")
+        return ProbeResult(name, True, probe(scratch), "")
     except (Wrong, StorageError, OSError) as problem:
         return ProbeResult(name, False, str(problem), consequence)
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether the place answered and refused this user."""
+    """Return whether the store answered and refused this user."""
     return isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
 
 
-def _write(place: Place) -> str:
-    place.store.write(place.key("write"), b"written")
-    place.store.write(place.key("write"), b"replaced")
+def _write(scratch: Scratch) -> str:
+    scratch.store.write(scratch.key("write"), b"written")
+    scratch.store.write(scratch.key("write"), b"replaced")
     return "an object was written, and replaced"
 
 
-def _read(place: Place) -> str:
-    key, data = place.written("read")
-    _demand((found := place.store.read(key)) == data, f"wrote {data!r}, read {found!r}")
-    _demand((size := place.store.size(key)) == len(data), f"wrote {len(data)} bytes, the place reports {size}")
+def _read(scratch: Scratch) -> str:
+    key, data = scratch.written("read")
+    _demand((found := scratch.store.read(key)) == data, f"wrote {data!r}, read {found!r}")
+    _demand((size := scratch.store.size(key)) == len(data), f"wrote {len(data)} bytes, the store reports {size}")
     return "what was written was read back"
 
 
-def _delete(place: Place) -> str:
-    key, _ = place.written("delete")
-    place.store.delete(key)
-    _demand(not place.store.exists(key), "a deleted object is still there")
-    place.store.delete(key)
+def _delete(scratch: Scratch) -> str:
+    key, _ = scratch.written("delete")
+    scratch.store.delete(key)
+    _demand(not scratch.store.exists(key), "a deleted object is still there")
+    scratch.store.delete(key)
     return "an object was deleted, and deleted again"
 
 
-def _absence(place: Place) -> str:
+def _absence(scratch: Scratch) -> str:
     """Probe absent objects. AWS refuses a HEAD or GET of an absent object if the user may not list the bucket."""
-    key = place.key("never-written")
+    key = scratch.key("never-written")
     try:
-        _demand(not place.store.exists(key), "an object that was never written is reported to exist")
+        _demand(not scratch.store.exists(key), "an object that was never written is reported to exist")
         with contextlib.suppress(FileNotFoundError):
-            raise Wrong(f"an object that was never written reads as {place.store.read(key)[:20]!r}")
+            raise Wrong(f"an object that was never written reads as {scratch.store.read(key)[:20]!r}")
     except StorageError as error:
         if not _is_refusal(error):
             raise
@@ -141,23 +141,23 @@ def _absence(place: Place) -> str:
     return "absent objects are reported as absent"
 
 
-def _create(place: Place) -> str:
-    (_, first), key = place.written("create"), place.key("create-once")
-    _demand(place.store.create(key, first), "the create of an absent object was refused")
-    _demand(not place.store.create(key, b"the second"), "the create of an existing object succeeded")
-    found = place.store.read(key)
+def _create(scratch: Scratch) -> str:
+    (_, first), key = scratch.written("create"), scratch.key("create-once")
+    _demand(scratch.store.create(key, first), "the create of an absent object was refused")
+    _demand(not scratch.store.create(key, b"the second"), "the create of an existing object succeeded")
+    found = scratch.store.read(key)
     _demand(found == first, f"a create was refused, but replaced {first!r} by {found!r}")
     return "the second create of a key was refused, and the first object was kept"
 
 
-def _race(place: Place) -> str:
+def _race(scratch: Scratch) -> str:
     """Probe put-if-absent, on which all commits rely: of many writers of one object, exactly one succeeds."""
-    is_bucket = place.store.root.startswith("s3://")  # each writer has its own connections then
-    stores = [Store(place.store.root, patience_s=_PATIENCE_S) if is_bucket else place.store for _ in range(_WRITERS)]
+    store, is_bucket = scratch.store, scratch.store.root.startswith("s3://")
+    stores = [Store(store.root, patience_s=_PATIENCE_S) if is_bucket else store for _ in range(_WRITERS)]
     with ThreadPoolExecutor(_WRITERS) as connecting:  # connecting takes time, so it comes before the race
-        list(connecting.map(lambda store: store.exists(place.key("race")), stores))
+        list(connecting.map(lambda store: store.exists(scratch.key("race")), stores))
     for number in range(_ROUNDS):
-        _race_once(stores, place.key(f"race-{number}"))
+        _race_once(stores, scratch.key(f"race-{number}"))
     return f"one of {_WRITERS} writers won each of {_ROUNDS} races, and its bytes were stored"
 
 
@@ -176,49 +176,49 @@ def _race_once(stores: list[Store], key: str) -> None:
     _demand(stored, f"writer {winners[0]} created an object successfully, but {found!r} is stored")
 
 
-def _listing(place: Place) -> str:
-    key, data = place.written("listed")
-    listed = [(item.path, item.bytes) for item in place.store.walk(place.folder)]
+def _listing(scratch: Scratch) -> str:
+    key, data = scratch.written("listed")
+    listed = [(item.path, item.bytes) for item in scratch.store.walk(scratch.folder)]
     _demand((key, len(data)) in listed, "an object just written is not listed")
-    place.store.delete(key)
-    listed = [(item.path, item.bytes) for item in place.store.walk(place.folder)]
+    scratch.store.delete(key)
+    listed = [(item.path, item.bytes) for item in scratch.store.walk(scratch.folder)]
     _demand((key, len(data)) not in listed, "an object just deleted is still listed")
     return "shows an object just written, and does not show one just deleted"
 
 
-def _clocks(place: Place) -> str:
+def _clocks(scratch: Scratch) -> str:
     before = time.time()
-    key, _ = place.written("clock")
+    key, _ = scratch.written("clock")
     after = time.time()
-    modified = max((item.modified for item in place.store.walk(place.folder) if item.path == key), default=0.0)
+    modified = max((item.modified for item in scratch.store.walk(scratch.folder) if item.path == key), default=0.0)
     difference = max(0.0, before - _SECOND - modified, modified - after - _SECOND)
-    found = f"the clocks of this machine and of the place differ by {difference:.0f} s"
+    found = f"the clocks of this machine and of the store differ by {difference:.0f} s"
     _demand(difference <= _SKEW_S, found)
     return found
 
 
-def _parts(place: Place) -> str:
-    """Probe large objects, which S3 gets in parts; on other places they are ordinary ones."""
-    key, size = place.key("parts"), 40 * 2**20
+def _parts(scratch: Scratch) -> str:
+    """Probe large objects, which S3 gets in parts; elsewhere they are ordinary ones."""
+    key, size = scratch.key("parts"), 40 * 2**20
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         source, target = Path(folder) / "source", Path(folder) / "target"
         source.write_bytes(os.urandom(size))
-        place.store.put(key, source)
-        place.store.get(key, target)
+        scratch.store.put(key, source)
+        scratch.store.get(key, target)
         _demand(sha256(target) == sha256(source), "a large object is read with other bytes than were written")
     return f"{size / 2**20:.0f} MiB were sent in parts and read back unchanged"
 
 
-_PROBES: dict[str, tuple[Callable[[Place], str], str]] = {
+_PROBES: dict[str, tuple[Callable[[Scratch], str], str]] = {
     "write": (_write, "nothing can be committed: the first write of a run fails"),
     "read": (_read, "no stage can read what another wrote"),
     "delete": (_delete, "`gc --delete` fails; runs do not delete"),
     "absence": (_absence, "a run checks for versions that may not exist: it stops at its first check"),
     "second create": (
         _create,
-        "a committed version could be replaced, or no version committed: do not use this place",
+        "a committed version could be replaced, or no version committed: do not use this root",
     ),
-    "race": (_race, "two writers could both think that they committed: do not use this place"),
+    "race": (_race, "two writers could both think that they committed: do not use this root"),
     "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
     "clocks": (
         _clocks,
@@ -226,4 +226,4 @@ _PROBES: dict[str, tuple[Callable[[Place], str], str]] = {
     ),
     "parts": (_parts, "checkpoints cannot be stored"),
 }
-"""The probes by name, in their order, each with what would go wrong in the pipeline without what it looks for."""
+"""The probes by name, in their order, each with what would go wrong in the pipeline without that property."""

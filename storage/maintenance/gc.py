@@ -113,8 +113,8 @@ def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
         leased = layout.run_of(item.path) and not layout.is_written_without_lease(item.path)
         if item.modified >= (before if leased else before_unleased):
             continue
-        if place := layout.data_of(item.path):
-            attempts[place[0]].append(item)
+        if data := layout.data_of(item.path):
+            attempts[data[0]].append(item)
         elif _TEMPORARY.fullmatch(item.path) or item.path.startswith("doctor/"):
             leftovers.append(item)
     needed = in_parallel(lambda version: _needed(store, version), attempts)

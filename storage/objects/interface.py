@@ -1,4 +1,4 @@
-"""The interface between a store and the place that holds its objects: keys, and the protocol of a backend.
+"""The interface between a store and what holds its objects: keys, and the protocol of a backend.
 
 Keys are the names of objects: relative paths below the root of a store.
 """
@@ -19,7 +19,7 @@ class ObjectInfo:
 
     path: str
     bytes: int
-    modified: float  # seconds since the epoch, by the clock of the place
+    modified: float  # seconds since the epoch, by the clock of the server or of this host
 
 
 class Backend(Protocol):

@@ -59,8 +59,8 @@ class LocalBackend(Backend):
         return path
 
 
-def _appear(path: str, content: bytes | Path, place: Callable[[Path, Path], object]) -> None:
-    """Write bytes, or the content of a file, to a temporary file, and `place` it at `path`."""
+def _appear(path: str, content: bytes | Path, publish: Callable[[Path, Path], object]) -> None:
+    """Write bytes, or the content of a file, to a temporary file, and `publish` it at `path`."""
     target = Path(path)
     _make_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -70,7 +70,7 @@ def _appear(path: str, content: bytes | Path, place: Callable[[Path, Path], obje
         else:
             temporary.write_bytes(content)
         _sync(temporary)
-        place(temporary, target)
+        publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
     _sync(target.parent)

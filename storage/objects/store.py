@@ -112,7 +112,7 @@ class Store:
 
 
 def in_parallel(function: Callable[[A], B], items: Iterable[A], threads: int = 16) -> list[B]:
-    """Return the results of `function`, which mostly waits for the place, in the order of `items`."""
+    """Return the results of `function`, which mostly waits for the store, in the order of `items`."""
     listed = list(items)
     if len(listed) < 2:
         return [function(item) for item in listed]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from storage.processes import reaper
-from storage.processes.folder import TemporaryFolder, for_sockets, places
+from storage.processes.folder import TemporaryFolder, for_sockets, parents
 
 _VARIABLE = "MATH_MT_PPO_OWNER"
 _GRACE_S = 5.0
@@ -35,7 +35,7 @@ def _watched(owner: int) -> dict[str, str]:
     """Start the reaper, once in this process; return the mark."""
     token = secrets.token_hex(16)
     nothing = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
-    command = [sys.executable, "-I", "-S", reaper.__file__, str(owner), f"{_VARIABLE}={token}", *places()]
+    command = [sys.executable, "-I", "-S", reaper.__file__, str(owner), f"{_VARIABLE}={token}", *parents()]
     os.posix_spawn(sys.executable, command, {}, file_actions=nothing, setsid=True)
     # The second variable keeps `setproctitle`, which vLLM and Ray call, from writing over the first.
     return {_VARIABLE: token, "SPT_NOENV": "1"}
@@ -68,7 +68,7 @@ class Child:
 
     Attributes:
         log: file that receives the command's output.
-        folder: the command's TMPDIR. It stays until `close`: no other user can take its place.
+        folder: the command's TMPDIR. It stays until `close`: no other user can make another one of this name.
     """
 
     def __init__(self, log: Path) -> None:

@@ -18,11 +18,11 @@ vLLM's 37."""
 class TemporaryFolder:
     """A new folder with mode 0700, which is removed at the end of this process at the latest.
 
-    If the process is killed, the next one that makes a folder in the same place removes it. The process holds a lock on
-    it for this purpose, which the kernel releases.
+    If the process is killed, the next one that makes a folder in the same parent removes it. The process holds a lock
+    on it for this purpose, which the kernel releases.
 
     Args:
-        parent: the place; default: TMPDIR.
+        parent: the folder in which it is made; default: TMPDIR.
     """
 
     def __init__(self, parent: str | None = None) -> None:
@@ -40,14 +40,14 @@ class TemporaryFolder:
         self._remove()
 
 
-def places() -> list[str]:
-    """Return where folders are made, the best place first."""
+def parents() -> list[str]:
+    """Return the folders in which ours are made, the best first."""
     return list(dict.fromkeys(filter(None, (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp"))))
 
 
 def for_sockets() -> str:
-    """Return the place for a folder with sockets, whose paths must be short."""
-    for parent in places():
+    """Return the parent for a folder with sockets, whose paths must be short."""
+    for parent in parents():
         if len(os.fsencode(parent)) <= _LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
             return parent
     raise OSError(

@@ -113,7 +113,7 @@ def open_checkpoint(
         version: its name.
         cache: the folder that keeps objects of a remote root.
         state: fetch the optimizer's state, too, which is most of the data.
-        serving: fetch the copy for servers in place of the model, if there is one.
+        serving: fetch the copy for servers instead of the model, if there is one.
         fetching: fetches the files of a folder; processes that share a cache may deal them out.
 
     Raises:

@@ -139,9 +139,9 @@ def fetch_folder(
         raise DamagedError(f"{store.uri(manifest.version)} has no files of {area}/, or has them in several folders")
     fetching(store, [file for file in files if not file.name.endswith(tuple(leave_out))], cache)
     attempt = attempts.pop()
-    place = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
-    check_names(place, manifest.names_in(area))
-    return place
+    local = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
+    check_names(local, manifest.names_in(area))
+    return local
 
 
 def check_names(folder: Path, names: Iterable[str]) -> None:

@@ -35,7 +35,6 @@ class Node:
     bytes: int
     rows: int
     problem: str  # why it cannot be read, or how it differs from what its child was made from; empty if neither
-    fence: int | None = None
 
 
 def ancestors(store: Store, version: str) -> list[Node]:
@@ -111,7 +110,6 @@ def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Paren
         bytes=manifest.bytes,
         rows=manifest.rows,
         problem="",
-        fence=manifest.fence,
     )
     return node, digest, manifest.parents
 

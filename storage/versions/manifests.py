@@ -43,7 +43,7 @@ class Parent(_Record):
 
 
 class File(_Record):
-    """One data object; `path` is its key in the store, `name` its place in the version."""
+    """One data object; `path` is its key in the store, `name` its path in the version."""
 
     name: Key
     path: Key

@@ -353,13 +353,6 @@ def assert_clean(ended: Ended, status: int) -> None:
     assert "ended without it" not in ended.printed, report
 
 
-def test_files_and_sockets_do_not_get_the_numbers_of_missing_standard_streams() -> None:
-    """If a server inherited a socket as file descriptor 2, its log would replace the socket."""
-    code = "import os, socket; from storage import interrupts; interrupts.run(lambda: socket.socket().fileno())"
-    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{code}' <&- >&- 2>&-"], cwd=ROOT, check=False)
-    assert done.returncode > 2
-
-
 BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 

@@ -1,9 +1,5 @@
 """Aliases are moved by compare-and-swap, keep their history, and can be rolled back."""
 
-import contextlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from storage.errors import AliasMovedError, StorageError
@@ -31,25 +27,6 @@ def test_a_move_names_the_move_it_replaces(any_store: Store) -> None:
         aliases.move(any_store, "champion", first, None)
     assert [move.version for move in aliases.history(any_store, "champion")] == [first, second]
     assert aliases.names(any_store) == {"champion": 2}
-
-
-def test_one_of_many_moves_at_once_wins(any_store: Store) -> None:
-    """One of eight promotions at once succeeds; the others get AliasMovedError."""
-    versions = [commit(any_store, number) for number in range(8)]
-    aliases.move(any_store, "champion", versions[0], None)
-    start, won = threading.Barrier(8), list[str]()
-
-    def move(version: str) -> None:
-        store = Store(any_store.root)
-        start.wait()
-        with contextlib.suppress(AliasMovedError):
-            won.append(aliases.move(store, "champion", version, 0).version)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(move, versions))
-    newest = aliases.current(any_store, "champion")
-    assert newest
-    assert won == [newest.version]
 
 
 def test_rollbacks(store: Store) -> None:

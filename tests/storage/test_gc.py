@@ -10,15 +10,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from storage import layout
-from storage.errors import LeaseLostError, StorageError
+from storage.errors import StorageError
 from storage.logs import leases
 from storage.logs.leases import Lease
-from storage.logs.log import Log
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.processes.identity import own_identity
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.fetch import fetch
@@ -168,21 +166,3 @@ def test_a_killed_collection_is_finished_by_the_next(store: Store) -> None:
     store.write(layout.tombstone(versions[2]), b"{}")
     garbage.collect(store, Rules(keep_last=1))
     assert with_data(store, versions) == [0, 3]
-
-
-def test_a_collection_that_lost_its_lease_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gc that slept finds that its lease was taken over before it deletes anything."""
-    versions = chain(store, "r", 6)
-    plan = garbage.plan
-
-    def taken_over(store: Store, rules: Rules, run: str | None = None) -> list[garbage.Plan]:
-        plans = plan(store, rules, run)
-        if run:
-            log = Log(Store(store.root), layout.lease(run))
-            log.put(log.length(), {"holder": own_identity(), "label": "", "at": "later", "ttl_s": 60})
-        return plans
-
-    monkeypatch.setattr(garbage, "plan", taken_over)
-    with pytest.raises(LeaseLostError):
-        garbage.collect(store, Rules(keep_last=1))
-    assert with_data(store, versions) == list(range(6))

@@ -2,14 +2,12 @@
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import StorageError
-from storage.logs import catalog
 from storage.logs.log import Log, first_free
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
@@ -74,24 +72,6 @@ def test_writers_at_the_same_time_lose_nothing(any_store: Store) -> None:
     log = Log(any_store, "some/log")
     values = [tuple(log.read(number)["value"]) for number in range(log.length())]
     assert sorted(values) == [(writer, item) for writer in range(8) for item in range(4)]
-
-
-def test_the_newest_are_read_first(any_store: Store) -> None:
-    """A reader of the newest entries of the catalog can stop before the older ones."""
-    for number in range(20):
-        catalog.enter(any_store, f"runs/r/scores/{number:06d}/x", "scores", [], "nonce")
-    newest = list(islice(catalog.newest_first(any_store), 3))
-    assert newest == catalog.read_all(any_store)[:-4:-1]
-    assert [entry.number for entry in catalog.read_all(any_store)] == list(range(20))
-
-
-def test_a_damaged_entry_is_named(store: Store) -> None:
-    """Reading a damaged entry raises an error that names it."""
-    log = Log(store, "some/log")
-    log.append({"value": 1})
-    store.write("some/log/00000000.json", store.read("some/log/00000000.json").replace(b"1", b"2", 1))
-    with pytest.raises(StorageError, match="00000000.json does not match its own digest"):
-        log.read(0)
 
 
 @pytest.mark.parametrize("body", [b'{\n "a": \n}', b"{" + b'"a": [' * 100_000 + b"\n}", b'{\n "a": "\xff"\n}'])

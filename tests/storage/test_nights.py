@@ -13,7 +13,6 @@ from storage.logs.nights import End, Night, Nights
 from storage.maintenance.check_logs import check_logs, repair
 from storage.objects.store import Store
 from storage.processes.identity import own_identity
-from tasks.retrain.planning import Memory, remembered
 
 NIGHT = Night(
     number=1,
@@ -85,21 +84,6 @@ def test_two_writers_never_both_append(store: Store) -> None:
         with pytest.raises(LeaseLostError):
             late.begin(NIGHT.model_copy(update={"number": 2}))
     assert len(one.read()) == 1
-
-
-def test_retried_problems_wait_with_the_others(store: Store) -> None:
-    """Problems of two nights that are retried by hand wait in addition to those of a rejected night.
-
-    The next night then begins even without new problems (`retried`).
-    """
-    nights = Nights(store, "nightly")
-    nights.begin(NIGHT)
-    nights.end(END.model_copy(update={"outcome": "rejected", "waiting": layout.problems("0e")}))
-    assert remembered(nights.read(), None) == Memory([layout.problems("0e")], layout.problems("0b"), retried=False)
-    nights.retry(layout.problems("1a"))
-    nights.retry(layout.problems("1b"))
-    waiting = [layout.problems("0e"), layout.problems("1a"), layout.problems("1b")]
-    assert remembered(nights.read(), None) == Memory(waiting, layout.problems("0b"), retried=True)
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "twice"])

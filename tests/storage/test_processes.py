@@ -57,7 +57,7 @@ def family(command: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["closed", "killed"])
 def test_what_has_left_the_group_ends_with_the_command(end: str, place: Path) -> None:
-    """torchrun gives each rank a session of its own. It also ends if something killed the command."""
+    """A command may give its children sessions of their own. They also end if something killed the command."""
     child = Child(place / "log")
     child.start([sys.executable, "-c", LEAVES_ITS_GROUP], os.environ)
     assert child.pid

@@ -29,7 +29,7 @@ from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import RECENT_S, fetch_all, trim_to_limit
-from tests.support.chain_helpers import file_of, key, rewrite
+from tests.support.chain_helpers import key
 from tests.support.train_helpers import make_trajectory
 
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
@@ -213,35 +213,12 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
     checkpoints.open_checkpoint(store, version, cache, state=True)
 
 
-def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
-    """Libraries load the folder of config.json, so weights in another folder would be verified, but not loaded."""
-    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
-    weights = key(store, version, "model/model.safetensors")
-    elsewhere = weights.replace(manifests.read(store, version).nonce, "0123456789ab")
-    store.write(elsewhere, store.read(weights))
-    rewrite(store, version, lambda values: file_of(values, "model/model.safetensors").update(path=elsewhere))
-    with pytest.raises(StorageError, match="or has them in several folders"):
-        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
-
-
 def test_a_checkpoint_is_opened_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing a large bucket is slow, and some users may not list."""
     store = Store(f"memory://{tmp_path.name}")
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     monkeypatch.setattr(store, "walk", lambda *_: pytest.fail("the store was listed"))
     checkpoints.open_checkpoint(store, version, tmp_path / "cache", state=True)
-
-
-def test_rows_come_from_the_shards_of_the_manifest_alone(any_store: Store, tmp_path: Path) -> None:
-    """A shard that was added to the store or to the cache by hand is not part of the data set."""
-    manifest = commit_scores(any_store, "runs/r/scores/000000/5c0e")
-    rows = list(datasets.rows(any_store, manifest.version, tmp_path))
-    shard = manifest.files[0].path
-    added = shard.replace("part-00000", "part-00009")
-    any_store.write(added, any_store.read(shard))
-    (tmp_path / added).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / added).write_bytes(any_store.read(shard))
-    assert list(datasets.rows(any_store, manifest.version, tmp_path)) == rows
 
 
 def test_committed_weights_are_not_fetched_again(tmp_path: Path) -> None:
@@ -284,25 +261,6 @@ def test_a_data_set_is_no_checkpoint(store: Store, tmp_path: Path) -> None:
     commit_scores(store, "runs/r/scores/000000/x")
     with pytest.raises(StorageError, match="is a scores version"):
         checkpoints.open_checkpoint(store, "runs/r/scores/000000/x", tmp_path)
-
-
-def test_a_full_disk_leaves_nothing_half_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed upload raises an error, removes its temporary file and commits nothing."""
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    big = Path(store.path("big")).parent / "source"
-    big.parent.mkdir(parents=True)
-    big.write_bytes(bytes(200_000))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # longer writes fail, as on a full disk
-    try:
-        with Draft(store, "runs/r/scores/000000/x", "scores") as draft, pytest.raises(OSError, match="File too large"):
-            draft.add(big, "part-00000.parquet")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    left = [path for path in Path(store.root).rglob("*") if path.is_file() and path != big]
-    assert left == []
-    assert not manifests.committed(store, draft.version)
 
 
 @pytest.mark.parametrize("root", ["/dev/null", "/dev/null/below", "/proc/nothing"])
