@@ -160,8 +160,9 @@ def _records(events: Iterable[_Event]) -> list[Record]:
             record.end = event.ended
         if event.retried:
             record.retried.append(event.retried.waiting)
-        for entry in filter(None, (event.began, event.trained, event.ended)):
-            if entry.number != len(records):
+        entries: tuple[Night | Trained | End | None, ...] = (event.began, event.trained, event.ended)
+        for entry in entries:
+            if entry and entry.number != len(records):
                 raise KeyError(f"night {len(records)} is followed by an entry of night {entry.number}")
     return records
 

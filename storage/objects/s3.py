@@ -72,7 +72,7 @@ class S3Backend:
             connect_timeout=min(10.0, request_timeout_s),
             read_timeout=request_timeout_s,
             retries={"total_max_attempts": 1},
-            max_pool_connections=32,
+            max_pool_connections=64,
         )
         self._client: Any = botocore.session.get_session().create_client("s3", config=config)
         self._patience_s = patience_s
