@@ -16,6 +16,7 @@ from storage.objects.store import Store
 from storage.visible import print_clean_logs, printable
 
 if TYPE_CHECKING:
+    from rich.box import Box
     from rich.table import Table
 
 _WIDTH = 140
@@ -85,7 +86,7 @@ class Output:
             console.print(printable(part) if isinstance(part, str) else part, markup=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", box: "Box | None" = None) -> "Table":
     """Make a table. Text in it is not read as markup and cannot move the cursor; names are never cut."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -94,7 +95,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     def text(cell: Any) -> Text:
         return Text("" if cell is None else printable(str(cell)))
 
-    made = Table(title=text(title) if title else None, title_justify="left", box=SIMPLE_HEAD)
+    made = Table(title=text(title) if title else None, title_justify="left", box=box or SIMPLE_HEAD)
     for column in columns:
         made.add_column(text(column), overflow="fold")
     for row in rows:

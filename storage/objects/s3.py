@@ -26,8 +26,8 @@ from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo
 
 logger = logging.getLogger(__name__)
-_FIRST_LOGGED = 4
-"""The first failed attempt of a request that is logged; fewer failures are ordinary."""
+_LOGGED = (4, 8, 16, 32, 64, 128)
+"""The failed attempts of a request that are logged; fewer failures are ordinary."""
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
 _NOT_IMPLEMENTED = 501
@@ -89,8 +89,7 @@ class S3Backend:
         return int(self._call("head_object", path)["ContentLength"])
 
     def read(self, path: str) -> bytes:
-        data: bytes = self._call("get_object", path)["Body"]
-        return data
+        return bytes(self._call("get_object", path)["Body"])
 
     def write(self, path: str, data: bytes) -> None:
         self._call("put_object", path, Body=data)
@@ -131,8 +130,7 @@ class S3Backend:
         size, digest = self.size(path), hashlib.sha256()
 
         def fetch(start: int) -> bytes:
-            part: bytes = self._call("get_object", path, Range=f"bytes={start}-{start + PART_BYTES - 1}")["Body"]
-            return part
+            return bytes(self._call("get_object", path, Range=f"bytes={start}-{start + PART_BYTES - 1}")["Body"])
 
         with target.open("wb") as file, ThreadPoolExecutor(PARTS_AT_ONCE) as fetchers:
             for begin in range(0, size, PARTS_AT_ONCE * PART_BYTES):  # not all at once: they would all be in memory
@@ -193,10 +191,8 @@ _ERRORS = {404: FileNotFoundError, 412: FileExistsError}
 
 
 def _log_failure(state: RetryCallState) -> None:
-    assert state.outcome is not None
-    number = state.attempt_number
-    if number >= _FIRST_LOGGED and number & (number - 1) == 0:  # 4, 8, 16 …
-        logger.warning("S3: attempt %d failed: %r", number, state.outcome.exception())
+    if state.outcome and state.attempt_number in _LOGGED:
+        logger.warning("S3: attempt %d failed: %r", state.attempt_number, state.outcome.exception())
 
 
 def _remedy(error: BaseException) -> str:

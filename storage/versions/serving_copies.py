@@ -65,7 +65,7 @@ def _weights(store: Store, manifest: Manifest, name: str, cache: Path) -> NDArra
         manifest = read(store, select(PolicyVersion, manifest.parent_names)[0])
     numbers = np.fromfile(fetch(store, manifest, f"{SERVING}/{name}", cache), "<u2")
     for delta in reversed(deltas):
-        with pa.OSFile(str(delta)) as file:
+        with pa.memory_map(str(delta)) as file:
             changes = pa.ipc.open_file(file).read_all()
         numbers ^= (changes["high"].to_numpy().astype("<u2") << 8) | changes["low"].to_numpy()
     return numbers

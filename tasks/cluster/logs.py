@@ -37,7 +37,7 @@ def keep_logs(
     if not kept:
         texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
         try:
-            store.with_patience(_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
+            Store(store.root, patience_s=_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
         except (StorageError, OSError) as error:
             progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
             return
