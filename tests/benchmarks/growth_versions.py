@@ -20,7 +20,6 @@ from uuid import UUID
 
 from configs import Config, load
 from storage import layout
-from storage.logs import catalog
 from storage.objects.local import LocalBackend
 from storage.objects.seal import seal
 from storage.objects.store import Store
@@ -137,7 +136,8 @@ def _fill(config: Config, iterations: int, model: Path) -> None:
     newest = versions.pop()[1]
     for number, (kind, version) in enumerate(versions):
         _put(store, layout.manifest(version), _manifest(kind, version, settings))
-        _put(store, f"{layout.CATALOG}/{number:08d}.json", catalog.values(version, kind, [], "a"))
+        entry = {"kind": kind, "version": version, "parents": [], "attempt": "a"}
+        _put(store, f"{layout.CATALOG}/{number:08d}.json", entry)
     checkpoints.commit(store, newest, model, None, Canary([1, 2], [-1.0]), Provenance(config=settings), [], {})
     for number in range(iterations):
         moved = {"version": layout.checkpoint(RUN, number + 1), "sha256": "0", "reason": "", "by": "", "at": ""}

@@ -119,7 +119,7 @@ class Witness:
                 found[version] = manifests.read(self.store, version).nonce
             elif (place := layout.entry_of(item.path)) and place[0].endswith("/journal"):
                 entry = Log(self.store, place[0]).read(place[1])
-                self.journaled |= {entry["file"]["path"]} if "file" in entry else set()
+                self.journaled |= {shard["file"]["path"] for shard in entry.get("shards", ())}
         assert self.committed.items() <= found.items()
         self.committed = found
 

@@ -23,7 +23,7 @@ from storage.objects.store import Store
 @pytest.fixture(autouse=True)
 def small_race(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """On S3 let 2 writers race instead of 16, because 16 connections take seconds to make."""
-    if "bucket" in request.fixturenames:
+    if "bucket" in request.fixturenames or "s3" in request.node.name:
         monkeypatch.setattr(doctor, "_WRITERS", 2)
 
 
