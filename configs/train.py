@@ -240,7 +240,7 @@ class Optimizer(Knobs):
     """Decay rates of the first and second moments."""
     eps: PositiveFloat = 1e-5
     """Added to the root of the second moment. Large models need 1e-8: their gradients are so small that 1e-5 would
-    shorten all steps. The metric `optimizer/median_sqrt_v` and an alarm show this."""
+    shorten all steps."""
     warmup_steps: NonNegativeInt = 0
     """Number of steps over which the learning rate rises from zero. It is not a share of all steps, because
     `run.iterations` may be raised later."""

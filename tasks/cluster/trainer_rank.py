@@ -58,8 +58,6 @@ class TrainerRank:
         _also_output_to(str(log))
         logging.getLogger("tasks").addHandler(_Forwarder(self._lines))
         with self._logging_errors():
-            from transformers.utils.import_utils import is_flash_attn_2_available
-
             from tasks.train.mesh import take_gpu
             from tasks.train.policy import device_of
             from tasks.train.version_trainer import scratch_of_rank
@@ -72,7 +70,6 @@ class TrainerRank:
                 "code": code_version(),
                 "the device": self._device,
                 "Python": platform.python_version(),
-                "FlashAttention 2": "installed" if is_flash_attn_2_available() else "missing",  # decides the batches
                 **{library: version(library) for library in _LIBRARIES},
             }
 

@@ -1,14 +1,111 @@
-"""Minibatches of whole groups, cut into micro-batches under a token budget."""
+"""Minibatches, and the rows of their forward passes: padded, or as trees that compute a common beginning once.
+
+Why trees: the samples of a group have the same prompt, and often the same first words. A causal model computes the same
+states for a token whenever the tokens before it are the same. So a group is one row of tokens, in which each token
+reads only the tokens before it in its own sequence.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from tasks.train.rows import Batching, Places, Rows, Segment, arrange, cut, find_places, pieces
-from tasks.train.samples import Floats, Logprobs, Sample
+from configs.train import PPO
+from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
+from tasks.train.mesh import ALONE, Mesh, deal_out
+from tasks.train.samples import Floats, Ints, Logprobs, Sample, Tokens
+
+_GRID = 8
+"""Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN
+compiles its kernels for each shape, which takes time and memory, so there are few shapes."""
+
+_LONGEST_TREE = 1024
+"""Largest number of tokens in a tree, because its attention computes all pairs of them."""
+_TREE_FRACTION = 0.5
+"""A tree pays if it has at most this fraction of the tokens of its sequences."""
+_TREE_MODELS = ("llama", "qwen2", "qwen3")
+"""Models for which tests show that trees are right: all layers obey the mask, and no layer has a state or a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The size, device and arrangement of forward passes."""
+
+    budget: int  # largest number of tokens in one pass, padding included
+    device: torch.device
+    trees: bool = False  # a group is one row if that pays; else each sequence is a row of its own
+    mesh: Mesh = ALONE  # the ranks to which the passes are dealt out
+
+
+def batching_for(model: PreTrainedModel, ppo: PPO, mesh: Mesh = ALONE) -> Batching:
+    """Return the batching that is fastest for a model."""
+    trees = model.config.model_type in _TREE_MODELS and not getattr(model.config, "use_sliding_window", False)
+    budget = ppo.micro_batch_tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
+    return Batching(budget, model.device, trees, mesh)
+
+
+class Rows(NamedTuple):
+    """The tokens of a forward pass.
+
+    Example of the sequences 5 6 7 and 5 8:
+
+        padded    tokens [[5, 6, 7, 0 …], [5, 8, 0 …], …]
+        trees     tokens [[5, 6, 7, 8]]     positions [[0, 1, 2, 1]]     the mask lets 8 read 5 and 8
+    """
+
+    tokens: Int[Tensor, "rows columns"]
+    positions: Int[Tensor, "rows columns"] | None = None  # the position of each token in its sequence; None: its column
+    mask: Bool[Tensor, "rows 1 columns columns"] | None = None  # what each column reads; None: the earlier ones
+
+
+class Places(NamedTuple):
+    """Where A tokens are in `Rows`, and where the tokens before them are, whose states predict them."""
+
+    rows: Int[Tensor, " actions"]
+    columns: Int[Tensor, " actions"]
+    before: Int[Tensor, " actions"]  # the column of the token before, in the same row
+
+    @classmethod
+    def padded(cls, rows: Tensor, columns: Tensor) -> Self:
+        """Return places in padded rows."""
+        return cls(rows, columns, columns - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One sequence of a sample. A sample has several if a chat template rewrote history."""
+
+    sample: int  # index of the sample
+    start: int  # token_ids[start:end]
+    end: int
+    actions: slice  # those of the sample's action tokens that it has
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """L tokens that are computed together in one row: of one piece, or of the pieces of a group as a tree.
+
+    Example of the pieces 5 6 7 and 5 8: Segment([…, …], tokens=[5, 6, 7, 8], paths=[[0, 1, 2], [0, 3]])
+    """
+
+    pieces: list[Piece]
+    tokens: Ints  # L
+    paths: list[Ints]  # for each piece, the index in `tokens` of each of its tokens
+
+    @property
+    def is_tree(self) -> bool:
+        return len(self.pieces) > 1
+
+    @property
+    def width(self) -> int:
+        """The columns of a padded batch whose longest segment this is."""
+        return 1 + _up(len(self.tokens) - 1)
 
 
 @dataclass(slots=True)
@@ -26,18 +123,18 @@ class Columns:
 class MicroBatch:
     """The input of one forward pass: S sequences with A action tokens in total."""
 
-    samples: Tensor  # [A] int64, the index of the token's sample
+    samples: Int[Tensor, " actions"]  # the index of the token's sample
     lengths: list[int]  # S
     computed: int  # tokens in the rows without padding: the sum of the lengths, or less with trees
-    rows: Rows  # [B, T]
-    places: Places  # [A]
-    sequences: Tensor  # [A] int64, its sequence
-    behaviour: Tensor  # [A] float32
-    advantages: Tensor  # [A] float32
-    proximal: Tensor | None = None  # [A] float32, like the three below; see `Columns`
-    reference: Tensor | None = None
-    values: Tensor | None = None
-    returns: Tensor | None = None
+    rows: Rows
+    places: Places
+    sequences: Int[Tensor, " actions"]  # its sequence
+    behaviour: Float[Tensor, " actions"]
+    advantages: Float[Tensor, " actions"]
+    proximal: Float[Tensor, " actions"] | None = None  # like the three below; see `Columns`
+    reference: Float[Tensor, " actions"] | None = None
+    values: Float[Tensor, " actions"] | None = None
+    returns: Float[Tensor, " actions"] | None = None
 
 
 Minibatch = list[MicroBatch]
@@ -57,9 +154,9 @@ def draw_minibatches(samples: Sequence[Sample], count: int, generator: torch.Gen
     for index, sample in enumerate(samples):
         groups.setdefault(sample.problem_id, []).append(index)
     members = list(groups.values())
-    order = torch.randperm(len(members), generator=generator).numpy()
-    parts = np.array_split(order, min(count, len(members)))
-    return [[index for group in part for index in members[group]] for part in parts]
+    drawn = torch.randperm(len(members), generator=generator).numpy()
+    chosen = np.array_split(drawn, min(count, len(members)))
+    return [[index for group in groups_of_one for index in members[group]] for groups_of_one in chosen]
 
 
 def make_minibatch(
@@ -70,47 +167,169 @@ def make_minibatch(
     Leave out action tokens that are not in the loss, and sequences without any action token in the loss.
     """
     trained = [piece for piece in pieces(samples, indices) if samples[piece.sample].in_loss[piece.actions].any()]
-    return [collate(samples, columns, part, batching) for part in cut(samples, trained, batching)]
+    return [collate(samples, columns, segments, batching) for segments in cut(samples, trained, batching)]
 
 
 def collate(
-    samples: Sequence[Sample], columns: Sequence[Columns], part: Sequence[Segment], batching: Batching
+    samples: Sequence[Sample], columns: Sequence[Columns], segments: Sequence[Segment], batching: Batching
 ) -> MicroBatch:
     """Collate the S pieces of some segments into one micro-batch."""
-    collated = [piece for segment in part for piece in segment.pieces]
+    collated = [piece for segment in segments for piece in segment.pieces]
     masks = [samples[piece.sample].in_loss[piece.actions] for piece in collated]
 
     def gather(array_of: Callable[[int], np.ndarray]) -> Tensor:
-        """Join the entries of the pieces' tokens in the loss into one tensor [A]."""
+        """Join the entries of the pieces' tokens in the loss into one tensor [A] of float32."""
         arrays = [array_of(piece.sample)[piece.actions][mask] for piece, mask in zip(collated, masks, strict=True)]
-        joined = np.concatenate(arrays) if arrays else np.empty(0, np.float32)
-        return torch.from_numpy(joined).to(batching.device)
+        return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *arrays])).to(batching.device).float()
 
     def column(name: str) -> Tensor | None:
-        present = [getattr(columns[piece.sample], name) is not None for piece in collated]
-        if not present:  # an empty micro-batch has the columns of the others
-            present = [getattr(columns[0], name) is not None]
-        return gather(lambda index: getattr(columns[index], name)).float() if all(present) else None
+        # All samples of a minibatch have the same columns; an empty micro-batch has those of the others.
+        has_it = getattr(columns[collated[0].sample if collated else 0], name) is not None
+        return gather(lambda index: getattr(columns[index], name)) if has_it else None
 
     positions = [
         samples[piece.sample].actions[piece.actions][mask] - piece.start
         for piece, mask in zip(collated, masks, strict=True)
     ]
-    lengths = np.array([len(of_piece) for of_piece in positions], np.int64)
-    sequences = np.repeat(np.arange(len(collated)), lengths)
+    counts = [len(of_piece) for of_piece in positions]
+    of_sample, of_sequence = (
+        torch.from_numpy(np.repeat(np.array(numbers, np.int64), counts)).to(batching.device)
+        for numbers in ([piece.sample for piece in collated], range(len(collated)))
+    )
     return MicroBatch(
-        samples=torch.from_numpy(np.repeat(np.array([p.sample for p in collated], np.int64), lengths)).to(
-            batching.device
-        ),
-        lengths=[piece.length for piece in collated],
-        computed=sum(segment.length for segment in part),
-        rows=arrange(part, batching),
-        places=find_places(part, positions, batching),
-        sequences=torch.from_numpy(sequences).to(batching.device),
+        samples=of_sample,
+        lengths=[piece.end - piece.start for piece in collated],
+        computed=sum(len(segment.tokens) for segment in segments),
+        rows=arrange(segments, batching),
+        places=find_places(segments, positions, batching),
+        sequences=of_sequence,
         behaviour=gather(lambda index: samples[index].behaviour),
-        advantages=gather(lambda index: columns[index].advantages).float(),
+        advantages=gather(lambda index: columns[index].advantages),
         proximal=column("proximal"),
         reference=column("reference"),
         values=column("values"),
         returns=column("returns"),
     )
+
+
+def pieces(samples: Sequence[Tokens], indices: Iterable[int]) -> list[Piece]:
+    """List the sequences of the samples at `indices`."""
+    sequences = []
+    for index in indices:
+        sample = samples[index]
+        bounds = [*sample.starts.tolist(), len(sample.token_ids)]
+        splits = np.searchsorted(sample.actions, bounds).tolist()
+        for start, end, first, last in zip(bounds, bounds[1:], splits, splits[1:], strict=False):
+            sequences.append(Piece(index, start, end, slice(first, last)))
+    return sequences
+
+
+def cut(samples: Sequence[Tokens], sequences: Iterable[Piece], batching: Batching) -> list[list[Segment]]:
+    """Cut sequences into this rank's forward passes of at most `batching.budget` tokens; a longer one is a pass alone.
+
+    The longest come first: this keeps the padding small, and a lack of memory shows at once. Trees have passes of their
+    own, because their attention needs a mask. All ranks have equally many passes, since each takes part in the passes
+    of the others; so some may be empty.
+    """
+    longest = min(batching.budget, _LONGEST_TREE) if batching.trees else 0
+    segments = list(_segments(samples, sequences, longest))
+    dealt: list[list[Segment]] = [[] for _ in range(batching.mesh.size)]
+    for segment, rank in zip(segments, deal_out([len(s.tokens) for s in segments], batching.mesh.size), strict=True):
+        dealt[rank].append(segment)
+    passes = [_passes(of_rank, batching.budget) for of_rank in dealt]
+    own = passes[batching.mesh.rank]
+    return own + [[]] * (max(map(len, passes)) - len(own))
+
+
+def _segments(samples: Sequence[Tokens], sequences: Iterable[Piece], longest: int) -> Iterable[Segment]:
+    """Let the sequences of each problem share a tree of at most `longest` tokens, if it pays."""
+
+    def problem(piece: Piece) -> str:
+        return samples[piece.sample].problem_id
+
+    for _, group in groupby(sorted(sequences, key=lambda p: (problem(p), p.sample, p.start)), problem):
+        of_group = list(group)
+        tokens = [samples[piece.sample].token_ids[piece.start : piece.end] for piece in of_group]
+        if tree := find_tree(tokens, min(longest, int(_TREE_FRACTION * sum(map(len, tokens))))):
+            yield Segment(of_group, *tree)
+        else:
+            for piece, of_piece in zip(of_group, tokens, strict=True):
+                yield Segment([piece], of_piece, [np.arange(len(of_piece))])
+
+
+def _passes(segments: Iterable[Segment], budget: int) -> list[list[Segment]]:
+    """Cut the segments of a rank into passes: first its trees, then the others."""
+    passes = []
+    longest_first = sorted(
+        segments, key=lambda s: (not s.is_tree, -len(s.tokens), s.pieces[0].sample, s.pieces[0].start)
+    )
+    for _, of_kind in groupby(longest_first, lambda segment: segment.is_tree):
+        rest = list(of_kind)
+        while rest:
+            fitting = budget // rest[0].width
+            count = max(1, fitting // _GRID * _GRID or fitting)
+            passes.append(rest[:count])
+            rest = rest[count:]
+    return passes
+
+
+def _up(number: int) -> int:
+    return -(-number // _GRID) * _GRID
+
+
+def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
+    """Give each segment a row of its own, padded with 0 at the right.
+
+    Without segments, return a row of two tokens: the rank still takes part in a pass.
+    """
+    if not segments:
+        return Rows(torch.zeros((1, 2), dtype=torch.int64, device=batching.device))
+    # The rows after the last segment stay empty.
+    rows = _up(len(segments)) if len(segments) > _GRID else len(segments)
+    width = max(segment.width for segment in segments)
+    tokens, positions = np.zeros((2, rows, width), np.int64)
+    for row, segment in zip(tokens, segments, strict=False):
+        row[: len(segment.tokens)] = segment.tokens
+    if not segments[0].is_tree:
+        return Rows(torch.from_numpy(tokens).to(batching.device))
+    mask = np.tile(np.eye(width, dtype=np.bool_), (rows, 1, 1, 1))
+    for row, segment in enumerate(segments):
+        for path in segment.paths:
+            positions[row, path] = np.arange(len(path))
+            mask[row, 0][np.ix_(path, path)] = np.tri(len(path), dtype=np.bool_)
+    return Rows(*(torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)))
+
+
+def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: Batching) -> Places:
+    """Return the places of tokens in the rows that `arrange` makes of these segments.
+
+    Args:
+        segments: the segments.
+        chosen: for each piece of the segments, one after the other, the positions of its chosen tokens, none of them 0;
+            the position after its last token is allowed, and has no column of its own.
+        batching: as for `arrange`.
+    """
+    rows, columns, before = ([np.empty(0, np.int64)] for _ in range(3))
+    paths = [(row, path) for row, segment in enumerate(segments) for path in segment.paths]
+    for (row, path), positions in zip(paths, chosen, strict=True):
+        rows.append(np.full(len(positions), row))
+        columns.append(path[np.minimum(positions, len(path) - 1)])
+        before.append(path[positions - 1])
+    return Places(*(torch.from_numpy(np.concatenate(arrays)).to(batching.device) for arrays in (rows, columns, before)))
+
+
+def find_tree(sequences: Iterable[Ints], most: int) -> tuple[Ints, list[Ints]] | None:
+    """Return the prefix tree of sequences: its N tokens, and for each sequence the index of each of its tokens in them.
+
+    None if it has more than `most` tokens. Example of 5 6 7, 5 8 and 5 6: ([5, 6, 7, 8], [[0, 1, 2], [0, 3], [0, 1]])
+    """
+    nodes, paths = dict[tuple[int, int], int](), list[Ints]()  # (token before, token) -> token
+    for sequence in sequences:
+        node, path = -1, list[int]()
+        for token in sequence.tolist():
+            node = nodes.setdefault((node, token), len(nodes))
+            path.append(node)
+            if len(nodes) > most:
+                return None
+        paths.append(np.array(path))
+    return np.array([token for _, token in nodes]), paths

@@ -1,12 +1,10 @@
 """Distances between policies.
 
-An estimator of the KL divergence at sampled tokens, the reference policy that a penalty keeps the policy close to, and
-the mean KL of two policies over the whole vocabulary.
+An estimator of the KL divergence at sampled tokens, the coefficient and the reference policy of a penalty, and the mean
+KL of two policies over the whole vocabulary.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,14 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.train import PPO, KLEstimator
+from configs.train import KLEstimator
+from tasks.train.batches import Places, Rows, batching_for
 from tasks.train.memory import CHUNK_TOKENS
-from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import hidden_states, output_logits, predicting, score_action_tokens
-from tasks.train.policy import load_policy
-from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Sample
 from tasks.train.sharding import within
+from tasks.train.train_state import TrainState
 
 HORIZON = 10_000.0
 """Number of trajectories over which an adaptive coefficient follows."""
@@ -63,67 +60,40 @@ def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: fl
     return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / HORIZON))
 
 
-class Reference:
-    """Policy version 0, or the exponential moving average of all policy versions, which starts from version 0.
-
-    Args:
-        folder: folder of policy version 0.
-        ppo: the knobs.
-        mesh: the ranks that share it.
-    """
-
-    def __init__(self, folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> None:
-        self.model: PreTrainedModel = load_policy(folder, ppo, mesh).requires_grad_(False)
-        self._decay = EMA_DECAY if ppo.kl.reference == "ema" else None
-
-    @property
-    def moves(self) -> bool:
-        return self._decay is not None
-
-    @torch.no_grad()
-    def follow(self, policy: PreTrainedModel) -> None:
-        """Move a moving reference after an update: `reference <- decay * reference + (1 - decay) * policy`."""
-        if self._decay is not None:
-            for averaged, present in zip(self.model.parameters(), policy.parameters(), strict=True):
-                averaged.lerp_(present, 1 - self._decay)
+@torch.no_grad()
+def move_reference(reference: PreTrainedModel, policy: PreTrainedModel) -> None:
+    """Move a moving reference after an update: `reference <- decay * reference + (1 - decay) * policy`."""
+    for averaged, present in zip(reference.parameters(), policy.parameters(), strict=True):
+        averaged.lerp_(present, 1 - EMA_DECAY)
 
 
-def mean_kl(
-    policy: PreTrainedModel,
-    other: PreTrainedModel,
-    samples: Sequence[Sample],
-    ppo: PPO,
-    temperature: float,
-    precision: AbstractContextManager[object],
-    mesh: Mesh = ALONE,
-) -> float:
+def mean_kl(train_state: TrainState, other: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> float:
     """Compute the mean KL(policy ‖ other) of the next-token distributions at the action tokens, in nats.
 
     Each KL is a sum over the whole vocabulary, so it is also right if neither policy sampled the tokens.
 
     Args:
-        policy: one policy.
-        other: another policy with the same vocabulary.
+        train_state: holds one policy.
+        other: another policy with the same vocabulary, which the same ranks share.
         samples: 1 or more.
-        ppo: sizes of the passes.
         temperature: divides the logits of both policies.
-        precision: the context in which the models run.
-        mesh: the ranks that share the models.
     """
+    policy = train_state.model
 
-    def score_tokens(rows: Rows, places: Places) -> Tensor:
-        return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
+    def vocabulary_logprobs(model: PreTrainedModel, states: Tensor) -> Tensor:
+        return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
 
     def divergences_of(rows: Rows, places: Places) -> Tensor:
         states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
         chunks = zip(*(of_model.split(CHUNK_TOKENS) for of_model in states), strict=True)
         return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
 
-    def vocabulary_logprobs(model: PreTrainedModel, states: Tensor) -> Tensor:
-        return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
+    def scorer(rows: Rows, places: Places) -> Tensor:
+        return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
 
-    with precision:
-        divergences = score_action_tokens(score_tokens, samples, range(len(samples)), batching_for(policy, ppo, mesh))
+    batching = batching_for(policy, train_state.ppo, train_state.mesh)
+    with train_state.precision():
+        divergences = score_action_tokens(scorer, samples, range(len(samples)), batching)
     return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
 
 

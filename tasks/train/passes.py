@@ -14,10 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from storage.errors import first_few
+from tasks.train.batches import Batching, Places, Rows, arrange, cut, find_places, pieces
 from tasks.train.memory import CHUNK_TOKENS
-from tasks.train.mesh import Mesh
-from tasks.train.rows import Batching, Places, Rows, arrange, cut, find_places, pieces
-from tasks.train.samples import Logprobs, Sample
+from tasks.train.samples import Logprobs, Tokens
+from tasks.train.sharding import within
+
+TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
+"""A function of tokens and A places in them; it returns one number for each place."""
 
 
 def action_logprobs(
@@ -40,6 +43,11 @@ def action_logprobs(
     return read_out(model.get_output_embeddings(), states, targets, temperature)
 
 
+def logprob_scorer(model: PreTrainedModel, temperature: float) -> TokenScorer:
+    """Return the function that computes the logprobs of tokens under a model, which ranks may share."""
+    return lambda rows, places: within(model, lambda: action_logprobs(model, rows, places, temperature)[0])
+
+
 def hidden_states(
     model: PreTrainedModel, rows: Rows, *, with_last: bool = False
 ) -> Float[Tensor, "rows columns width"]:
@@ -48,8 +56,7 @@ def hidden_states(
     A padded batch may be wider than the model's context: `with_last` leaves out the columns beyond it.
 
     Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
-    the left. In packed rows a sequence begins wherever the positions restart, and attention does not cross this.
-    Trees have a mask.
+    the left. Trees have a mask.
     """
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
     end = context if with_last else -1
@@ -124,55 +131,47 @@ def _read_chunk(
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
-TokenScorer = Callable[[Rows, Places], Tensor]
-"""A function of tokens and A places in them; it returns one number for each place."""
-
-
 @torch.no_grad()
 def score_action_tokens(
-    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], batching: Batching
+    scorer: TokenScorer, samples: Sequence[Tokens], indices: Iterable[int], batching: Batching
 ) -> dict[int, Logprobs]:
     """Compute the numbers of all A action tokens of each sample at `indices`; return an array [A] for each index.
 
-    Each rank computes its share, and gets those of all.
+    Each rank computes those of its passes, and gets those of all.
     """
     scores = {index: np.zeros(len(samples[index].actions), np.float32) for index in indices}
-    for part in cut(samples, pieces(samples, scores), batching):
-        scored = [piece for segment in part for piece in segment.pieces]
+    for segments in cut(samples, pieces(samples, scores), batching):
+        scored = [piece for segment in segments for piece in segment.pieces]
         positions = [samples[piece.sample].actions[piece.actions] - piece.start for piece in scored]
-        numbers = scorer(arrange(part, batching), find_places(part, positions, batching)).cpu().numpy()
+        numbers = scorer(arrange(segments, batching), find_places(segments, positions, batching)).cpu().numpy()
         ends = np.cumsum([0, *map(len, positions)])
         for piece, start, end in zip(scored, ends, ends[1:], strict=False):
             scores[piece.sample][piece.actions] = numbers[start:end]
-    return _from_all_ranks(scores, batching.mesh)
-
-
-def _from_all_ranks(scores: dict[int, Logprobs], mesh: Mesh) -> dict[int, Logprobs]:
-    """Add up the ranks' arrays, which are 0 where another rank computed: adding 0 changes no number."""
-    if mesh.size == 1 or not scores:
+    if batching.mesh.size == 1 or not scores:
         return scores
-    joined = mesh.total(torch.from_numpy(np.concatenate([*scores.values()]))).numpy()
+    # A number is 0 in the ranks that did not compute it: adding 0 changes no number.
+    joined = batching.mesh.total(torch.from_numpy(np.concatenate([*scores.values()]))).numpy()
     ends = np.cumsum([len(of_sample) for of_sample in scores.values()])
     return dict(zip(scores, np.split(joined, ends[:-1]), strict=True))
 
 
 @torch.no_grad()
 def bootstrap_values(
-    scorer: TokenScorer, samples: Sequence[Sample], indices: Sequence[int], batching: Batching
+    scorer: TokenScorer, samples: Sequence[Tokens], indices: Sequence[int], batching: Batching
 ) -> dict[int, float]:
     """Compute, for each sample at `indices`, the number of the position that would follow its last action token."""
     values = dict.fromkeys(indices, 0.0)
-    last = [max(pieces(samples, [index]), key=lambda piece: piece.start) for index in indices]
-    for part in cut(samples, last, batching):
-        scored = [piece for segment in part for piece in segment.pieces]
+    latest = [pieces(samples, [index])[-1] for index in indices]
+    for segments in cut(samples, latest, batching):
+        scored = [piece for segment in segments for piece in segment.pieces]
         after = [samples[piece.sample].actions[-1:] - piece.start + 1 for piece in scored]
-        numbers = scorer(arrange(part, batching), find_places(part, after, batching))
+        numbers = scorer(arrange(segments, batching), find_places(segments, after, batching))
         values |= {piece.sample: number for piece, number in zip(scored, numbers.tolist(), strict=True)}
     total = batching.mesh.total(torch.tensor([*values.values()], dtype=torch.float64)).tolist()
     return dict(zip(values, total, strict=True))
 
 
-def refuse_not_finite(quantity: str, samples: Sequence[Sample], arrays: Iterable[tuple[int, np.ndarray]]) -> None:
+def refuse_not_finite(quantity: str, samples: Sequence[Tokens], arrays: Iterable[tuple[int, np.ndarray]]) -> None:
     """Raise ValueError if a sample's array holds NaN or an infinity; the message names the trajectories."""
     ids = [samples[index].trajectory_id for index, array in arrays if not np.isfinite(array).all()]
     if ids:

@@ -6,8 +6,6 @@ same numbers with the same number of threads always give the same bits.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
-from transformers.utils.import_utils import is_flash_attn_2_available
 
 from configs.train import PPO
 from storage.versions.checkpoints import Canary
 from storage.versions.weights import empty_model, load_model
+from tasks.train.batches import Places, Rows
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.passes import action_logprobs
-from tasks.train.rows import PACKED_ATTENTION, Places, Rows
-from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard, within
+from tasks.train.passes import logprob_scorer
+from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard
 
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
@@ -54,19 +51,18 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
 
 def _refuse_others(model: PreTrainedModel, stored: StoredTensors, folder: Path) -> None:
     """Raise ValueError if ranks cannot read and write the files of a model one weight after the other."""
-    expected = {name: [*parameter.shape] for name, parameter in model.named_parameters()}
-    if others := sorted(expected.keys() - stored.names):
+    parameters = dict(model.named_parameters())
+    buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
+    if others := sorted(buffers | (parameters.keys() - stored.names)):
         raise ValueError(
             f"{folder} has no weights {others[0]} ({len(others)} such weights): models whose files name other weights "
-            "than the model itself, such as mixtures of experts, are trained in one process only"
+            "than the model itself, such as mixtures of experts, or hold more than weights are trained in one process"
         )
-    if buffers := sorted(model.state_dict().keys() & {name for name, _ in model.named_buffers()}):
-        raise ValueError(f"{type(model).__name__} stores {buffers[0]}, which is no weight: train it in one process")
-    for name, shape in expected.items():
-        if stored.shape(name) != shape:
+    for name, parameter in parameters.items():
+        if stored.shape(name) != [*parameter.shape]:
             raise ValueError(
                 f"config.json and the weights in {folder} do not belong together: {name} has the shape "
-                f"{stored.shape(name)}, not {shape}"
+                f"{stored.shape(name)}, not {[*parameter.shape]}"
             )
 
 
@@ -75,7 +71,7 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
 
     The model is in evaluation mode, since dropout would make the trained policy differ from the sampled one. With
     gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
-    have no dropout). On a GPU with FlashAttention and bfloat16, batches are packed (`rows.batching_for`).
+    have no dropout).
     """
     policy.to(device_of(ppo))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
@@ -86,8 +82,6 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
 def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> PreTrainedModel:
     if device.type == "cpu":
         use_onednn(policy.base_model)
-    elif ppo.autocast == "bfloat16" and policy._supports_flash_attn and is_flash_attn_2_available():
-        policy.set_attn_implementation(PACKED_ATTENTION)
     if ppo.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False})
     policy.train(ppo.gradient_checkpointing)
@@ -121,26 +115,14 @@ def make_canary(model: PreTrainedModel) -> Canary:
     ids = np.random.default_rng(0).integers(model.config.vocab_size, size=length)
     tokens = torch.from_numpy(ids).to(model.device)[None]
     columns = torch.arange(1, length, device=model.device)
-    with torch.no_grad(), _plain_attention(model):
-        places = Places.padded(torch.zeros_like(columns), columns)
-        logp = within(model, lambda: action_logprobs(model, Rows(tokens), places, 1.0)[0])
+    with torch.no_grad():
+        logp = logprob_scorer(model, 1.0)(Rows(tokens), Places.padded(torch.zeros_like(columns), columns))
     if not logp.isfinite().all():
         raise ValueError(
             "the policy's logprobs are NaN or infinite: its weights overflow, or are NaN. "
             "Use another policy or checkpoint"
         )
     return Canary(ids.tolist(), logp.tolist())
-
-
-@contextmanager
-def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let PyTorch compute the attention, as when the model was loaded: the packed one has no float32."""
-    chosen = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(chosen)
 
 
 def device_of(ppo: PPO) -> torch.device:

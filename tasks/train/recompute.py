@@ -7,15 +7,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from configs.train import PPO
-from tasks.train.passes import TokenScorer, action_logprobs, score_action_tokens
+from tasks.train.batches import batching_for
+from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import load_policy
-from tasks.train.returns import chain
-from tasks.train.rows import Places, Rows, batching_for
-from tasks.train.samples import Logprobs, Sample
+from tasks.train.samples import Logprobs, Tokens
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 
@@ -56,18 +53,11 @@ def recompute(
     torch.set_num_threads(ppo.threads)
     model = load_policy(folder, ppo).to(getattr(torch, number_format))
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
-    samples = [_sample(rows[index]) for index in usable]
-    scorer = _logprob_scorer(model, temperature, ppo)
-    logprobs = score_action_tokens(scorer, samples, range(len(samples)), batching_for(model, ppo))
-    positions = {index: position for position, index in enumerate(usable)}
-    return [logprobs[positions[index]] if index in positions else None for index in range(len(rows))]
-
-
-def _logprob_scorer(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
-    def score_tokens(rows: Rows, places: Places) -> Tensor:
-        return action_logprobs(model, rows, places, temperature)[0]
-
-    return score_tokens
+    tokens = [_tokens(rows[index]) for index in usable]
+    scorer = logprob_scorer(model, temperature)
+    logprobs = score_action_tokens(scorer, tokens, range(len(tokens)), batching_for(model, ppo))
+    by_row: dict[int, Logprobs] = dict(zip(usable, logprobs.values(), strict=True))
+    return [by_row.get(index) for index in range(len(rows))]
 
 
 def _usable(row: StoredTokens, vocabulary: int) -> bool:
@@ -83,25 +73,6 @@ def _usable(row: StoredTokens, vocabulary: int) -> bool:
     )
 
 
-def _sample(row: StoredTokens) -> Sample:
-    """Make a sample with only the fields that passes need; the other fields are empty."""
-    actions = np.flatnonzero(row.action_mask)
-    empty = np.empty(0)
-    return Sample(
-        trajectory_id=row.trajectory_id,
-        problem_id="",
-        truncated=False,
-        token_ids=np.array(row.token_ids),
-        starts=np.array(row.sequence_starts),
-        actions=actions,
-        turn_of_action=np.zeros(len(actions), np.int64),
-        behaviour=np.zeros(len(actions), np.float32),
-        versions=np.zeros(len(actions), np.int64),
-        in_loss=np.ones(len(actions), np.bool_),
-        graded=np.empty(0, np.bool_),
-        successes=empty,
-        rewards=empty,
-        returns=empty,
-        turn_discount=1.0,
-        causes=chain(0),
-    )
+def _tokens(row: StoredTokens) -> Tokens:
+    starts, actions = np.array(row.sequence_starts), np.flatnonzero(row.action_mask)
+    return Tokens(row.trajectory_id, "", np.array(row.token_ids), starts, actions)

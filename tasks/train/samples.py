@@ -50,19 +50,25 @@ _MATH_VERIFY: Scorers = {"default": "math-verify"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One trajectory, ready for training, with T tokens, A action tokens, K turns and S sequences.
+class Tokens:
+    """The T tokens of a trajectory, of which A are action tokens, in S sequences."""
+
+    trajectory_id: str
+    problem_id: str
+    token_ids: Ints  # T
+    starts: Ints  # S, the start of each sequence in token_ids; [0] unless a chat template rewrote history
+    actions: Ints  # A, positions of the action tokens in token_ids, rising, and none of them in starts
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Tokens):
+    """One trajectory, ready for training, with K turns.
 
     Arrays [A] hold entries for action tokens only, in their order, so nothing about prompt or feedback tokens can enter
     the loss.
     """
 
-    trajectory_id: str
-    problem_id: str
     truncated: bool
-    token_ids: Ints  # T
-    starts: Ints  # S, the start of each sequence in token_ids; [0] unless a chat template rewrote history
-    actions: Ints  # A, positions of the action tokens in token_ids, rising, and none of them in starts
     turn_of_action: Ints  # A, in 0..K-1
     behaviour: Logprobs  # A, recorded while sampling
     versions: Ints  # A, policy version that sampled the token

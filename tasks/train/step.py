@@ -1,16 +1,16 @@
 """One optimizer step on a minibatch."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer
 from storage.errors import first_few
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.kl import kl_estimate
@@ -21,27 +21,26 @@ from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
 
+OfTokens = Float64[Tensor, " actions"]
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of the training passes over the A action tokens of some micro-batches. All tensors are [A] float64.
+    """The results of the training passes over the A action tokens of some micro-batches. None: not computed."""
 
-    None: not computed.
-    """
-
-    samples: Tensor  # index of the token's sample
-    behaviour: Tensor
-    logp: Tensor
-    proximal: Tensor
-    weight: Tensor
-    entropy: Tensor
-    loss: Tensor
-    ratio: Tensor
-    clipped: Tensor
-    dual_clipped: Tensor
-    reference: Tensor | None = None
-    value_loss: Tensor | None = None
-    value_clipped: Tensor | None = None
+    samples: OfTokens  # index of the token's sample
+    behaviour: OfTokens
+    logp: OfTokens
+    proximal: OfTokens
+    weight: OfTokens
+    entropy: OfTokens
+    loss: OfTokens
+    ratio: OfTokens
+    clipped: OfTokens
+    dual_clipped: OfTokens
+    reference: OfTokens | None = None
+    value_loss: OfTokens | None = None
+    value_clipped: OfTokens | None = None
 
     @classmethod
     def gathered(cls, results: Sequence[Self], mesh: Mesh) -> Self:
@@ -72,19 +71,18 @@ class Stepper:
 
     Args:
         train_state: the state that the steps change.
-        ppo: the loss.
         optimizer: learning rate and gradient clipping.
         temperature: the temperature at which the tokens were sampled.
     """
 
-    def __init__(self, train_state: TrainState, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
-        self._train_state, self._ppo, self._knobs, self._temperature = train_state, ppo, optimizer, temperature
-        self._mesh = train_state.mesh
+    def __init__(self, train_state: TrainState, optimizer: Optimizer, temperature: float) -> None:
+        self._train_state, self._knobs, self._temperature = train_state, optimizer, temperature
+        self._ppo, self._mesh = train_state.ppo, train_state.mesh
 
     def take(self, minibatch: Minibatch, samples: Sequence[Sample]) -> Step:
         """Take one step of the policy and one of the critic; an early stop skips the policy and a value head on it.
 
-        Gradients are summed over the micro-batches and the ranks. Each token's share is 1 / N, where N is the number of
+        Gradients are summed over the micro-batches and the ranks. Each token's loss is divided by N, the number of
         action tokens in the whole minibatch, so padding, the cut into micro-batches, the number of ranks and the order
         of rows do not matter.
 
@@ -96,13 +94,14 @@ class Stepper:
             ValueError: a loss or gradient is not finite; nothing was changed.
         """
         train_state, critic = self._train_state, self._train_state.critic
-        for adamw in self._adamws():
+        for adamw in train_state.optimizers:
             adamw.zero_grad(set_to_none=True)
         counts = self._mesh.total(torch.tensor([_counts(batch) for batch in minibatch]).sum(0)).tolist()
         actions, tokens, computed, padded = map(int, counts)
         result = StepResult.gathered([*self._passes(minibatch, actions)], self._mesh)
         # Checked first: a ratio that overflows must not end the run.
-        stopped = self._mesh.any(self._too_far(result))
+        limit = self._ppo.early_stop_imp_ratio
+        stopped = self._mesh.any(limit is not None and result.ratio.mean().item() > limit)
         if not stopped:
             _refuse_not_finite("losses", samples, result.samples, result.loss)
         if result.value_loss is not None:
@@ -120,36 +119,11 @@ class Stepper:
             self._apply(critic.adamw, own, own_norm)
         return Step(result, norm.item(), stopped, tokens, computed, padded)
 
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate, which rises linearly to its full value at step `warmup_steps`, counted from 1."""
-        return self._knobs.lr * self._warmup(step)
-
-    def precision(self) -> AbstractContextManager[object]:
-        """Return the context in which the models run: autocast if `ppo.autocast` asks for it.
-
-        Without its cache, which would keep a bfloat16 copy of every layer's weights on each rank.
-        """
-        enabled = self._ppo.autocast == "bfloat16"
-        return torch.autocast(self._train_state.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
-
-    def _warmup(self, step: int) -> float:
-        """Return the share of the full learning rate at `step`."""
-        return min(1.0, step / max(1, self._knobs.warmup_steps))
-
-    def _adamws(self) -> list[torch.optim.AdamW]:
-        critic = self._train_state.critic
-        return [self._train_state.adamw, *([critic.adamw] if critic and critic.adamw else [])]
-
     def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
         for group in adamw.param_groups:
-            group["lr"] = group["full_lr"] * self._warmup(self._train_state.steps)
+            group["lr"] = group["full_lr"] * warmup(self._knobs, self._train_state.steps)
         adamw.step()
-
-    def _too_far(self, result: StepResult) -> bool:
-        """Return whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
-        limit = self._ppo.early_stop_imp_ratio
-        return limit is not None and result.ratio.mean().item() > limit
 
     def _passes(self, minibatch: Minibatch, actions: int) -> Iterator[StepResult]:
         """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
@@ -157,34 +131,38 @@ class Stepper:
             reduce_gradients(self._train_state.modules, last=batch is minibatch[-1])
             yield self._accumulate(batch, actions)
         if self._mesh.size > 1 and self._mesh.devices is None:
-            self._mesh.add_up(self._gradients())
-
-    def _gradients(self) -> Iterator[Tensor]:
-        """Yield the gradients, in the order of their parameters."""
-        for adamw in self._adamws():
-            parameters = (parameter for group in adamw.param_groups for parameter in group["params"])
-            yield from (parameter.grad for parameter in parameters if parameter.grad is not None)
+            groups = [group for adamw in self._train_state.optimizers for group in adamw.param_groups]
+            gradients = (parameter.grad for group in groups for parameter in group["params"])
+            self._mesh.add_up(gradient for gradient in gradients if gradient is not None)
 
     def _accumulate(self, batch: MicroBatch, actions: int) -> StepResult:
-        """Add the micro-batch's share of the gradients. `actions` is the number of action tokens in the minibatch."""
-        critic = self._train_state.critic
-        states, logp, entropy = self._look(batch)
+        """Add the gradients of the micro-batch's loss. `actions` is the number of action tokens in the minibatch."""
+        critic, ppo, model = self._train_state.critic, self._ppo, self._train_state.model
+        states, logp, entropy = within(model, lambda: self._read(batch))
         # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
-        weight, ppo = self._weight(proximal, batch), self._ppo
-        policy_part = policy_loss(
-            logp, proximal, weight, batch.advantages, ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip
-        )
-        loss = self._with_kl_and_entropy(policy_part.loss, logp, entropy, batch)
-        total, value_part = loss.sum(), None
+        weight = torch.ones_like(proximal)
+        if ppo.objective == "decoupled" and len(proximal):
+            knobs = ppo.behaviour_weight
+            limits = knobs.cap, knobs.mode, knobs.level, knobs.floor
+            weight = behaviour_weights(proximal, batch.behaviour, batch.sequences, *limits)
+        clips = ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip
+        of_policy = policy_loss(logp, proximal, weight, batch.advantages, *clips)
+        loss = of_policy.loss
+        if ppo.kl.in_loss:
+            assert batch.reference is not None
+            loss = loss + ppo.kl.kl_ctl * kl_estimate(logp, batch.reference, ppo.kl.chosen_estimator)
+        if ppo.entropy_coefficient:
+            loss = loss - ppo.entropy_coefficient * entropy
+        total, of_value = loss.sum(), None
         if critic is not None and critic.own is None:
-            value_part = self._value_loss(critic, states, batch)
-            total = total + critic.knobs.value_loss_coefficient * value_part.loss.sum()
+            of_value = _value_loss(critic, states, batch)
+            total = total + critic.knobs.value_loss_coefficient * of_value.loss.sum()
         (total / actions).backward()
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
             own = critic.own
-            value_part = self._value_loss(critic, within(own, lambda: self._states(own, batch)), batch)
-            (value_part.loss.sum() / actions).backward()
+            of_value = _value_loss(critic, within(own, lambda: self._states(own, batch)), batch)
+            (of_value.loss.sum() / actions).backward()
         return StepResult(
             samples=batch.samples,
             behaviour=batch.behaviour,
@@ -193,54 +171,38 @@ class Stepper:
             weight=weight,
             entropy=entropy.detach(),
             loss=loss.detach(),
-            ratio=policy_part.ratio,
-            clipped=policy_part.clipped,
-            dual_clipped=policy_part.dual_clipped,
+            ratio=of_policy.ratio,
+            clipped=of_policy.clipped,
+            dual_clipped=of_policy.dual_clipped,
             reference=batch.reference,
-            value_loss=value_part and value_part.loss.detach(),
-            value_clipped=value_part and value_part.clipped,
+            value_loss=of_value and of_value.loss.detach(),
+            value_clipped=of_value and of_value.clipped,
         )
 
-    def _look(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the policy's hidden states [A, H] at the action tokens, logprobs [A] and entropies [A]."""
-        model = self._train_state.model
-
-        def compute() -> tuple[Tensor, Tensor, Tensor]:
-            states = self._states(model, batch)
-            return states, *self._read_out(states, batch)
-
-        return within(model, compute)
-
-    def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-        """Compute the hidden states [A, H] that predict the action tokens."""
-        with self.precision():
+    def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Float[Tensor, "actions width"]:
+        """Compute the hidden states that predict the action tokens."""
+        with self._train_state.precision():
             return predicting(hidden_states(model, batch.rows), batch.places)
 
-    def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Compute logprobs [A] and entropies [A]. The entropies have a gradient only if there is an entropy bonus."""
-        head, bonus = self._train_state.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
-        targets = targets_of(batch.rows, batch.places)
-        return read_out(head, states, targets, self._temperature, entropy_gradient=bonus)
+    def _read(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the policy's hidden states [A, H] at the action tokens, logprobs [A] and entropies [A].
 
-    def _with_kl_and_entropy(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
-        """Add KL penalty and entropy bonus to the policy loss [A]."""
-        kl, bonus = self._ppo.kl, self._ppo.entropy_coefficient
-        if kl.in_loss:
-            assert batch.reference is not None
-            loss = loss + kl.kl_ctl * kl_estimate(logp, batch.reference, kl.chosen_estimator)
-        return loss - bonus * entropy if bonus else loss
+        The entropies have a gradient only if there is an entropy bonus.
+        """
+        states, bonus = self._states(self._train_state.model, batch), self._ppo.entropy_coefficient > 0
+        head, targets = self._train_state.model.get_output_embeddings(), targets_of(batch.rows, batch.places)
+        return states, *read_out(head, states, targets, self._temperature, entropy_gradient=bonus)
 
-    def _weight(self, proximal: Tensor, batch: MicroBatch) -> Tensor:
-        if self._ppo.objective != "decoupled" or not len(proximal):
-            return torch.ones_like(proximal)
-        knobs = self._ppo.behaviour_weight
-        limits = knobs.cap, knobs.mode, knobs.level, knobs.floor
-        return behaviour_weights(proximal, batch.behaviour, batch.sequences, *limits)
 
-    def _value_loss(self, critic: Critic, states: Tensor, batch: MicroBatch) -> ValueLoss:
-        assert batch.values is not None
-        assert batch.returns is not None
-        return value_loss(critic.read(states), batch.values, batch.returns, critic.knobs.value_eps_clip)
+def warmup(knobs: Optimizer, step: int) -> float:
+    """Return the fraction of the full learning rate at `step`, counted from 1: it rises linearly."""
+    return min(1.0, step / max(1, knobs.warmup_steps))
+
+
+def _value_loss(critic: Critic, states: Float[Tensor, "actions width"], batch: MicroBatch) -> ValueLoss:
+    assert batch.values is not None
+    assert batch.returns is not None
+    return value_loss(critic.read(states), batch.values, batch.returns, critic.knobs.value_eps_clip)
 
 
 def _counts(batch: MicroBatch) -> list[int]:
@@ -248,14 +210,16 @@ def _counts(batch: MicroBatch) -> list[int]:
     return [len(batch.behaviour), sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
 
 
-def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _norm(parameters: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
     return whole(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
 
 
-def _refuse_not_finite(quantity: str, samples: Sequence[Sample], of_token: Tensor, values: Tensor) -> None:
-    """Raise ValueError if a value [A] of an action token is NaN or infinite; the message names its trajectories.
+def _refuse_not_finite(
+    quantity: str, samples: Sequence[Sample], of_token: Float[Tensor, " actions"], values: Float[Tensor, " actions"]
+) -> None:
+    """Raise ValueError if a value of an action token is NaN or infinite; the message names its trajectories.
 
-    `of_token` [A] is the index of each token's sample.
+    `of_token` is the index of each token's sample.
     """
     if torch.isfinite(values).all():
         return

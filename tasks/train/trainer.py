@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,16 +12,15 @@ from configs.score import Reward
 from configs.train import PPO, Optimizer
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
-from tasks.train.batches import Columns, draw_minibatches, make_minibatch
-from tasks.train.kl import adapt_kl_coefficient, mean_kl
+from tasks.train.batches import Columns, batching_for, draw_minibatches, make_minibatch
+from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import sample_metrics, step_metrics
 from tasks.train.policy import load_policy, make_canary
-from tasks.train.prepare import Draws, Preparation
-from tasks.train.rows import batching_for
+from tasks.train.prepare import Epochs, Preparation
 from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
-from tasks.train.step import Step, Stepper
-from tasks.train.train_state import TrainState, load_train_state, median_sqrt_v, save_train_state
+from tasks.train.step import Step, Stepper, warmup
+from tasks.train.train_state import TrainState, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +41,15 @@ _REASONS = {
     "(Trajectory.unplayed_turns); a critic could estimate the rest",
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
+_NOTHING_RIGHT = (
+    "ALARM: not one of %d trajectories has a right turn. "
+    "Read their texts: is the answer's format wrong, is the verifier wrong, or are the problems too hard?"
+)
+_NOTHING = (
+    "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context with an "
+    "unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and _ub, "
+    "rollout.max_resampling_rounds, ppo.mask_truncated and inference.max_model_len"
+)
 
 
 class Trainer:
@@ -85,17 +93,17 @@ class Trainer:
         temperature, scorers = config.sampling.temperature, config.score.by_source
         return cls(config.ppo, config.optimizer, config.reward, temperature, oldest, mesh, scorers)
 
-    def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
+    def load(self, model: Path, state: Path | None, seed: int, version_0: Path | None = None) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
 
-        Without `state` a new state starts, with an RNG seeded by `seed`. `first` is the folder of policy version 0; it
-        is used if `ppo.needs_first`. None: `model`.
+        Without `state` a new state starts, with an RNG seeded by `seed`. `version_0` is the folder of that policy
+        version; it is used if `ppo.needs_first`. None: `model`.
 
         Raises:
             ValueError: a folder holds the wrong files.
         """
         torch.set_num_threads(self._ppo.threads)
-        self._loaded = load_train_state(model, state, first, seed, self._ppo, self._knobs, self._mesh)
+        self._loaded = load_train_state(model, state, version_0, seed, self._ppo, self._knobs, self._mesh)
 
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`."""
@@ -135,30 +143,28 @@ class Trainer:
         torch.set_num_threads(self._ppo.threads)
         report = progress or (lambda _: None)
         samples, left_out = self._samples(trajectories, scores, version)
+        counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
             if number:
                 report(f"{number} trajectories left out: {_REASONS[reason]}")
         if not samples:
-            return dict.fromkeys(NO_UPDATE, 0.0) | _counted(left_out)
+            return dict.fromkeys(NO_UPDATE, 0.0) | counts
         train_state, start = self._train_state, time.perf_counter()
-        draws = [
+        epochs = [
             draw_minibatches(samples, self._ppo.ppo_n_minibatches, train_state.generator)
             for _ in range(self._ppo.epochs)
         ]
-        stepper = self._stepper
-        prepared = Preparation(train_state, self._ppo, self._temperature, stepper.precision()).prepare(samples, draws)
-        for line in prepared.log_lines:
-            report(line)
+        columns, prepared = Preparation(train_state, self._temperature, samples, report).prepare(epochs)
         middle = time.perf_counter()
-        steps = self._train(samples, prepared.columns, draws, report)
+        steps = self._train(samples, columns, epochs, report)
         seconds = time.perf_counter() - middle
-        self._follow(prepared.trajectory_kl, len(samples))
-        median_sqrt = self._check_steps()
-        metrics = sample_metrics(samples, version) | step_metrics(steps, self._ppo) | prepared.metrics
-        return metrics | {
-            **_counted(left_out),
-            "optimizer/lr": stepper.learning_rate(train_state.steps),
-            "optimizer/median_sqrt_v": median_sqrt,
+        self._follow(prepared.get("kl/trajectory"), len(samples))
+        return {
+            **sample_metrics(samples, version),
+            **step_metrics(steps, self._ppo),
+            **prepared,
+            **counts,
+            "optimizer/lr": self._knobs.lr * warmup(self._knobs, train_state.steps),
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
@@ -172,19 +178,13 @@ class Trainer:
         samples = self._built(trajectories, scores)
         if not samples:
             return None
-        model, ppo = load_policy(other, self._ppo, self._mesh), self._ppo
-        precision = self._stepper.precision()
-        return mean_kl(self._train_state.model, model, samples, ppo, self._temperature, precision, self._mesh)
+        return mean_kl(self._train_state, load_policy(other, self._ppo, self._mesh), samples, self._temperature)
 
     @property
     def _train_state(self) -> TrainState:
         if self._loaded is None:
             raise ValueError("the trainer has loaded no policy yet: call load first")
         return self._loaded
-
-    @property
-    def _stepper(self) -> Stepper:
-        return Stepper(self._train_state, self._ppo, self._knobs, self._temperature)
 
     def _samples(
         self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int
@@ -199,14 +199,20 @@ class Trainer:
         samples = recent if self._ppo.critic else with_known_returns(recent)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):
-            self._nothing_left(trajectories, left_out["too_old"], version)
+            if left_out["too_old"]:
+                raise ValueError(
+                    f"{left_out['too_old']} of {len(trajectories)} trajectories were sampled more than rollout."
+                    f"max_head_offpolicyness={self._max_staleness} versions before {version}, and the others cannot be "
+                    "trained on: collect again"
+                )
+            if all(row.status == "failed" for row in trajectories):
+                raise ValueError(
+                    f"none of {len(trajectories)} trajectories can be trained on: all failed, see their reasons"
+                )
+            logger.warning(_NOTHING, len(trajectories))
             return [], left_out
-        if all(not sample.successes.any() for sample in samples):
-            logger.warning(
-                "ALARM: not one of %d trajectories has a right turn. "
-                "Read their texts: is the answer's format wrong, is the verifier wrong, or are the problems too hard?",
-                len(samples),
-            )
+        if not any(sample.successes.any() for sample in samples):
+            logger.warning(_NOTHING_RIGHT, len(samples))
         return samples, left_out
 
     def _built(self, trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> list[Sample]:
@@ -215,31 +221,13 @@ class Trainer:
             trajectories, scores, self._reward, scorers=self._scorers, credit=credit, mask_truncated=masked
         )
 
-    def _nothing_left(self, trajectories: Sequence[Trajectory], too_old: int, version: int) -> None:
-        """Raise ValueError, or only log an alarm if options of the configuration left the trajectories out."""
-        if too_old:
-            raise ValueError(
-                f"{too_old} of {len(trajectories)} trajectories were sampled more than rollout.max_head_offpolicyness="
-                f"{self._max_staleness} versions before {version}, and the others cannot be trained on: collect again"
-            )
-        if all(row.status == "failed" for row in trajectories):
-            raise ValueError(
-                f"none of {len(trajectories)} trajectories can be trained on: all failed, see their reasons"
-            )
-        logger.warning(
-            "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context with "
-            "an unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and _ub, "
-            "rollout.max_resampling_rounds, ppo.mask_truncated and inference.max_model_len",
-            len(trajectories),
-        )
-
     def _train(
-        self, samples: Sequence[Sample], columns: Sequence[Columns], draws: Draws, report: Callable[[str], None]
+        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, report: Callable[[str], None]
     ) -> list[Step]:
-        steps: list[Step] = []
-        stepper, total = self._stepper, sum(map(len, draws))
-        batching = batching_for(self._train_state.model, self._ppo, self._train_state.mesh)
-        for indices in (indices for minibatches in draws for indices in minibatches):
+        train_state, steps = self._train_state, list[Step]()
+        stepper, total = Stepper(train_state, self._knobs, self._temperature), sum(map(len, epochs))
+        batching = batching_for(train_state.model, self._ppo, train_state.mesh)
+        for indices in (indices for minibatches in epochs for indices in minibatches):
             minibatch = make_minibatch(samples, columns, indices, batching)
             if not minibatch:
                 continue  # the token limit cut all of its turns, and they are masked
@@ -249,26 +237,10 @@ class Trainer:
             report(f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}")
         return steps
 
-    def _check_steps(self) -> float:
-        """Return the median of AdamW's sqrt(v); log an alarm if eps, not the gradients, decides the steps' size."""
-        median, eps = median_sqrt_v(self._train_state.adamw, self._mesh), self._knobs.eps
-        if self._train_state.adamw.state and median < eps:
-            logger.warning(
-                "ALARM: optimizer.eps=%g is above the median of AdamW's sqrt(v), %.2g: it shortens the steps of most "
-                "parameters to less than half. Set optimizer.eps=1e-8",
-                eps,
-                median,
-            )
-        return median
-
     def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
         """Update what changes once per update: an adaptive KL coefficient and a moving reference policy."""
         train_state, kl = self._train_state, self._ppo.kl
         if kl.adaptive and trajectory_kl is not None:
             train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
-        if train_state.reference:
-            train_state.reference.follow(train_state.model)
-
-
-def _counted(left_out: Mapping[str, int]) -> dict[str, float]:
-    return {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
+        if train_state.reference and kl.reference == "ema":
+            move_reference(train_state.reference, train_state.model)

@@ -29,8 +29,13 @@ def policy_sizes(config: Config) -> ModelSizes:
         StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
     """
     path = config.policy.path
-    if path is None:
-        return _of_warm_start(config)
+    if knobs := config.policy.warm_start if path is None else None:
+        from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
+
+        source, feedback = lesson(config)
+        tokenizer = build_tokenizer(taught_texts(generate(source), feedback), calculator=bool(knobs.tool_share))
+        return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})
+    assert path
     if path in PUBLIC and not Path(path).is_dir():
         return PUBLIC[path]
     found = locate(path, [_NAME])
@@ -86,8 +91,9 @@ def locate(path: str, wanted: Sequence[str]) -> Path | tuple[str, str]:
     folder = Path(path).expanduser()
     if (folder / _NAME).is_file():
         return folder
-    if place := _checkpoint_of(path):
-        return place
+    root, separator, rest = path.rstrip("/").partition("/runs/")
+    if separator and "/checkpoints/" in rest:  # such as s3://bucket/x/runs/demo/checkpoints/000100
+        return root, f"runs/{rest}"
     if folder.is_dir() or path.startswith((".", "/", "~")):
         raise ValueError(f"there is no {folder / _NAME}, which the folder of every transformers model has")
     from huggingface_hub import snapshot_download
@@ -103,23 +109,3 @@ def locate(path: str, wanted: Sequence[str]) -> Path | tuple[str, str]:
             f"({type(error).__name__}: {error.__cause__ or error}): check the name, the network, HF_ENDPOINT and "
             "HF_HUB_OFFLINE, or give a folder"
         ) from error
-
-
-def _checkpoint_of(path: str) -> tuple[str, str] | None:
-    """Split the URI of a checkpoint into its store's root and its version; return None for another path.
-
-    >>> _checkpoint_of("s3://bucket/x/runs/demo/checkpoints/000100")
-    ('s3://bucket/x', 'runs/demo/checkpoints/000100')
-    """
-    root, separator, rest = path.rstrip("/").partition("/runs/")
-    return (root, f"runs/{rest}") if separator and "/checkpoints/" in rest else None
-
-
-def _of_warm_start(config: Config) -> ModelSizes:
-    from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
-
-    knobs = config.policy.warm_start
-    assert knobs is not None
-    source, feedback = lesson(config)
-    tokenizer = build_tokenizer(taught_texts(generate(source), feedback), calculator=bool(knobs.tool_share))
-    return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})

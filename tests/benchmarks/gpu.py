@@ -156,6 +156,7 @@ def _trainer(shape: Shape, device: str) -> "Trainer":
         torch.manual_seed(0)
         model = set_up(Qwen2ForCausalLM(config), knobs)
     trainer._loaded = TrainState(  # without files: 7 billion parameters are 30 GB
+        ppo=knobs,
         model=model,
         critic=None,
         reference=None,

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tasks.train.batches import Minibatch
-    from tasks.train.rows import Batching
+    from tasks.train.batches import Batching, Minibatch
     from tasks.train.trainer import Trainer
 
 GOAL = 0.8
@@ -33,15 +32,15 @@ def measure(lab: Lab) -> list[Row]:
     """Time updates on a rollout of the demo, and after each the bare loop over the same sequences, padded."""
     import torch
 
+    from tasks.train.batches import batching_for
     from tasks.train.policy import load_policy
-    from tasks.train.rows import batching_for
 
     config = lab.config("run.name=training")
     trajectories, scores = _play(lab, config)
     trainer = _trainer(lab, config, config.ppo)
     model = load_policy(lab.policy.model, config.ppo)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
-    drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.ppo), form="padded"))
+    drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.ppo), trees=False))
     rounds = []
     for _ in range(WARM_UP + ROUNDS):
         start = time.perf_counter()
@@ -144,7 +143,7 @@ def _bare(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from tasks.train.rows import Places
+    from tasks.train.batches import Places
 
     def labels(tokens: torch.Tensor, places: Places) -> torch.Tensor:
         empty = torch.full_like(tokens, -100)

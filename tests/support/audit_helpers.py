@@ -212,7 +212,7 @@ class Weights:
         import torch
 
         from tasks.train.passes import action_logprobs
-        from tasks.train.rows import Places, Rows
+        from tasks.train.batches import Places, Rows
 
         tokens = np.zeros((len(rows), max(2, *(len(ids) for ids, _ in rows))), np.int64)
         sampled = np.zeros(tokens.shape, np.bool_)

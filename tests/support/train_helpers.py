@@ -133,7 +133,7 @@ def make_trainer(
     folder: Path,
     optimizer: Optimizer = UNCLIPPED,
     temperature: float = 1.0,
-    first: Path | None = None,
+    version_0: Path | None = None,
     reward: Reward | None = None,
     **ppo: Any,
 ) -> Trainer:
@@ -141,7 +141,7 @@ def make_trainer(
         {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
     )
     trainer = Trainer(knobs, optimizer, reward or Reward(), temperature)
-    trainer.load(folder, None, seed=1, first=first)
+    trainer.load(folder, None, seed=1, version_0=version_0)
     return trainer
 
 

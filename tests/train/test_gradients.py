@@ -110,7 +110,7 @@ def test_gradient_is_that_of_the_written_formula(
     monkeypatch.setattr("tasks.train.passes.CHUNK_TOKENS", 7)
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
-    trainer = make_trainer(save_tiny(tmp_path / "now"), first=first, micro_batch_tokens=50, **knobs)
+    trainer = make_trainer(save_tiny(tmp_path / "now"), version_0=first, micro_batch_tokens=50, **knobs)
     metrics = trainer.update(*random_rows(), version=2)
     assert_near(gradients(trainer), naive_gradients(**knobs), 1e-5)
     if knobs.get("objective") != "behaviour":

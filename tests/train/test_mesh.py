@@ -89,7 +89,7 @@ def numbers(trainer: Trainer) -> dict[str, Tensor]:
     if state.critic:
         named |= {f"critic/{name}": p for name, p in state.critic.named_parameters()}
     if state.reference:
-        named |= {f"reference/{name}": p for name, p in state.reference.model.named_parameters()}
+        named |= {f"reference/{name}": p for name, p in state.reference.named_parameters()}
     return {name: whole(value.detach()).clone() for name, value in named.items()}
 
 

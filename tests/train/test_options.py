@@ -78,7 +78,7 @@ def test_a_fixed_reference_must_be_given(tmp_path: Path) -> None:
     trainer = make_trainer(save_tiny(tmp_path / "start"), kl={"kl_ctl": 0.1})
     trainer.update(*random_rows(), version=0)
     trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match="give its folder as `first`"):
+    with pytest.raises(ValueError, match="give its folder as `version_0`"):
         trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
 
 
@@ -95,7 +95,7 @@ def test_the_coefficient_of_a_kl_in_the_reward_adapts(tmp_path: Path) -> None:
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
     kl = {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1e-3}
-    trainer = make_trainer(save_tiny(tmp_path / "now"), first=first, kl=kl)
+    trainer = make_trainer(save_tiny(tmp_path / "now"), version_0=first, kl=kl)
     coefficients = [trainer.update(*random_rows(), version=2)["kl/kl_ctl"] for _ in range(2)]
     assert coefficients == pytest.approx([1.0, 1 + 0.2 * 16 / 10_000])
 

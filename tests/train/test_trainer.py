@@ -57,7 +57,7 @@ here = Path({str(tmp_path)!r})
 trainer = make_trainer(here / "start", **{knobs!r})
 trainer.update(*random_rows(seed=1), version=1)
 trainer.save(here / "again1", here / "again_state1")
-trainer.load(here / "model1", here / "state1", seed=99, first=here / "start")
+trainer.load(here / "model1", here / "state1", seed=99, version_0=here / "start")
 trainer.update(*random_rows(seed=2), version=2)
 trainer.save(here / "again2", here / "again_state2")
 """
