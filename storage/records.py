@@ -146,9 +146,10 @@ class Trajectory:
     fault: Fault = ""  # of an episode that ended without a verdict; empty for others, and in files before schema 5
     answers: list[str | None] = field(default_factory=list)  # K, given to the environment; null: the text; []: all null
     limits: list[int] = field(default_factory=list)  # K, most tokens of the turn; []: as `sampling` says
-    received: list[int] = field(default_factory=list)  # K, place among the completions that the agent got, or -1
+    received: list[int] = field(default_factory=list)  # K, position among the completions that the agent got, or -1
     asked: list[int] = field(default_factory=list)  # K, how many completions the agent had when it asked for this one
-    paid: list[int] = field(default_factory=list)  # K, how many it had when this turn's reward was given; 0: none was
+    # K, how many completions the agent had when this turn's reward was given, which pays all of them; 0: none was given
+    paid: list[int] = field(default_factory=list)
     # received, asked and paid are [] in a chain, where turn k is asked with k completions and paid with k + 1
 
 

@@ -99,7 +99,7 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
         return False
     returns = defaultdict[int, set[float]](set)
     for sample in with_known_returns(samples):
-        for place, value in zip(sample.order.tolist(), sample.returns.tolist(), strict=True):
+        for place, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
             returns[place].add(round(value, _DIGITS))
     return bool(returns) and all(len(values) == 1 for values in returns.values())
 

@@ -39,7 +39,7 @@ from configs.loader import nearest
 from configs.train import Advantage
 from storage.errors import first_few
 from tasks.train.returns import Causes
-from tasks.train.samples import Bools, Floats, Ints, Sample
+from tasks.train.samples import Bools, Floats, Sample
 
 _FEW = 3
 """`mixed` compares a turn with whole episodes if at most so many episodes reached it (measured: README.md)."""
@@ -111,24 +111,6 @@ def _returns(sample: Sample, observed: Observed) -> Floats:
     return sample.causes.returns(sample.rewards, penalties, sample.turn_discount, sample.after or 0.0)
 
 
-def turn_groups(samples: Sequence[Sample]) -> Ints:
-    """Number the groups, and list the group of every turn of all samples, in order.
-
-    Turns of one problem that are at the same place in the order in which the agent got them are in one group.
-    """
-    numbers: dict[tuple[str, int], int] = {}
-    keys = ((sample.problem_id, place) for sample in samples for place in sample.order.tolist())
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-
-
-def varied(groups: Ints, values: Floats) -> Bools:
-    """Return for each group whether its values differ."""
-    low, high = np.full(groups.max() + 1, np.inf), np.full(groups.max() + 1, -np.inf)
-    np.minimum.at(low, groups, values)
-    np.maximum.at(high, groups, values)
-    return low < high
-
-
 def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advantage) -> list[Floats]:
     """Compute the advantages [A] of each sample's tokens from the returns [K] of its turns."""
     problems: dict[str, list[int]] = {}
@@ -139,30 +121,30 @@ def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advant
         causes = [samples[index].causes for index in indices]
         table, reached = _table([returns[index] for index in indices], causes)
         for index, each, held, row in zip(indices, causes, table, _less_mean(table, reached, knobs), strict=True):
-            # A turn that the agent never got may share its place with one that it got: it has its own return.
-            of_turns = row[each.order] + (returns[index] - held[each.order])
+            # A turn that the agent never got may have the position of one that it got: it has its own return.
+            of_turns = row[each.position] + (returns[index] - held[each.position])
             advantages[index] = of_turns[samples[index].turn_of_action]
     return advantages
 
 
 def _table(returns: Sequence[Floats], causes: Sequence[Causes]) -> tuple[Floats, Bools]:
-    """Write the returns of the G samples of a problem into a table [G, P], and return which places each sample reached.
+    """Write the returns of the G samples of a problem into a table [G, P] of P positions; return which each reached.
 
-    At a place that a sample did not reach, the table has the return of its last turn before that place.
+    At a position that a sample did not reach, the table has the return of its latest turn before that position.
 
     Example: returns [0, 1] and [1] give [[0, 1], [1, 1]] and [[True, True], [True, False]].
     """
-    shape = len(returns), 1 + max(0, *(int(each.order.max()) for each in causes))
+    shape = len(returns), 1 + max(0, *(int(each.position.max()) for each in causes))
     table, reached = np.zeros(shape), np.zeros(shape, np.bool_)
     for row, (values, each) in enumerate(zip(returns, causes, strict=True)):
-        table[row, each.order], reached[row, each.order] = values, True
-        table[row, each.order[each.got]] = values[each.got]
+        table[row, each.position], reached[row, each.position] = values, True
+        table[row, each.position[each.got]] = values[each.got]
     last = np.maximum.accumulate(np.where(reached, np.arange(shape[1]), 0), axis=1)
     return np.take_along_axis(table, last, axis=1), reached
 
 
 def _compared(reached: Bools, knobs: Advantage) -> Bools:
-    """Return which samples [G, P] are in the mean of each place.
+    """Return which samples [G, P] are in the mean of each position.
 
     `turn`: those that reached it, because the mean over all would reward wrong first answers of episodes that end well.
     `episode`: all that reached any. `mixed`: those that reached it, but as for `episode` if they are few.
@@ -203,12 +185,18 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     Raises:
         ValueError: an episode is no chain, and `gae_lambda` is below 1; the message names the trajectories.
     """
-    _refuse_branches(samples, knobs)
+    if branched := [sample.trajectory_id for sample in samples if not sample.causes.is_chain and knobs.gae_lambda < 1]:
+        raise ValueError(
+            f"ppo.advantage.gae_lambda={knobs.gae_lambda:g} needs turns that follow each other, but these trajectories "
+            f"have candidates, or requests at the same time: {first_few(branched, 5)}. Set ppo.advantage.gae_lambda=1"
+        )
+    values = [each.values for each in observed if each.values is not None]
+    if len(values) < len(samples):
+        raise ValueError("ppo.advantage.type=gae needs a critic's values: set ppo.critic={}")
     rewards = [_rewards(*pair) for pair in zip(samples, observed, strict=True)]
-    values = [_values(*pair) for pair in zip(samples, observed, strict=True)]
     following = [np.append(v[1:], o.bootstrap) for v, o in zip(values, observed, strict=True)]
     discounts = [_discounts(sample, knobs.discount) for sample in samples]
-    table = backward(_stack(rewards), _stack(values), _stack(following), _stack(discounts), knobs.gae_lambda)  # [B, A]
+    table = backward(_stack(rewards), _stack(values), _stack(following), _stack(discounts), knobs.gae_lambda)
     advantages = [row[: len(sample.actions)] for row, sample in zip(table, samples, strict=True)]
     return Estimated(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
 
@@ -234,15 +222,6 @@ def backward(rewards: Table, values: Table, following: Table, discounts: Table, 
     return advantages
 
 
-def _refuse_branches(samples: Sequence[Sample], knobs: Advantage) -> None:
-    branched = [sample.trajectory_id for sample in samples if not sample.causes.is_chain]
-    if branched and knobs.gae_lambda < 1:
-        raise ValueError(
-            f"ppo.advantage.gae_lambda={knobs.gae_lambda:g} needs turns that follow each other, but these trajectories "
-            f"have candidates, or requests at the same time: {first_few(branched, 5)}. Set ppo.advantage.gae_lambda=1"
-        )
-
-
 def _rewards(sample: Sample, observed: Observed) -> Floats:
     """Compute rewards [A]: the penalties, plus at each turn's last action token its reward, or all that it earns."""
     lengths = np.bincount(sample.turn_of_action, minlength=len(sample.rewards))
@@ -254,14 +233,6 @@ def _rewards(sample: Sample, observed: Observed) -> Floats:
         earned = sample.causes.returns(sample.rewards, penalties, sample.turn_discount, observed.bootstrap) - penalties
         rewards[last[lengths > 0]] += earned[lengths > 0]
     return rewards
-
-
-def _values(sample: Sample, observed: Observed) -> Floats:
-    if observed.values is None:
-        raise ValueError(
-            f"ppo.advantage.type=gae needs a critic's values of {sample.trajectory_id}: set ppo.critic={{}}"
-        )
-    return observed.values
 
 
 def _discounts(sample: Sample, discount: float) -> Floats:

@@ -9,8 +9,7 @@ import heapq
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from jaxtyping import Num
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -26,8 +26,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from configs.train import Parallel
 from tasks.train.memory import BUCKET
 
-_LOOK_S = 0.02
-"""Time between two looks for a note that another rank has not written yet."""
+_POLL_S = 0.02
+"""Time between two questions for a note that another rank has not written yet."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +70,10 @@ class Mesh:
     def is_first_of_node(self) -> bool:
         return self.rank == self.neighbours[0]
 
-    @contextmanager
-    def in_turns(self) -> Iterator[None]:
-        """Run the block in the first rank of each node before the others, which then find its files in the cache."""
-        if self.size == 1:
-            yield
-            return
-        if not self.is_first_of_node:
-            dist.barrier()
-        yield
-        if self.is_first_of_node:
-            dist.barrier()
-
     def share(self, sizes: Sequence[int]) -> list[int]:
-        """Deal work out to the ranks of each node; return the places in `sizes` that are this rank's."""
+        """Deal work out to the ranks of each node; return the indices in `sizes` that are this rank's."""
         owners = deal_out(sizes, len(self.neighbours))
-        return [place for place, owner in enumerate(owners) if self.neighbours[owner] == self.rank]
+        return [index for index, owner in enumerate(owners) if self.neighbours[owner] == self.rank]
 
     def wait(self) -> None:
         """Wait until all ranks are here."""
@@ -124,24 +112,19 @@ class Mesh:
         if bucket:
             _add_up(bucket)
 
-    def gather(self, columns: Tensor) -> Tensor:
-        """Join the ranks' columns [K, A] of different lengths A, in the order of the ranks, on the CPU."""
+    def gather(self, columns: Num[Tensor, "columns own"]) -> Num[Tensor, "columns all"]:
+        """Join the ranks' columns, whose lengths may differ, one rank after the other, on the CPU."""
         columns = columns.cpu()
         if self.size == 1:
             return columns
-        return torch.cat(gather_parts(columns), 1)
-
-
-def gather_parts(columns: Tensor) -> list[Tensor]:
-    """Return the columns [K, A] of each rank of the group, in their order; their lengths A may differ."""
-    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    lengths[dist.get_rank()] = columns.shape[1]
-    dist.all_reduce(lengths)
-    padded = columns.new_zeros(len(columns), int(lengths.max()))
-    padded[:, : columns.shape[1]] = columns
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded)
-    return [part[:, :length] for part, length in zip(parts, lengths.tolist(), strict=True)]
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = columns.shape[1]
+        dist.all_reduce(lengths)
+        padded = columns.new_zeros(len(columns), int(lengths.max()))
+        padded[:, : columns.shape[1]] = columns
+        gathered = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(gathered, padded)
+        return torch.cat([each[:, :length] for each, length in zip(gathered, lengths.tolist(), strict=True)], 1)
 
 
 def _connect(device: str, group: dist.ProcessGroup | None) -> None:
@@ -212,7 +195,7 @@ class NoteStore(Store):
         while not self.check(keys):
             if time.monotonic() > deadline:
                 raise dist.DistStoreError(f"no note {', '.join(keys)} of another rank came within {limit}")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask("delete", key))

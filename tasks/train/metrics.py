@@ -4,17 +4,19 @@ Turns count from 1 in the names (`success/turn_1`), without those that answer no
 metrics are means over action tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from configs.train import PPO
-from tasks.train.advantages import turn_groups, varied
 from tasks.train.kl import kl_estimate
 from tasks.train.samples import Floats, Ints, Sample
-from tasks.train.step import Step
+from tasks.train.step import Step, StepResult
 
 Metrics = dict[str, float]
 
@@ -25,17 +27,20 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
     `success/fix_rate`: among the wrong turns that another turn follows, the share with a right next turn.
     `success/break_rate`: among the right turns that another turn follows, the share with a wrong next turn.
     `length/correct`, `length/wrong`: an episode is correct if its last graded turn is right.
-    `share/zero_variance`: share of the groups (turns of one problem with one turn index) whose returns are all equal.
+    `share/zero_variance`: fraction of the groups (turns of one problem at one position) whose returns are all equal.
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token.
     """
-    groups, returns = turn_groups(samples), np.concatenate([sample.returns for sample in samples])
+    returns = defaultdict[tuple[str, int], set[float]](set)
+    for sample in samples:
+        for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
+            returns[sample.problem_id, position].add(value)
     staleness = version - np.concatenate([sample.versions for sample in samples])
     return {
         **_by_turn(samples),
         **_transitions(samples),
         **_means("length", _lengths(samples)),
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
-        "share/zero_variance": 1 - float(varied(groups, returns).mean()),
+        "share/zero_variance": 1 - float(np.mean([len(values) > 1 for values in returns.values()])),
         "staleness/min": float(staleness.min()),
         "staleness/mean": float(staleness.mean()),
         "staleness/max": float(staleness.max()),
@@ -66,26 +71,36 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
     """
     results = [step.result for step in steps]
-    logp, behaviour = _join(r.logp for r in results), _join(r.behaviour for r in results)
+    of = {
+        field.name: torch.cat([getattr(result, field.name) for result in results])
+        for field in fields(StepResult)
+        if getattr(results[0], field.name) is not None
+    }
+    recomputed = ppo.objective != "behaviour"
+    mismatch = of["behaviour"] - of["proximal"] if recomputed else results[0].behaviour - results[0].logp
     metrics = {
-        "policy/loss": _join(r.loss for r in results).mean(),
-        "policy/entropy": _join(r.entropy for r in results).mean(),
-        "policy/ratio": _join(r.ratio for r in results).mean(),
-        "policy/clip_fraction": _join(r.clipped for r in results).mean(),
-        "policy/kl_behaviour": _k3(behaviour, logp),
-        **_mismatch(steps, ppo),
+        "policy/loss": of["loss"].mean(),
+        "policy/entropy": of["entropy"].mean(),
+        "policy/ratio": of["ratio"].mean(),
+        "policy/clip_fraction": of["clipped"].mean(),
+        "policy/kl_behaviour": _k3(of["behaviour"], of["logp"]),
+        "proximal/mean_difference": mismatch.abs().mean(),
+        "proximal/max_difference": mismatch.abs().max(),
     }
     if ppo.c_clip is not None:
-        metrics["policy/dual_clip_fraction"] = _join(r.dual_clipped for r in results).mean()
-    if ppo.objective != "behaviour":
-        metrics["policy/kl_proximal"] = _k3(_join(r.proximal for r in results), logp)
+        metrics["policy/dual_clip_fraction"] = of["dual_clipped"].mean()
+    if recomputed:
+        metrics["policy/kl_proximal"] = _k3(of["proximal"], of["logp"])
     if ppo.objective == "decoupled":
-        metrics |= _weight(_join(r.weight for r in results))
-    if references := [r.reference for r in results if r.reference is not None]:
-        metrics["policy/kl_reference"] = _k3(logp, _join(references))
-    if losses := [r.value_loss for r in results if r.value_loss is not None]:
-        metrics["value/loss"] = _join(losses).mean()
-        metrics["value/clip_fraction"] = _join(r.value_clipped for r in results if r.value_clipped is not None).mean()
+        weight = of["weight"]
+        sum_of_squares = (weight**2).sum().clamp(min=1e-300)  # all weights may be masked
+        metrics["weight/mean"], metrics["weight/max"] = weight.mean(), weight.max()
+        metrics["weight/effective_share"] = weight.sum() ** 2 / sum_of_squares / len(weight)
+        metrics["weight/masked_share"] = (weight == 0).double().mean()
+    if "reference" in of:
+        metrics["policy/kl_reference"] = _k3(of["logp"], of["reference"])
+    if "value_loss" in of:
+        metrics["value/loss"], metrics["value/clip_fraction"] = of["value_loss"].mean(), of["value_clipped"].mean()
     computed = sum(step.computed_tokens for step in steps)
     return {name: value.item() for name, value in metrics.items()} | {
         "tokens/padding_share": 1 - computed / sum(step.padded_tokens for step in steps),
@@ -105,14 +120,15 @@ def _by_turn(samples: Sequence[Sample]) -> Metrics:
     return metrics
 
 
-def _answers(sample: Sample) -> Floats:
-    """Return the successes of the graded turns, in the order in which the agent got them."""
-    return sample.successes[_graded(sample)]
-
-
 def _graded(sample: Sample) -> Ints:
-    turns = np.argsort(sample.order, kind="stable")
+    """Return the indices of the graded turns, as the agent got them."""
+    turns = np.argsort(sample.causes.position, kind="stable")
     return turns[sample.graded[turns]]
+
+
+def _answers(sample: Sample) -> Floats:
+    """Return the successes of the graded turns, as the agent got them."""
+    return sample.successes[_graded(sample)]
 
 
 def _transitions(samples: Sequence[Sample]) -> Metrics:
@@ -131,29 +147,6 @@ def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
     return {f"{group}/{name}": float(array.mean()) for name, array in values.items() if array.size}
 
 
-def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
-    recomputed = ppo.objective != "behaviour"
-    results = [step.result for step in (steps if recomputed else steps[:1])]
-    trainer_logp = _join((r.proximal if recomputed else r.logp) for r in results)
-    difference = (_join(r.behaviour for r in results) - trainer_logp).abs()
-    return {"proximal/mean_difference": difference.mean(), "proximal/max_difference": difference.max()}
-
-
-def _weight(weight: Tensor) -> dict[str, Tensor]:
-    share = weight.sum() ** 2 / (weight**2).sum().clamp(min=1e-300) / len(weight)  # clamped: all weights may be masked
-    masked = (weight == 0).double().mean()
-    return {
-        "weight/mean": weight.mean(),
-        "weight/max": weight.max(),
-        "weight/effective_share": share,
-        "weight/masked_share": masked,
-    }
-
-
-def _k3(at: Tensor, other: Tensor) -> Tensor:
+def _k3(at: Float64[Tensor, " actions"], other: Float64[Tensor, " actions"]) -> Float64[Tensor, ""]:
     """Compute the mean k3 estimate of KL(at ‖ other), at tokens that are taken as sampled by `at`."""
     return kl_estimate(at, other, "k3").mean()
-
-
-def _join(parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat(list(parts))

@@ -11,10 +11,11 @@ Example: a planner (P) asks two workers (A, B) at once and answers (Q). It hears
 are there, with 1 and 0; nobody grades P and Q. In the order in which they are stored:
 
     turn      A  B  P  Q
-    received  1  2  0  3     place among the completions that the agent got
-    asked     1  1  0  3     completions that the agent had when it asked
-    paid      3  3  0  0     completions that it had when the reward was given; 0: none was given
-    depth     1  1  0  2     turns in the longest line of causes before it, in a chain 0, 1, 2 …
+    received  1  2  0  3     position among the completions that the agent got
+    asked     1  1  0  3     number of completions that the agent had when it asked
+    paid      3  3  0  0     number of completions that the agent had when the turn's reward was given: the reward pays
+                             the completions at the positions 0, 1, 2; 0: the turn got no reward
+    depth     1  1  0  2     number of turns in the longest line of causes before it, in a chain 0, 1, 2 …
     return    1  1  g  0     with the turn discount g, since the rewards of A and B come one turn deeper than P
 
 Endings, with `reward.unfinished=least`, rewards of ±1 and a turn discount of 1:
@@ -157,18 +158,18 @@ def return_after(row: Trajectory, reward: Reward, least: float, *, right: bool) 
 class Causes:
     """What came before what in an episode of K turns, of which the agent received N."""
 
-    order: Ints  # K, place among the completions that the agent got, or would have had if it never got it
-    asked: Ints  # K, completions that the agent had when it asked; 0..K-1 in a chain
+    position: Ints  # K, of the turn among the completions that the agent got, or would have had if it never got it
+    asked: Ints  # K, number of completions that the agent had when it asked; 0..K-1 in a chain
     got: Bools  # K, whether the agent got it
     depth: Ints  # K, number of turns in the longest line of causes before it; 0..K-1 in a chain
-    paid: Ints  # K, completions that the agent had when the turn's reward was given; 0 if none was, 1..K in a chain
+    paid: Ints  # K, number of completions that the agent had when the turn's reward was given; 0: none was given
 
     @property
     def is_chain(self) -> bool:
         """Return whether each turn was asked for, received and paid before the next one, in the stored order."""
-        places = np.arange(len(self.order))
-        in_turn = all(np.array_equal(column, places) for column in (self.order, self.asked, self.depth))
-        return in_turn and bool(self.got.all() and ((self.paid == 0) | (self.paid == places + 1)).all())
+        numbers = np.arange(len(self.position))
+        in_turn = all(np.array_equal(column, numbers) for column in (self.position, self.asked, self.depth))
+        return in_turn and bool(self.got.all() and ((self.paid == 0) | (self.paid == numbers + 1)).all())
 
     def returns(self, rewards: Floats, penalties: Floats, discount: float, after: float) -> Floats:
         """Compute the returns [K] from the rewards [K] and penalties [K] of the turns.
@@ -181,25 +182,25 @@ class Causes:
         """
         if self.is_chain:
             return np.array(turn_returns((rewards + penalties).tolist(), discount, after))
-        turns = [turn for turn in np.argsort(self.order, kind="stable").tolist() if self.got[turn]]  # N, as received
+        turns = [turn for turn in np.argsort(self.position, kind="stable").tolist() if self.got[turn]]  # N, as received
         own = penalties + np.where(self.paid > 0, 0.0, rewards)
         # Each turn is one deeper than the deepest of those that the agent had when it asked.
         due = np.bincount(self.paid, rewards, len(turns) + 1) + np.bincount(self.asked, discount * own, len(turns) + 1)
         deepest = np.maximum.accumulate(self.depth[turns]).tolist()  # N, depth of the deepest turn received so far
         deepest.append(deepest[-1] + 1 if turns else 0)
         ahead = [after] * (len(turns) + 1)  # N + 1, return when the agent gets its k-th completion, and after the last
-        for place in range(len(turns) - 1, -1, -1):
-            ahead[place] = due[place + 1] + discount ** (deepest[place + 1] - deepest[place]) * ahead[place + 1]
-        steps = [max(0, deepest[place] - depth) for place, depth in zip(self.order, self.depth, strict=True)]
-        earned = [discount**step * ahead[place] for step, place in zip(steps, self.order, strict=True)]
+        for k in range(len(turns) - 1, -1, -1):
+            ahead[k] = due[k + 1] + discount ** (deepest[k + 1] - deepest[k]) * ahead[k + 1]
+        steps = [max(0, deepest[k] - depth) for k, depth in zip(self.position, self.depth, strict=True)]
+        earned = [discount**step * ahead[k] for step, k in zip(steps, self.position, strict=True)]
         result: Floats = np.array(earned) + own
         return result
 
 
 def chain(turns: int) -> Causes:
     """Return the causes of a chain: each turn was asked for when the one before it had been received and paid."""
-    places = np.arange(turns, dtype=np.int64)
-    return Causes(places, places, np.ones(turns, np.bool_), places, places + 1)
+    numbers = np.arange(turns, dtype=np.int64)
+    return Causes(numbers, numbers, np.ones(turns, np.bool_), numbers, numbers + 1)
 
 
 def causes_of(row: Trajectory, graded: Bools) -> Causes:
@@ -213,13 +214,12 @@ def causes_of(row: Trajectory, graded: Bools) -> Causes:
     received, paid, asked = (np.array(column, np.int64) for column in (row.received, row.paid, row.asked))
     got = received >= 0
     given = np.where((paid == 0) & graded, got.sum(), paid)
-    order = np.where(got, received, asked)
-    return Causes(order, asked, got, _depth(received, row.asked), np.where(got, given, 0))
+    return Causes(np.where(got, received, asked), asked, got, _depth(received, row.asked), np.where(got, given, 0))
 
 
 def in_order(row: Trajectory) -> bool:
     """Return whether the columns of the order are empty, or say one thing that is possible."""
-    turns, got = len(row.turns), [place for place in row.received if place >= 0]
+    turns, got = len(row.turns), [position for position in row.received if position >= 0]
     columns = row.received, row.asked, row.paid
     return not any(columns) or (
         all(len(column) == turns for column in columns)

@@ -42,11 +42,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-ScoresByTurn = dict[tuple[str, int], Score]
-"""Scores by trajectory and turn."""
 Scorers = Mapping[str, str]
 """Names of scorers by source of problems; `default` is for all other sources."""
-_MATH_VERIFY: Scorers = {"default": "math-verify"}
+MATH_VERIFY: Scorers = {"default": "math-verify"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +79,13 @@ class Sample(Tokens):
     causes: Causes
     after: float | None = 0.0  # return after the last turn: 0 if the episode ended; None: only a critic can estimate it
 
-    @property
-    def order(self) -> Ints:
-        """K, the place of each turn among those that the agent got, or would have had; 0..K-1 in a chain.
-
-        The baseline of a turn is that of the turns of its group at the same place.
-        """
-        return self.causes.order
-
 
 def build_samples(
     trajectories: Iterable[Trajectory],
     scores: Iterable[Score],
     reward: Reward,
     *,
-    scorers: Scorers = _MATH_VERIFY,
+    scorers: Scorers = MATH_VERIFY,
     credit: Literal["causes", "order"] = "causes",
     mask_truncated: bool = False,
 ) -> list[Sample]:
@@ -117,16 +107,29 @@ def build_samples(
             trajectories.
     """
     rows = sorted((row for row in trajectories if is_trainable(row, reward)), key=lambda row: row.trajectory_id)
-    _refuse(
-        "occur more than once",
-        [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id],
-    )
-    by_turn = _by_turn(scores)
+    by_turn: dict[tuple[str, int], Score] = {}
+    for score in scores:
+        if by_turn.setdefault((score.trajectory_id, score.turn), score) is not score:
+            raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
+    scored = [_scores_of(row, by_turn) for row in rows]
+    twice = [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id]
     # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
-    _refuse("have NaN or infinite rewards", [row.trajectory_id for row in rows if not _finite_scores(row, by_turn)])
-    by_scorer = _settled(rows, by_turn, reward, scorers)
+    broken = [
+        row.trajectory_id
+        for row, of_row in zip(rows, scored, strict=True)
+        if not all(math.isfinite(score.reward) and math.isfinite(score.success) for score in of_row)
+    ]
+    for fault, ids in (("occur more than once", twice), ("have NaN or infinite rewards", broken)):
+        if ids:
+            raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
+    names = [scorers.get(row.source, scorers["default"]) for row in rows]
+    given = defaultdict[str, list[float]](list)
+    for name, of_row in zip(names, scored, strict=True):
+        given[name] += [score.reward for score in of_row if score.verdict != "none"]
+    knobs = {name: settled(reward, name, rewards) for name, rewards in given.items()}
     return [
-        _sample(row, _scores_of(row, by_turn), _scorer(row, scorers), by_scorer, credit, mask_truncated) for row in rows
+        _sample(row, of_row, name, knobs[name], credit, mask_truncated)
+        for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
 
 
@@ -143,80 +146,32 @@ def with_known_returns(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.after is not None]
 
 
-def _refuse(fault: str, ids: list[str]) -> None:
-    if ids:
-        raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
-
-
-def _spans(row: Trajectory) -> Ints:
-    return np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
-
-
-def _by_turn(scores: Iterable[Score]) -> ScoresByTurn:
-    by_turn: ScoresByTurn = {}
-    for score in scores:
-        key = (score.trajectory_id, score.turn)
-        if key in by_turn:
-            raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
-        by_turn[key] = score
-    return by_turn
-
-
-def _scores_of(row: Trajectory, by_turn: ScoresByTurn) -> list[Score]:
+def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> list[Score]:
     missing = [k for k in range(len(row.turns)) if (row.trajectory_id, k) not in by_turn]
     if missing:
         raise ValueError(f"no score for turns {missing} of {row.trajectory_id}: score this data set first")
     return [by_turn[row.trajectory_id, k] for k in range(len(row.turns))]
 
 
-def _finite_scores(row: Trajectory, by_turn: ScoresByTurn) -> bool:
-    return all(math.isfinite(score.reward) and math.isfinite(score.success) for score in _scores_of(row, by_turn))
-
-
-def _scorer(row: Trajectory, scorers: Scorers) -> str:
-    return scorers.get(row.source, scorers["default"])
-
-
-def _settled(rows: Iterable[Trajectory], by_turn: ScoresByTurn, reward: Reward, scorers: Scorers) -> dict[str, Reward]:
-    """Return the knobs for the problems of each scorer, without empty ones."""
-    scored = defaultdict[str, list[float]](list)
-    for row in rows:
-        scored[_scorer(row, scorers)] += [s.reward for s in _scores_of(row, by_turn) if s.verdict != "none"]
-    return {name: settled(reward, name, rewards) for name, rewards in scored.items()}
-
-
-def _rewards(
-    row: Trajectory, scores: Sequence[Score], graded: Bools, scorer: str, reward: Reward, limit: int | None
-) -> Floats:
-    """Compute the shaped rewards [K]. What one's own function failed to judge is worth no more than the least."""
-    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
-    failed, least = ("timeout", "error") if own else (), reward.least or 0.0
-    scored = [
-        (min(score.reward, least) if score.verdict in failed else score.reward) if one else None
-        for score, one in zip(scores, graded, strict=True)
-    ]
-    lengths = [turn.end - turn.start for turn in row.turns]
-    limits = row.limits if reward.counts_unfinished else []
-    return np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)
-
-
 def _sample(
     row: Trajectory,
     scores: Sequence[Score],
     scorer: str,
-    by_scorer: Mapping[str, Reward],
+    reward: Reward,
     credit: Literal["causes", "order"],
     mask_truncated: bool,
 ) -> Sample:
-    reward, limit = by_scorer[scorer], _limit(row) if by_scorer[scorer].overlong_tokens else None
+    """Build a sample; `reward` has the knobs for the problems of the scorer."""
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
     causes = causes_of(row, graded) if credit == "causes" else chain(len(scores))
     graded &= causes.got
     successes = np.array([score.success for score in scores], np.float64)
+    # The limit of the length of one turn, by the stored sampling settings.
+    limit = int(json.loads(row.sampling)["max_new_tokens"]) if reward.overlong_tokens else None
     rewards = _rewards(row, scores, graded, scorer, reward, limit)
     right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
     after = return_after(row, reward, least_reward(reward, limit), right=right)
-    actions = _spans(row)
+    actions = np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
     turn_of_action = np.repeat(np.arange(len(row.turns)), [turn.end - turn.start for turn in row.turns])
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
@@ -240,6 +195,16 @@ def _sample(
     )
 
 
-def _limit(row: Trajectory) -> int:
-    """Read the token limit of one turn from the stored sampling settings."""
-    return int(json.loads(row.sampling)["max_new_tokens"])
+def _rewards(
+    row: Trajectory, scores: Sequence[Score], graded: Bools, scorer: str, reward: Reward, limit: int | None
+) -> Floats:
+    """Compute the shaped rewards [K]. What one's own function could not judge is worth no more than the least."""
+    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
+    failed, least = ("timeout", "error") if own else (), reward.least or 0.0
+    scored = [
+        (min(score.reward, least) if score.verdict in failed else score.reward) if is_graded else None
+        for score, is_graded in zip(scores, graded, strict=True)
+    ]
+    lengths = [turn.end - turn.start for turn in row.turns]
+    limits = row.limits if reward.counts_unfinished else []
+    return np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)

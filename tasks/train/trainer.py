@@ -18,7 +18,7 @@ from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import sample_metrics, step_metrics
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
-from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
+from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
 from tasks.train.step import Step, Stepper, warmup
 from tasks.train.train_state import TrainState, load_train_state, save_train_state
 
@@ -66,7 +66,7 @@ class Trainer:
         max_head_offpolicyness: the largest staleness of a token; trajectories with older tokens are left out. None: no
             limit.
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
-        scorers: who gave the scores, by source of problems; None: math-verify.
+        scorers: who gave the scores, by source of problems.
     """
 
     def __init__(
@@ -77,11 +77,10 @@ class Trainer:
         temperature: float = 1.0,
         max_head_offpolicyness: int | None = None,
         mesh: Mesh = ALONE,
-        scorers: Scorers | None = None,
+        scorers: Scorers = MATH_VERIFY,
     ) -> None:
         self._ppo, self._knobs, self._reward, self._temperature = ppo, optimizer, reward, temperature
-        self._scorers = scorers or {"default": "math-verify"}
-        self._max_staleness, self._mesh = max_head_offpolicyness, mesh
+        self._scorers, self._max_staleness, self._mesh = scorers, max_head_offpolicyness, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
         """The committed version whose weights are loaded. The caller sets it; an update resets it to None."""
@@ -89,9 +88,8 @@ class Trainer:
     @classmethod
     def of(cls, config: Config, mesh: Mesh = ALONE) -> "Trainer":
         """Make the trainer of a run."""
-        oldest = config.rollout.max_head_offpolicyness
-        temperature, scorers = config.sampling.temperature, config.score.by_source
-        return cls(config.ppo, config.optimizer, config.reward, temperature, oldest, mesh, scorers)
+        oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
+        return cls(config.ppo, config.optimizer, config.reward, temperature, oldest, mesh, config.score.by_source)
 
     def load(self, model: Path, state: Path | None, seed: int, version_0: Path | None = None) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.

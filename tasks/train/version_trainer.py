@@ -17,7 +17,7 @@ from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVers
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
-from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder, scratch_of, trim_to_limit
+from storage.versions.fetch import WEIGHTS, fetch, fetch_all, scratch_of, trim_to_limit
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from storage.versions.serving_copies import WHOLE_COPY_EVERY, ServingCopy, add_copy
@@ -87,14 +87,13 @@ class VersionTrainer:
         return checkpoints.open_checkpoint(self._store, version, self._cache, state=state, fetching=self._fetch)
 
     def _fetch(self, store: Store, files: Sequence[File], folder: Path) -> None:
-        """Fetch and verify files together with the other ranks of this node, each of which takes its share."""
-        fetch_all(store, [files[place] for place in self._mesh.share([file.bytes for file in files])], folder)
+        """Fetch and verify files together with the other ranks of this node, each of which fetches some."""
+        fetch_all(store, [files[index] for index in self._mesh.share([file.bytes for file in files])], folder)
         self._mesh.wait()
 
     def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:
-        with self._mesh.in_turns():
-            rows = list(datasets.trajectories(self._store, trajectories, self._cache))
-            return rows, [to_score(row) for row in datasets.rows(self._store, scores, self._cache)]
+        rows = list(datasets.trajectories(self._store, trajectories, self._cache))
+        return rows, [to_score(row) for row in datasets.rows(self._store, scores, self._cache)]
 
     def _without_excluded(
         self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress
@@ -119,27 +118,22 @@ class VersionTrainer:
                 self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
             if self._config.storage.serving_copy:
-                self._add_copy(draft, policy, model, Path(folder) / "serving")
+                write_serving_copy(model, copy := Path(folder) / "serving")
+                parent = ServingCopy(self._store, read(self._store, policy), self._cache)
+                add_copy(draft, copy, parent, 1 if self._store.is_local else WHOLE_COPY_EVERY)
             draft.add_folder(model, "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)
 
-    def _add_copy(self, draft: Draft, policy: PolicyVersion, model: Path, copy: Path) -> None:
-        """Write this rank's files of the copy for servers."""
-        write_serving_copy(model, copy)
-        parent = ServingCopy(self._store, read(self._store, policy), self._cache)
-        add_copy(draft, copy, parent, 1 if self._store.is_local else WHOLE_COPY_EVERY)
-
     def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
         """Copy from a checkpoint the files that the trainer does not write: tokenizer and chat template."""
-        model.mkdir(parents=True, exist_ok=True)
         manifest = read(self._store, policy)
-        folder = fetch_folder(self._store, manifest, "model", self._cache, leave_out=(*WEIGHTS, INDEX))
-        for file in manifest.files:  # not all that lies there: a killed download may have left something
+        for file in manifest.files:
             name = file.name.removeprefix("model/")
-            if name != file.name and not name.endswith((*WEIGHTS, INDEX)) and not (model / name).exists():
-                (model / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(folder / name, model / name)
+            target = model / name
+            if name != file.name and not name.endswith((*WEIGHTS, INDEX)) and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(fetch(self._store, manifest, file.name, self._cache), target)
 
 
 def scratch_of_rank(config: Config, rank: int) -> Path:

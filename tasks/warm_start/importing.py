@@ -6,12 +6,10 @@ configured agent is made with it (`try_out`).
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from configs import Config
 from storage.errors import UnavailableError, first_few
@@ -64,8 +62,9 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     except (MemoryError, UnavailableError):
         raise
     except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
+        what = " ".join(str(error).split())[:_LONGEST].rstrip(".") or type(error).__name__
         raise PolicyError(
-            f"policy.path={path!r} holds no usable policy: {_one_line(error)}. Give a folder with config.json, "
+            f"policy.path={path!r} holds no usable policy: {what}. Give a folder with config.json, "
             "model.safetensors and a tokenizer, a committed checkpoint's URI, or a hub name"
         ) from error
     for values in (model.config.__dict__, tokenizer.init_kwargs):
@@ -82,16 +81,14 @@ def _load(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
 
     model_files.check(folder)
     check_weights(folder)
-    with _with_path(folder / "config.json"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        if config.get_text_config() is not config:
-            raise ValueError(
-                f"{config.model_type} is a model of several modalities, which cannot be trained here: give a model "
-                "that reads text alone"
-            )
-        model = load_model(folder)
-    with _with_path(folder / "tokenizer.json"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if config.get_text_config() is not config:
+        raise ValueError(
+            f"config.json: {config.model_type} is a model of several modalities, which cannot be trained here: give a "
+            "model that reads text alone"
+        )
+    model = load_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     check_tokenizer(folder, tokenizer, model.config.vocab_size)
     assert model.generation_config is not None
     try:
@@ -101,37 +98,16 @@ def _load(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     return model, tokenizer
 
 
-@contextmanager
-def _with_path(path: Path) -> Iterator[None]:
-    """Add `path` to errors of other libraries, which rarely name the file that they read."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        if str(path.parent) in str(error):
-            raise
-        raise ValueError(f"{path}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    """Format an error as one line, with its type unless it is a ValueError with a text."""
-    text = " ".join(str(error).split())[:_LONGEST].rstrip(".")
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
-
-
 def check_weights(folder: Path) -> None:
     """Check every tensor of a model.
 
     Raises:
         ValueError: a file is missing, truncated or not safetensors; or weights are quantised, NaN or infinite.
     """
-    files = [folder / "model.safetensors"]  # those that transformers would load
-    if not files[0].is_file() and (folder / INDEX).is_file():
-        files = [
-            folder / name for name in sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
-        ]
-    for path in files:
+    files = ["model.safetensors"]  # those that transformers would load
+    if not (folder / files[0]).is_file() and (folder / INDEX).is_file():
+        files = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+    for path in (folder / name for name in files):
         if not path.is_file():
             raise ValueError(f"{path} is missing: copy all files of the model")
         if problems := contents.safetensors(path):
@@ -143,11 +119,7 @@ def check_weights(folder: Path) -> None:
                 f"{path}: {first_few(quantised)} in {types[quantised[0]]}, which cannot be trained; give weights in "
                 f"one of {', '.join(_FLOATS)}"
             )
-        try:
-            broken = not_finite(path)
-        except (SafetensorError, RuntimeError, TypeError) as error:
-            raise ValueError(f"{path}: its tensors cannot be read: {error}") from error
-        if broken:
+        if broken := not_finite(path):
             raise ValueError(f"{path}: {first_few(broken)} with NaN or infinities; give an earlier checkpoint")
 
 

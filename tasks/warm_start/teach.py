@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
@@ -51,8 +52,8 @@ class Example:
 class Rows(NamedTuple):
     """Encoded examples of one kind."""
 
-    token_ids: Tensor  # [B, T], padded at the right
-    loss_mask: Tensor  # [B, T]
+    token_ids: Int[Tensor, "rows tokens"]  # padded at the right
+    loss_mask: Bool[Tensor, "rows tokens"]
     weight: float = 1.0  # of a row in the accuracy
 
 
@@ -153,42 +154,29 @@ def batches(
     """
     rng, tools = random.Random(seed), CALCULATOR if knobs.tool_share else ()
     answers = sorted({problem.solutions[0] for problem in problems})
-    short = [one_turn(tokenizer, problem, tools) for problem in problems]
-    long = [
-        two_turn(tokenizer, problem, wrong_answer(problem.solutions[0], answers, rng), feedback, tools)
-        for problem in (problems if knobs.two_turn_share else ())
-        for _ in range(MISTAKES)
-    ]
-    calls = [with_call(tokenizer, problem) for problem in (problems if knobs.tool_share else ())]
     corrected = round(knobs.two_turn_share * BATCH_SIZE)
-    first = BATCH_SIZE - corrected
-    called = min(first, round(knobs.tool_share * BATCH_SIZE))
-    kinds = [
-        (_pad(examples, tokenizer.pad_token_id), size, weight)
-        for examples, size, weight in (
-            (short, first - called, first / max(1, first - called)),
-            (long, corrected, 1.0),
-            (calls, called, first / max(1, called)),
-        )
-        if size
-    ]
+    solved = BATCH_SIZE - corrected
+    called = min(solved, round(knobs.tool_share * BATCH_SIZE))
+    direct = solved - called
+    kinds = [(direct, solved / max(1, direct), [one_turn(tokenizer, problem, tools) for problem in problems])]
+    if corrected:
+        wrong = [(each, wrong_answer(each.solutions[0], answers, rng)) for each in problems for _ in range(MISTAKES)]
+        kinds.append((corrected, 1.0, [two_turn(tokenizer, *each, feedback, tools) for each in wrong]))
+    if called:
+        kinds.append((called, solved / called, [with_call(tokenizer, problem) for problem in problems]))
+    pools = [(size, _rows(examples, weight, tokenizer.pad_token_id)) for size, weight, examples in kinds if size]
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield [_draw(pool, size, generator)._replace(weight=weight) for pool, size, weight in kinds]
+        drawn = [(pool, torch.randint(len(pool.token_ids), (size,), generator=generator)) for size, pool in pools]
+        yield [Rows(pool.token_ids[rows], pool.loss_mask[rows], pool.weight) for pool, rows in drawn]
 
 
-def _pad(examples: list[Example], pad_id: int) -> Rows:
-    ids = [torch.tensor(example.token_ids) for example in examples]
-    masks = [torch.tensor(example.loss_mask) for example in examples]
-    return Rows(
-        pad_sequence(ids, batch_first=True, padding_value=pad_id),
-        pad_sequence(masks, batch_first=True, padding_value=False),
+def _rows(examples: Sequence[Example], weight: float, pad_id: int) -> Rows:
+    ids, masks = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=padding)
+        for rows, padding in (([e.token_ids for e in examples], pad_id), ([e.loss_mask for e in examples], False))
     )
-
-
-def _draw(pool: Rows, size: int, generator: torch.Generator) -> Rows:
-    rows = torch.randint(len(pool.token_ids), (size,), generator=generator)
-    return Rows(pool.token_ids[rows], pool.loss_mask[rows])
+    return Rows(ids, masks, weight)
 
 
 def one_turn(tokenizer: PreTrainedTokenizerBase, problem: Problem, tools: Tools = ()) -> Example:
@@ -207,12 +195,9 @@ def two_turn(
 def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
     """Encode the prompt, a call of the calculator, its result and the right answer. The result is not in the loss."""
     solution = problem.solutions[0]
-    messages = [
-        _user(problem.prompt),
-        _call(expression(problem.prompt)),
-        {"role": "tool", "content": solution},
-        _answer(solution),
-    ]
+    function = {"name": "calculator", "arguments": {"expression": expression(problem.prompt)}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    messages = [_user(problem.prompt), call, {"role": "tool", "content": solution}, _answer(solution)]
     return _example(tokenizer, messages, [1, 3], CALCULATOR)
 
 
@@ -239,8 +224,8 @@ def _example(
 
     ids, end = render(messages, answer_follows=False), 0
     mask = [False] * len(ids)
-    for place in taught:
-        start = len(render(messages[:place], answer_follows=True))
+    for index in taught:
+        start = len(render(messages[:index], answer_follows=True))
         end = ids.index(tokenizer.eos_token_id, start) + 1
         mask[start:end] = [True] * (end - start)
     return Example(ids[:end], mask[:end])  # a policy does not sample what the template writes after a turn's end
@@ -252,8 +237,3 @@ def _user(content: str) -> Message:
 
 def _answer(number: str) -> Message:
     return {"role": "assistant", "content": rf"\boxed{{{number}}}"}
-
-
-def _call(text: str) -> Message:
-    function = {"name": "calculator", "arguments": {"expression": text}}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}

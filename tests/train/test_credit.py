@@ -80,7 +80,7 @@ def test_baselines_are_those_of_the_order_of_answers() -> None:
     """The candidate that the agent got first is compared with the other episode's first, wherever it is stored."""
     goes_on, candidates = TREES["candidate that goes on"], TREES["candidates"]
     samples = [sample_of(goes_on, "a"), sample_of(replace(candidates, rewards=[None, -2, None]), "b")]
-    assert [sample.order.tolist() for sample in samples] == [[1, 2, 0, 3], [0, 1, 2]]
+    assert [sample.causes.position.tolist() for sample in samples] == [[1, 2, 0, 3], [0, 1, 2]]
     assert [sample.returns.tolist() for sample in samples] == [[1, 1, 1, 1], [-2, -2, -2]]
     by_place = np.array([1, 1, 1]) - (1 - 2) / 2
     assert advantages_of(samples, baseline="turn") == [[*by_place.tolist(), 0.0], (-by_place).tolist()]
@@ -149,7 +149,7 @@ def test_chains_earn_what_they_earned_bit_for_bit(rewards: list[float], discount
     for each in (row, replace(row, **columns)):  # type: ignore[arg-type]
         (sample,) = build_samples([each], scores, RAW)
         assert sample.causes.is_chain
-        assert sample.order.tolist() == columns["received"]
+        assert sample.causes.position.tolist() == columns["received"]
         earned = sample.causes.returns(np.array(rewards), penalties, discount, after)
         assert earned.tolist() == turn_returns([*(np.array(rewards) + penalties)], discount, after)
 

@@ -1,7 +1,6 @@
 """Gradients of an update equal those of naive float64 formulas, whatever the batching."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.score import Reward
-from configs.train import PPO, Advantage
-from tasks.train.batches import draw_minibatches, make_minibatch
+from configs.train import PPO
+from tasks.train.batches import batching_for, draw_minibatches, make_minibatch
 from tasks.train.prepare import Preparation
-from tasks.train.rows import Form, batching_for
 from tasks.train.samples import build_samples
+from tasks.train.step import Stepper
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
+    UNCLIPPED,
     assert_near,
     gradients,
     make_trainer,
@@ -186,11 +186,8 @@ def test_gradient_does_not_depend_on_the_batching(
 @pytest.mark.parametrize(
     "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
 )
-@pytest.mark.parametrize("form", ["packed", "trees"])
-def test_packed_rows_and_trees_give_the_same_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], form: Form
-) -> None:
-    """Sequences in one row do not see each other: gradients and metrics are those of padded rows.
+def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """Sequences in one tree do not see each other: gradients and metrics are those of padded rows.
 
     Of two possible tokens, the samples of a problem have many beginnings in common.
     """
@@ -198,23 +195,22 @@ def test_packed_rows_and_trees_give_the_same_gradient(
     rows, scores = random_rows(samples=12, vocabulary=8, longest=4)
     rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)  # a critic estimates the rest
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
-    trainers: dict[Form, Trainer] = {}
-    metrics: dict[Form, dict[str, float]] = {}
-    for used in ("padded", form):
+    trainers: dict[bool, Trainer] = {}
+    metrics: dict[bool, dict[str, float]] = {}
+    for trees in (False, True):
         for module in ("trainer", "prepare"):
             monkeypatch.setattr(
-                f"tasks.train.{module}.batching_for", lambda *of, used=used: replace(batching_for(*of), form=used)
+                f"tasks.train.{module}.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
             )
-        reward = Reward(unfinished="leave-out")
-        trainers[used] = make_trainer(folder, reward=reward, micro_batch_tokens=160, **options)
-        metrics[used] = trainers[used].update(rows, scores, version=2)
-    assert_near(gradients(trainers[form]), gradients(trainers["padded"]), 1e-5)
-    assert metrics["padded"].pop("tokens/shared_share") == 0
-    assert (metrics[form].pop("tokens/shared_share") > 0.3) == (form == "trees")
-    assert metrics["padded"].pop("tokens/padding_share") > metrics[form].pop("tokens/padding_share") >= 0
-    measured = {name for name in metrics[form] if name.startswith("seconds/") or name == "tokens/per_second"}
-    for name in metrics[form].keys() - measured:
-        assert metrics[form][name] == pytest.approx(metrics["padded"][name], rel=1e-3, abs=1e-5), name
+        trainers[trees] = make_trainer(folder, reward=Reward(unfinished="leave-out"), micro_batch_tokens=160, **options)
+        metrics[trees] = trainers[trees].update(rows, scores, version=2)
+    assert_near(gradients(trainers[True]), gradients(trainers[False]), 1e-5)
+    assert metrics[False].pop("tokens/shared_share") == 0 < 0.3 < metrics[True].pop("tokens/shared_share")
+    assert metrics[False].pop("tokens/padding_share") > metrics[True].pop("tokens/padding_share") >= 0
+    for name in ("seconds/prepare", "seconds/update", "tokens/per_second"):
+        metrics[True].pop(name)
+    for name, value in metrics[True].items():
+        assert value == pytest.approx(metrics[False][name], rel=1e-3, abs=1e-5), name
 
 
 def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path) -> None:
@@ -235,9 +231,8 @@ def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path
     reference = make_trainer(folder)  # the same update with proximal logprobs computed before it
     train_state, samples = reference._train_state, build_samples(rows, scores, Reward())
     indices = draw_minibatches(samples, 1, train_state.generator)[0]
-    prepared = Preparation(train_state, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())
-    columns = prepared.prepare(samples, [[indices], [indices]]).columns
+    columns, _ = Preparation(train_state, 1.0, samples, print).prepare([[indices], [indices]])
     assert all(column.proximal is not None for column in columns)
-    batching = batching_for(train_state.model, reference._ppo)
-    reference._stepper.take(make_minibatch(samples, columns, indices, batching), samples)
+    batching = batching_for(train_state.model, train_state.ppo)
+    Stepper(train_state, UNCLIPPED, 1.0).take(make_minibatch(samples, columns, indices, batching), samples)
     assert_near(gradients(once), gradients(reference), 1e-6)
