@@ -35,7 +35,6 @@ RUN_BY = {
     "python -m flows.math_mt_ppo demo run.name=two ppo.parallel.shard=2 ppo.threads=1": (
         "flows/test_interrupts.py::test_an_interrupt_within_a_stage_resumes"
     ),
-    "python -m tasks.train.memory": "train/test_memory.py::test_the_page_has_the_table_that_the_command_prints",
     "python -m flows.rollout demo --iteration 0": "flows/test_flows.py::test_stages_alone_make_the_same_run",
     "python -m flows.evaluate demo --policy demo/latest --against runs/demo/checkpoints/000000": (
         "evaluate/test_evaluate.py::test_two_policies_on_two_sets"

@@ -5,11 +5,14 @@ flow's process, or as many Ray actors (`tasks.cluster.trainer`) that carry out t
 `trainer`, which runs one update:
 1. `samples` builds training samples from trajectories and scores; `returns` computes what their turns earn.
 2. `prepare` makes the passes without gradient (`passes`) and calls `advantages`.
-3. `batches` cuts the samples into minibatches, `rows` into forward passes.
+3. `batches` cuts the samples into minibatches and forward passes.
 4. `step` takes one optimizer step for each minibatch, with `losses` and `kl`; `metrics` computes the update's metrics.
 `train_state` holds policy and critic (`policy`), reference and optimizer between updates. `recompute` recomputes stored
 logprobs for audits.
 
-`mesh` is what several ranks tell each other. `sharding` divides models among them, and reads and writes their parts of
-a checkpoint. `memory` computes what a rank needs.
+`mesh` is what several ranks tell each other. `sharding` divides models among them, and reads and writes each rank's
+tensors of a checkpoint. `memory` computes what a rank needs.
+
+More than twelve files, because each of these is a subject that is read alone: the steps of an update in a line, and the
+formulas beside them.
 """

@@ -45,10 +45,10 @@ class ModelSizes:
         """
         kind, experts = config.get("model_type"), [key for key, value in config.items() if "expert" in key and value]
         if experts or kind not in SUPPORTED:
-            what = (
-                f"{kind} is a mixture of experts ({experts[0]})" if experts else f"{kind} has an unknown architecture"
+            what = f"a mixture of experts ({experts[0]})" if experts else "of another architecture"
+            raise ValueError(
+                f"model_type={kind!r} is {what}: only dense models of {', '.join(SUPPORTED)} can be counted"
             )
-            raise ValueError(f"{what}: only dense models of the types {', '.join(SUPPORTED)} can be counted")
         try:
             hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
             return cls(

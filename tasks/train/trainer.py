@@ -180,8 +180,7 @@ class Trainer:
 
     @property
     def _train_state(self) -> TrainState:
-        if self._loaded is None:
-            raise ValueError("the trainer has loaded no policy yet: call load first")
+        assert self._loaded, "call load first"
         return self._loaded
 
     def _samples(

@@ -211,8 +211,8 @@ class Weights:
     def _compute(self, rows: Sequence[tuple[npt.NDArray[np.int32], Bools]], temperature: float) -> list[Floats]:
         import torch
 
-        from tasks.train.passes import action_logprobs
         from tasks.train.batches import Places, Rows
+        from tasks.train.passes import action_logprobs
 
         tokens = np.zeros((len(rows), max(2, *(len(ids) for ids, _ in rows))), np.int64)
         sampled = np.zeros(tokens.shape, np.bool_)

@@ -149,6 +149,12 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in trainer._train_state.model.state_dict().items()}
 
 
+def is_unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
+    """Return whether the policy has the weights of before, bit for bit."""
+    now = weights(trainer)
+    return all(torch.equal(value, now[name]) for name, value in before.items())
+
+
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
     """Return the gradients of the last optimizer step; `UNCLIPPED` does not clip them."""
     return {name: p.grad for name, p in trainer._train_state.model.named_parameters() if p.grad is not None}

@@ -16,7 +16,7 @@ from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
 from tasks.run.configuration import pass_tokens, plan
-from tasks.train.memory import CARD, PUBLIC, SUPPORTED, ModelSizes, main, memory_of, saved_by_layer
+from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of, saved_by_layer
 from tasks.warm_start.policy_sizes import policy_sizes
 from tests.benchmarks.gpu import Shape, measure_shape, training_flops
 from tests.conftest import SOURCE, TINY
@@ -99,16 +99,12 @@ def test_memory_by_hand() -> None:
     assert copied.gathered == 4 * (2**24 + 152064 * LARGE.hidden)  # gradients in a message, the last one the largest
 
 
-@pytest.mark.parametrize("name", ["gsm8k-7b", "math-32b"])
-def test_recipes_fit_their_cards(name: str) -> None:
+@pytest.mark.parametrize("name", ["gsm8k-1.5b", "gsm8k-7b", "math-32b"])
+def test_recipes_fit_cards_of_80_gb(name: str) -> None:
+    """A twentieth is left for CUDA, NCCL, and small gaps. The smallest model shares its card with vLLM."""
     config = load(name)
-    assert memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).fits
-
-
-def test_the_recipe_for_one_card_shares_it_with_vllm() -> None:
-    config = load("gsm8k-1.5b")
-    trainer = memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).total
-    assert trainer + config.inference.gpu_memory_utilization * CARD < 0.95 * CARD
+    served = config.inference.gpu_memory_utilization if name == "gsm8k-1.5b" else 0.0
+    assert memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).total < (0.95 - served) * 80e9
 
 
 def test_the_plan_names_devices_memory_and_data() -> None:
@@ -147,8 +143,8 @@ def test_sizes_are_found_in_a_folder_a_checkpoint_and_a_warm_start(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "qwen3_moe", "num_experts": 128}, r"qwen3_moe.*mixture of experts.*only dense models"),
-        ({"model_type": "gpt2"}, "model_type='gpt2' cannot be counted: only dense models of the types llama"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "'qwen3_moe' is a mixture of experts .*only dense models"),
+        ({"model_type": "gpt2"}, "model_type='gpt2' is of another architecture: only dense models of llama"),
         ({"model_type": "llama"}, "config.json has no 'hidden_size'"),
         ([], "config.json is not a JSON object"),
     ],
@@ -168,14 +164,6 @@ def test_an_unknown_name_is_reported(tmp_path: Path) -> None:
         policy_sizes(load("demo", [f"policy={{path: {tmp_path}/none}}"]))
 
 
-def test_the_page_has_the_table_that_the_command_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["memory"])
-    assert main() == 0
-    assert capsys.readouterr().out in (ROOT / "tasks/train/README.md").read_text()
-
-
 SHAPE = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, ppo={"threads": 1})
 
 
@@ -185,10 +173,6 @@ def test_flops_by_hand() -> None:
     assert SHAPE.matrix_parameters == parameters == 20032
     assert training_flops(SHAPE, [10]) == 6 * 20032 * 10 + 12 * 2 * 32 * 10 * 10 / 2
     assert training_flops(SHAPE, [10, 10]) == 2 * training_flops(SHAPE, [10])
-
-
-def test_it_runs_on_the_cpu() -> None:
-    """The code that times a GPU runs with a tiny model on the CPU."""
-    runs = measure_shape(SHAPE, "cpu")
+    runs = measure_shape(SHAPE, "cpu")  # the code that times a GPU runs on the CPU, too
     assert len(runs) == 3
     assert all(run.tokens > 0 and run.flops > 0 and 0 < run.seconds < run.whole for run in runs)
