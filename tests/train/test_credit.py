@@ -87,7 +87,12 @@ def test_baselines_are_those_of_the_order_of_answers() -> None:
 
 
 def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
-    """It is no graded turn, though the scorer found it right, but it earns what came after it was asked for."""
+    """It is no graded turn, though the scorer found it right, but it earns what came after it was asked for.
+
+    A scorer may grade turns that no environment saw: every completion that the agent got shares that.
+    """
+    (sample,) = build_samples([TREES["candidates"].trajectory()], make_scores("t", 1, 0, 0), RAW)
+    assert sample.returns.tolist() == [1, 1, 1]
     tree = TREES["nobody waited"]
     scores = [Score("t", turn, "correct", 1.0, "", "", "", 1.0) for turn in range(2)]
     (sample,) = build_samples([tree.trajectory()], scores, RAW)
@@ -103,26 +108,15 @@ def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
     assert before.returns.tolist() == [2, 1]
 
 
-def test_a_grade_that_nobody_gave_while_playing_comes_at_the_end() -> None:
-    """A scorer may grade turns that no environment saw: every completion that the agent got shares that."""
-    scores = make_scores("t", 1, 0, 0)
-    tree = TREES["candidates"]
-    (sample,) = build_samples([tree.trajectory()], scores, RAW)
-    assert sample.returns.tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize("received", [[0, 1, 2], [1, 2, 0], [2, 0, 1], [-1, 0, 1]])
 def test_the_length_of_a_candidate_costs_no_other(received: list[int]) -> None:
     """The first of three candidates is too long, the second one right; nobody needs to wait for the first."""
     row = replace(make_trajectory("t", [[10] * 8, [11] * 2, [12] * 2]), sampling='{"max_new_tokens": 8}')
-    got = max(received) + 1
-    row = replace(row, received=received, asked=[0, 0, 0], paid=[0, got, 0])
-    scores = [replace(score, verdict=name) for score, name in zip(make_scores("t", 0, 1, 0), VERDICTS, strict=True)]
+    row = replace(row, received=received, asked=[0, 0, 0], paid=[0, max(received) + 1, 0])
+    long, right, other = make_scores("t", 0, 1, 0)
+    scores = [replace(long, verdict="none"), right, replace(other, verdict="none")]
     (sample,) = build_samples([row], scores, Reward(shape="raw", overlong_tokens=4))
     assert sample.returns.tolist() == [0, 1, 1]
-
-
-VERDICTS: list[Any] = ["none", "correct", "none"]
 
 
 def test_a_lost_answer_does_not_stand_for_the_one_that_was_got() -> None:
@@ -214,42 +208,28 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
     assert sample.causes.returns(rewards, penalties, discount, after) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"received": [0, 0]},
-        {"received": [0, 2]},
-        {"received": [0]},
-        {"received": [0, -2], "paid": [1, 0]},
-        {"received": [0, -1]},
-        {"asked": [0, 2]},
-        {"asked": [-1, 1]},
-        {"paid": [1, 1]},
-        {"paid": [1, 3]},
-    ],
-)
-def test_an_order_that_is_not_possible_is_known(columns: dict[str, list[int]]) -> None:
+def test_an_order_that_is_not_possible_is_known() -> None:
     """Nobody asks with a completion that comes later, and none is paid before it is there."""
     possible = {"received": [0, 1], "asked": [0, 1], "paid": [1, 2]}
-    row = replace(make_trajectory("t", [[10], [11]]), **{**possible, **columns})  # type: ignore[arg-type]
-    assert not in_order(row)
-
-
-def branched(tree: str = "planner and workers") -> tuple[Sample, Observed]:
-    sample = sample_of(TREES[tree], turn_discount=0.5)
-    return sample, Observed(np.zeros(len(sample.actions)), np.full(len(sample.actions), 0.25))
-
-
-def test_gae_over_branches_needs_whole_returns() -> None:
-    """Otherwise the value of one candidate would stand for what follows the other."""
-    sample, observed = branched()
-    with pytest.raises(ValueError, match=r"gae_lambda=0\.9 needs .*: t\. Set ppo\.advantage\.gae_lambda=1"):
-        estimate([sample], [observed], Advantage(type="gae", gae_lambda=0.9))
+    row = replace(make_trajectory("t", [[10], [11]]), **possible)  # type: ignore[arg-type]
+    assert in_order(row)
+    for column, values in (
+        *(("received", each) for each in ([0, 0], [0, 2], [0], [0, -2], [0, -1])),
+        *(("asked", each) for each in ([0, 2], [-1, 1])),
+        *(("paid", each) for each in ([1, 1], [1, 3])),
+    ):
+        assert not in_order(replace(row, **{column: values}))  # type: ignore[arg-type]
 
 
 def test_gae_over_branches_by_hand() -> None:
-    """Returns minus values; within a turn the later token is discounted less, and penalties count from their token."""
-    sample, observed = branched()
+    """Returns minus values; within a turn the later token is discounted less, and penalties count from their token.
+
+    With lambda below 1 the value of one candidate would stand for what follows the other.
+    """
+    sample = sample_of(TREES["planner and workers"], turn_discount=0.5)
+    observed = Observed(np.zeros(len(sample.actions)), np.full(len(sample.actions), 0.25))
+    with pytest.raises(ValueError, match=r"gae_lambda=0\.9 needs .*: t\. Set ppo\.advantage\.gae_lambda=1"):
+        estimate([sample], [observed], Advantage(type="gae", gae_lambda=0.9))
     knobs = Advantage(type="gae", normalisation="none", discount=0.5)
     (advantages,) = estimate([sample], [observed], knobs).advantages
     returns = np.array([0.5, 1, 0.5, 1, 0.25, 0.5, 0, 0])

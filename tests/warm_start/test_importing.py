@@ -2,7 +2,6 @@
 
 import json
 import logging
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoTokenizer
 
 from configs import ConfigError
 from storage import layout
-from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import Draft
@@ -52,17 +49,9 @@ def cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
 
 
-def write(name: str, data: bytes) -> Break:
-    return lambda folder: (folder / name).write_bytes(data)
-
-
 def json_with(name: str, **fields: Any) -> Break:
     """Change values in a JSON file."""
-
-    def change(folder: Path) -> None:
-        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
-
-    return change
+    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
 
 
 def tensors(change: Callable[[Tensors], object]) -> Break:
@@ -79,32 +68,10 @@ def as_type(kind: torch.dtype) -> Break:
 
 
 def without_a_shard(folder: Path) -> None:
-    named = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    save_file(named, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
-    shards = dict.fromkeys(named, "model-00001-of-00002.safetensors") | {
-        "lm_head.weight": "model-00002-of-00002.safetensors"
-    }
+    shards = dict.fromkeys(load_file(folder / WEIGHTS), "model-00001-of-00002.safetensors")
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    shards["lm_head.weight"] = "model-00002-of-00002.safetensors"
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
-
-
-def another_architecture(folder: Path) -> None:
-    config = BertConfig(
-        vocab_size=200, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    BertForMaskedLM(config).save_pretrained(folder)
-
-
-def more_tokens(folder: Path) -> None:
-    values = json.loads((folder / "tokenizer.json").read_text())
-    values["model"]["vocab"] |= {f"token {number}": number for number in range(1000, 2000)}
-    (folder / "tokenizer.json").write_text(json.dumps(values))
-
-
-def other_digits(folder: Path) -> None:
-    values = json.loads((folder / "tokenizer.json").read_text())
-    values["normalizer"] = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
-    (folder / "tokenizer.json").write_text(json.dumps(values))
 
 
 def without_tokenizer(folder: Path) -> None:
@@ -112,10 +79,19 @@ def without_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
+def tokenizer_with(change: Callable[[Any], object]) -> Break:
+    def rewrite(folder: Path) -> None:
+        values = json.loads((folder / "tokenizer.json").read_text())
+        change(values)
+        (folder / "tokenizer.json").write_text(json.dumps(values))
+
+    return rewrite
+
+
+MORE = {f"token {number}": number for number in range(1000, 2000)}
+ONE_FOR_SEVEN = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
 BROKEN: dict[str, tuple[Break, str]] = {
     "cut": (cut, r"model\.safetensors cannot be read as safetensors.*copy it again"),
-    "empty": (write(WEIGHTS, b""), r"model\.safetensors cannot be read as safetensors"),
-    "no safetensors": (write(WEIGHTS, b"PK" * 50), r"model\.safetensors cannot be read as safetensors"),
     "a shard is missing": (without_a_shard, r"model-00002-of-00002\.safetensors is missing: copy all files"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), r"model\.safetensors is missing"),
     "NaN": (
@@ -123,35 +99,29 @@ BROKEN: dict[str, tuple[Break, str]] = {
         r"model\.safetensors: model\.norm\.weight with NaN or infinities",
     ),
     "integers": (as_type(torch.int8), "in I8, which cannot be trained; give weights in one of F64, F32, F16, BF16"),
-    "8 bits": (as_type(torch.float8_e4m3fn), "in F8_E4M3, which cannot be trained"),
     "a weight is missing": (
         tensors(lambda named: named.pop("model.norm.weight")),
         r"do not belong together: there are no weights model\.norm\.weight",
-    ),
-    "a weight too many": (
-        tensors(lambda named: named.update({"model.other.weight": torch.zeros(2)})),
-        r"does not use the weights model\.other\.weight",
     ),
     "another shape": (
         json_with("config.json", intermediate_size=52),
         r"down_proj\.weight has the shape \[64, \d+\], not \[64, 52\]",
     ),
-    "no JSON": (write("config.json", b"{"), r"config\.json is not JSON"),
-    "a list": (write("config.json", b"[]"), r"config\.json is not a JSON object"),
-    "unheard-of": (json_with("config.json", model_type="unheard-of"), "has model type `unheard-of`"),
-    "contradicts itself": (json_with("config.json", num_hidden_layers=7), "num_hidden_layers"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is not JSON"),
+    "another architecture": (json_with("config.json", model_type="unheard-of"), "has model type `unheard-of`"),
     "several modalities": (
         json_with("config.json", model_type="gemma3", text_config={"model_type": "gemma3_text"}),
         r"config\.json: gemma3 is a model of several modalities.*give a model that reads text alone",
     ),
-    "another architecture": (
-        another_architecture,
-        "made for BertForMaskedLM, but the causal language model is BertLMHeadModel",
-    ),
     "no tokenizer": (without_tokenizer, "has no tokenizer: copy tokenizer.json and tokenizer_config.json"),
-    "a broken tokenizer": (write("tokenizer.json", b"{"), "line 1"),
-    "other digits": (other_digits, r"makes '12345 \+ 61890' of '12345 \+ 67890': give the model's own tokenizer"),
-    "another tokenizer": (more_tokens, r"has \d+ tokens, such as .* of the model \(vocab_size in config.json\)"),
+    "other digits": (
+        tokenizer_with(lambda values: values.update(normalizer=ONE_FOR_SEVEN)),
+        r"makes '12345 \+ 61890' of '12345 \+ 67890': give the model's own tokenizer",
+    ),
+    "another tokenizer": (
+        tokenizer_with(lambda values: values["model"]["vocab"].update(MORE)),
+        r"has \d+ tokens, such as .* of the model \(vocab_size in config.json\)",
+    ),
 }
 
 
@@ -168,51 +138,23 @@ def test_an_unusable_policy_is_refused_with_file_and_remedy(
     assert not (tmp_path / "out").exists()
 
 
-def test_added_tokens_may_lie_beyond_the_vocabulary(folder: Path, tmp_path: Path, store: Store) -> None:
-    """google/gemma-3-1b-it has a token for images that its text-only model does not know."""
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_a_policy_as_many_are_published(folder: Path, kind: torch.dtype, tmp_path: Path, store: Store) -> None:
+    """Weights become float32. A temperature may come without `do_sample`, which transformers would refuse to write.
+
+    Added tokens may lie beyond the vocabulary: google/gemma-3-1b-it has one for images, which its model does not know.
+    """
+    as_type(kind)(folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": 2}')
     tokenizer = AutoTokenizer.from_pretrained(folder)
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     tokenizer.add_tokens([f"<token {number}>" for number in range(size - len(tokenizer) + 1)], special_tokens=True)
     tokenizer.save_pretrained(folder)
     import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
-    assert max(AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab().values()) == size
-
-
-def test_a_temperature_without_do_sample_is_kept(folder: Path, tmp_path: Path, store: Store) -> None:
-    """Many policies set a temperature without `do_sample`, which transformers would refuse to write again."""
-    (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": 2}')
-    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert {value.dtype for value in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.float32}
     written = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert (written["temperature"], written["do_sample"], written["eos_token_id"]) == (0.6, True, 2)
-
-
-def test_a_full_disk_is_not_blamed_on_the_policy(folder: Path, tmp_path: Path, store: Store) -> None:
-    """Files above 4 KB cannot be written here, as on a full disk; the error blames the disk, not the policy."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with pytest.raises((OSError, SafetensorError), match="File too large"):
-            import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_an_unreachable_hub_is_reported_as_such(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unreachable hub is not reported as an unusable policy."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UnavailableError, match=r"^policy\.path='some/model' is not a folder .*HF_HUB_OFFLINE"):
-        import_policy("some/model", tmp_path / "out", tmp_path / "cache", store)
-
-
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
-def test_weights_of_other_precisions_become_float32(
-    folder: Path, kind: torch.dtype, tmp_path: Path, store: Store
-) -> None:
-    """Most policies are published in half precision."""
-    as_type(kind)(folder)
-    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
-    assert {value.dtype for value in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.float32}
+    assert max(AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab().values()) == size
 
 
 def template(text: str) -> Break:
@@ -281,13 +223,14 @@ def test_the_policy_may_change_until_it_is_committed(
 def test_an_agent_that_cannot_be_made_is_refused_before_a_policy_is_committed(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent whose constructor fails is refused before the commit; the run can go on with another agent."""
+    """The run can go on with another agent. An agent is made inside an event loop, as in a rollout."""
     (tmp_path / "agents_that_exit.py").write_text(
-        "import sys\n\nclass Agent:\n    def __init__(self, context, *, good: bool):\n        good or sys.exit(3)\n"
+        "import asyncio, sys\n\nclass Agent:\n    def __init__(self, context, *, good: bool):\n"
+        "        asyncio.get_running_loop()\n        good or sys.exit(3)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     agent = "agent={{type: 'agents_that_exit:Agent', args: {{good: {}}}}}"
-    with pytest.raises(ValueError, match=r"its constructor raised SystemExit: 3 \(.*agents_that_exit.py, line 5\)"):
+    with pytest.raises(ValueError, match=r"its constructor raised SystemExit: 3 \(.*agents_that_exit.py, line 6\)"):
         begin(tmp_path, policy, agent.format("false"))
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
     begin(tmp_path, policy, agent.format("true"))
@@ -295,34 +238,21 @@ def test_an_agent_that_cannot_be_made_is_refused_before_a_policy_is_committed(
         begin(tmp_path, policy, agent.format("false"))
 
 
-def test_problems_may_change_until_there_is_a_policy(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("held_by", ["policy", "curriculum"])
+def test_problems_may_change_until_a_policy_or_a_curriculum_holds_them(
+    policy: str, tmp_path: Path, held_by: str
+) -> None:
     """A run whose problem file cannot be read can begin again with other problems."""
     start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
-    begin(tmp_path, policy, PROBLEMS.format(9))
-    with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
-        start(tmp_path, policy, PROBLEMS.format(8))
-
-
-def test_problems_are_held_by_a_curriculum(policy: str, tmp_path: Path) -> None:
-    """A curriculum is committed before the policy and fixes the problems."""
     workspace = start(tmp_path, policy, PROBLEMS.format(9))
-    start(tmp_path, policy, PROBLEMS.format(8))
-    with Draft(workspace.store, layout.curriculum("smoke"), "curriculum") as draft:
-        draft.commit(workspace.provenance(), parents=[])
+    if held_by == "policy":
+        begin(tmp_path, policy, PROBLEMS.format(9))
+    else:
+        with Draft(workspace.store, layout.curriculum("smoke"), "curriculum") as draft:
+            draft.commit(workspace.provenance(), parents=[])
     start(tmp_path, policy, PROBLEMS.format(9))
     with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
         start(tmp_path, policy, PROBLEMS.format(8))
-
-
-def test_an_agent_may_need_the_event_loop_when_it_is_made(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some HTTP client sessions need an event loop, so the try-out makes the agent inside one, like a rollout."""
-    (tmp_path / "agents_of_a_loop.py").write_text(
-        "import asyncio\n\nclass Agent:\n    def __init__(self, context):\n        asyncio.get_running_loop()\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    begin(tmp_path, policy, "agent={type: 'agents_of_a_loop:Agent', args: {}}")
 
 
 def start(tmp_path: Path, *overrides: str) -> Workspace:
