@@ -1,18 +1,14 @@
 """Training samples: which trajectories enter training, which are refused, and the metrics of both."""
 
-import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.train import PPO
-from storage.records import Score
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
@@ -22,30 +18,30 @@ from tests.support.train_helpers import make_scores, make_trajectory
 
 
 def test_arrays_by_hand() -> None:
-    """Positions, turns, returns and logprobs of the action tokens of a two-turn trajectory."""
+    """Positions, turns, returns and logprobs of the action tokens of a two-turn trajectory.
+
+    If the first turn is a call of a tool, it has no reward of its own, and the return of the answer that uses it.
+    """
     row = make_trajectory("t", [[10, 11], [12]], version=3, turn_discount=0.5)
     row = replace(row, logprobs=[0, 0, 0, -0.1, -0.2, 0, 0, -0.3])
-    (sample,) = build_samples([row], make_scores("t", 0, 1), Reward())
+    first, second = make_scores("t", 0, 1)
+    (sample,) = build_samples([row], [first, second], Reward())
     assert sample.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 5, 12]
     assert sample.actions.tolist() == [3, 4, 7]
     assert sample.turn_of_action.tolist() == [0, 0, 1]
     assert sample.behaviour == pytest.approx([-0.1, -0.2, -0.3])
     assert sample.versions.tolist() == [3, 3, 3]
     assert (sample.successes.tolist(), sample.rewards.tolist(), sample.returns.tolist()) == ([0, 1], [-1, 1], [-0.5, 1])
-
-
-def test_order_of_arrival_does_not_matter() -> None:
-    """Shards arrive in any order; training must not depend on it."""
-    rows = [make_trajectory(name, [[10]]) for name in ("b", "c", "a")]
-    scores = [score for name in "cab" for score in make_scores(name, 1)]
-    assert [sample.trajectory_id for sample in build_samples(rows, scores, Reward())] == ["a", "b", "c"]
+    (sample,) = build_samples([row], [replace(first, verdict="none"), second], Reward())
+    assert (sample.graded.tolist(), sample.successes.tolist()) == ([False, True], [0, 1])
+    assert (sample.rewards.tolist(), sample.returns.tolist()) == ([0, 1], [0.5, 1])
 
 
 def test_only_finished_episodes_with_actions_are_trained_on() -> None:
-    """Rejected, failed and empty episodes are left out and need no scores."""
+    """Rejected, failed and empty episodes are left out and need no scores. The rows may come in any order."""
     rows = [
-        make_trajectory("completed", [[10]]),
         make_trajectory("truncated", [[10]], status="truncated"),
+        make_trajectory("completed", [[10]]),
         make_trajectory("rejected", [[10]], status="rejected"),
         make_trajectory("failed", [[10]], status="failed"),
         make_trajectory("no turn", []),
@@ -53,25 +49,22 @@ def test_only_finished_episodes_with_actions_are_trained_on() -> None:
     ]
     scores = make_scores("completed", 1) + make_scores("truncated", 0) + make_scores("failed", 0)
     samples = build_samples(rows, scores, Reward())
-    assert [(sample.trajectory_id, sample.truncated) for sample in samples] == [
-        ("completed", False),
-        ("truncated", True),
-    ]
+    assert [(each.trajectory_id, each.truncated) for each in samples] == [("completed", False), ("truncated", True)]
 
 
-def test_a_reward_that_is_no_number_names_the_trajectory() -> None:
-    """A custom verifier may give NaN, which would spread over the group's baseline."""
-    rows = [make_trajectory(name, [[10]]) for name in ("good", "bad")]
-    with pytest.raises(ValueError, match="NaN or infinite rewards: bad"):
-        build_samples(rows, make_scores("good", 1) + make_scores("bad", np.nan), Reward())
-
-
-def test_calls_of_tools_are_not_graded_but_earn_what_follows() -> None:
-    """The call has no reward of its own, and the return of the answer, which uses its result."""
-    scores = [replace(make_scores("t", 0)[0], verdict="none"), Score("t", 1, "correct", 1.0, "", "", "", 1.0)]
-    (sample,) = build_samples([make_trajectory("t", [[10, 11], [12]], turn_discount=0.5)], scores, Reward())
-    assert (sample.graded.tolist(), sample.successes.tolist()) == ([False, True], [0, 1])
-    assert (sample.rewards.tolist(), sample.returns.tolist()) == ([0, 1], [0.5, 1])
+def test_rows_and_scores_that_do_not_fit_are_refused() -> None:
+    """Rows of two runs or scores of two verifiers are mixed; a turn without a verdict is not a wrong turn."""
+    row, other = (make_trajectory(name, [[10]]) for name in ("t", "u"))
+    one, broken = make_scores("t", 0), make_scores("t", np.nan)
+    for rows, scores, message in (
+        ([row], one + make_scores("t", 1), "two scores for turn 0 of t"),
+        ([row, row], one, "more than once: t"),
+        ([row, other], one, r"no score for turns \[0\] of u"),
+        ([row, other], broken + make_scores("u", 1), "NaN or infinite rewards: t"),
+        ([row], [replace(one[0], reward=np.inf)], "NaN or infinite rewards: t"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_samples(rows, scores, Reward())
 
 
 def test_training_uses_the_reward_and_metrics_the_success() -> None:
@@ -81,8 +74,6 @@ def test_training_uses_the_reward_and_metrics_the_success() -> None:
     (shaped,), (raw,) = (build_samples([row], scores, Reward(shape=shape)) for shape in ("success", "raw"))
     assert (shaped.rewards.tolist(), raw.rewards.tolist()) == ([-0.5, 5.0], [0.25, 3.0])
     assert shaped.successes.tolist() == raw.successes.tolist() == [0, 1]
-    with pytest.raises(ValueError, match="NaN or infinite rewards: t"):
-        build_samples([row], [replace(score, reward=np.inf) for score in scores], Reward())
 
 
 def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
@@ -99,39 +90,19 @@ def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
 
 def test_turns_cut_by_the_limit_may_be_masked() -> None:
     """Only the turns cut by the token limit are masked, calls of tools too, and only with `mask_truncated`."""
-    row = make_trajectory("t", [[10, 11], [12]], status="truncated")
-    row = replace(row, turns=[row.turns[0], replace(row.turns[1], finish_reason="length")])
-    first, second = make_scores("t", 1, 0)
-    for masked, scores in itertools.product((True, False), ([first, second], [first, replace(second, verdict="none")])):
+    row = make_trajectory("t", [[10, 11], [12]], status="truncated", finish_reason="length")
+    scores = [replace(score, verdict="none") for score in make_scores("t", 1, 0)]
+    for masked in (True, False):
         (sample,) = build_samples([row], scores, Reward(), mask_truncated=masked)
         assert sample.in_loss.tolist() == [True, True, not masked]
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(0, 9))
-def test_staleness_is_that_of_the_oldest_token(versions: list[list[int]], oldest: int) -> None:
+def test_staleness_is_that_of_the_oldest_token() -> None:
     """One old token makes the trajectory too old, however new the others are."""
-    rows = [
-        replace(make_trajectory(f"t{i}", [[10] * len(sampled)]), versions=[-1, -1, -1, *sampled])
-        for i, sampled in enumerate(versions)
-    ]
-    samples = build_samples(rows, [s for row in rows for s in make_scores(row.trajectory_id, 1)], Reward())
-    kept = {sample.trajectory_id for sample in within_staleness(samples, 9, oldest)}
-    assert kept == {f"t{i}" for i, sampled in enumerate(versions) if all(9 - v <= oldest for v in sampled)}
-
-
-def test_missing_score_names_the_trajectory() -> None:
-    """A turn without a verdict is not a wrong turn."""
-    with pytest.raises(ValueError, match=r"turns \[1\] of half"):
-        build_samples([make_trajectory("half", [[10], [11]])], make_scores("half", 0), Reward())
-
-
-def test_two_scores_or_two_rows_are_refused() -> None:
-    """Rows of two verifiers or two runs, mixed by mistake, are refused."""
-    row = make_trajectory("t", [[10]])
-    with pytest.raises(ValueError, match="two scores for turn 0 of t"):
-        build_samples([row], make_scores("t", 0) + make_scores("t", 1), Reward())
-    with pytest.raises(ValueError, match="more than once: t"):
-        build_samples([row, row], make_scores("t", 0), Reward())
+    row = make_trajectory("t", [[10, 11, 12]])
+    for versions, oldest, kept in (([9, 7, 9], 2, 1), ([9, 7, 9], 1, 0), ([9, 9, 9], 0, 1)):
+        samples = build_samples([replace(row, versions=[-1, -1, -1, *versions])], make_scores("t", 1), Reward())
+        assert len(within_staleness(samples, 9, oldest)) == kept
 
 
 ROWS = [
@@ -171,26 +142,13 @@ def test_sample_metrics_by_hand() -> None:
     }
 
 
-def test_calls_of_tools_change_no_rate() -> None:
-    """With a call of a tool before each turn, all rates and rewards by turn are those of the answers alone."""
-    rows, scores = [], []
-    for row in ROWS:
-        name = row.trajectory_id
-        turns = [turn for answer in row.turns for turn in ([20], row.token_ids[answer.start : answer.end])]
-        rows.append(make_trajectory(name, turns, problem=row.problem_id, version=row.policy_version, status=row.status))
-        for score in (score for score in SCORES if score.trajectory_id == name):
-            call = Score(name, 2 * score.turn, "none", 0.0, "", "", "", 0.0)
-            scores += [call, replace(score, turn=2 * score.turn + 1)]
-    plain, called = (sample_metrics(each, version=5) for each in (SAMPLES, build_samples(rows, scores, Reward())))
-    rates = {name: value for name, value in plain.items() if name.startswith(("success/", "reward/"))}
-    assert {name: value for name, value in called.items() if name.startswith(("success/", "reward/"))} == rates
-    assert called["length/correct"] > plain["length/correct"]
-
-
 def test_unobserved_rates_are_left_out() -> None:
     """A rate without observations is left out, not 0 or NaN: without a second turn there is no fix rate."""
     metrics = sample_metrics(build_samples(ROWS[:1], SCORES, Reward()), version=5)
     assert not metrics.keys() & {"success/fix_rate", "success/break_rate", "length/wrong", "success/turn_2"}
+    # Turns that nobody grades, such as calls of tools, are none of the turns that are counted.
+    called = build_samples(ROWS[1:2], [replace(SCORES[1], verdict="none"), SCORES[2]], Reward())
+    assert {k: v for k, v in sample_metrics(called, 5).items() if k.startswith("success/")} == {"success/turn_1": 1.0}
 
 
 def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> StepResult:
@@ -258,6 +216,6 @@ def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch
 def test_explained_variance_by_hand() -> None:
     """A critic that predicts the mean explains nothing; one that predicts the returns explains everything."""
     returns = np.array([1.0, 2.0, 3.0])
-    assert value_metrics(np.full(3, 2.0), returns) == {"value/explained_variance": 0.0}
-    assert value_metrics(returns, returns) == {"value/explained_variance": 1.0}
+    for values, explained in ((np.full(3, 2.0), 0.0), (returns, 1.0)):
+        assert value_metrics(values, returns) == {"value/explained_variance": explained}
     assert value_metrics(returns, np.ones(3)) == {}
