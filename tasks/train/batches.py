@@ -8,7 +8,7 @@ reads only the tokens before it in its own sequence.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class Places(NamedTuple):
     before: Int[Tensor, " actions"]  # the column of the token before, in the same row
 
     @classmethod
-    def padded(cls, rows: Tensor, columns: Tensor) -> Self:
+    def padded(cls, rows: Tensor, columns: Tensor) -> "Places":
         """Return places in padded rows."""
         return cls(rows, columns, columns - 1)
 

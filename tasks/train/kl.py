@@ -85,8 +85,11 @@ def mean_kl(train_state: TrainState, other: PreTrainedModel, samples: Sequence[S
 
     def divergences_of(rows: Rows, places: Places) -> Tensor:
         states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
-        chunks = zip(*(of_model.split(CHUNK_TOKENS) for of_model in states), strict=True)
-        return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
+        kls = []
+        for chunk in zip(*(of_model.split(CHUNK_TOKENS) for of_model in states), strict=True):
+            p, q = map(vocabulary_logprobs, (policy, other), chunk)
+            kls.append((p.exp() * (p - q)).sum(-1))
+        return torch.cat(kls)
 
     def scorer(rows: Rows, places: Places) -> Tensor:
         return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
@@ -95,10 +98,3 @@ def mean_kl(train_state: TrainState, other: PreTrainedModel, samples: Sequence[S
     with train_state.precision():
         divergences = score_action_tokens(scorer, samples, range(len(samples)), batching)
     return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
-
-
-def _kl(
-    logp: Float[Tensor, "actions vocabulary"], other: Float[Tensor, "actions vocabulary"]
-) -> Float[Tensor, " actions"]:
-    """Compute sum p (log p - log q) of two arrays of logprobs."""
-    return (logp.exp() * (logp - other)).sum(-1)

@@ -35,35 +35,22 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
 
     Raises:
         ValueError: `folder` holds no model, or its weights do not match its config.json; or it is a kind of model that
-            cannot be divided among ranks.
+            cannot be divided among ranks, which read and write the files one weight after the other.
     """
     if mesh.size == 1:
         return set_up(load_model(folder), ppo)
-    model, device = empty_model(folder), device_of(ppo)
+    model, device, stored = empty_model(folder), device_of(ppo), StoredTensors(folder, "model")
+    stored_buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
+    if others := stored_buffers | {name for name, _ in model.named_parameters()} - stored.names:
+        raise ValueError(
+            f"{folder} has no weights {min(others)} ({len(others)} in all): models whose files name other weights than "
+            "the model itself, such as mixtures of experts, or hold more than weights are trained in one process"
+        )
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
-    stored = StoredTensors(folder, "model")
-    _refuse_others(model, stored, folder)
     shard(_for_training(model, device, ppo), mesh)
     fill(model, lambda name, start, end: stored.rows(name, start, end).float(), device)
     return model
-
-
-def _refuse_others(model: PreTrainedModel, stored: StoredTensors, folder: Path) -> None:
-    """Raise ValueError if ranks cannot read and write the files of a model one weight after the other."""
-    parameters = dict(model.named_parameters())
-    buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
-    if others := sorted(buffers | (parameters.keys() - stored.names)):
-        raise ValueError(
-            f"{folder} has no weights {others[0]} ({len(others)} such weights): models whose files name other weights "
-            "than the model itself, such as mixtures of experts, or hold more than weights are trained in one process"
-        )
-    for name, parameter in parameters.items():
-        if stored.shape(name) != [*parameter.shape]:
-            raise ValueError(
-                f"config.json and the weights in {folder} do not belong together: {name} has the shape "
-                f"{stored.shape(name)}, not {[*parameter.shape]}"
-            )
 
 
 def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:

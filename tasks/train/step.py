@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
@@ -21,12 +20,15 @@ from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
 
-OfTokens = Float64[Tensor, " actions"]
+OfTokens = Shaped[Tensor, " actions"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of the training passes over the A action tokens of some micro-batches. None: not computed."""
+    """The results of the training passes over the A action tokens of some micro-batches; in float64 once gathered.
+
+    None: not computed.
+    """
 
     samples: OfTokens  # index of the token's sample
     behaviour: OfTokens
@@ -43,7 +45,7 @@ class StepResult:
     value_clipped: OfTokens | None = None
 
     @classmethod
-    def gathered(cls, results: Sequence[Self], mesh: Mesh) -> Self:
+    def gathered(cls, results: Sequence["StepResult"], mesh: Mesh) -> "StepResult":
         """Join the results of a minibatch's passes, of all ranks."""
         columns: dict[str, list[Tensor]] = {}
         for result in results:
@@ -215,7 +217,7 @@ def _norm(parameters: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
 
 
 def _refuse_not_finite(
-    quantity: str, samples: Sequence[Sample], of_token: Float[Tensor, " actions"], values: Float[Tensor, " actions"]
+    quantity: str, samples: Sequence[Sample], of_token: OfTokens, values: Float[Tensor, " actions"]
 ) -> None:
     """Raise ValueError if a value of an action token is NaN or infinite; the message names its trajectories.
 

@@ -24,14 +24,7 @@ from tasks.train.train_state import TrainState, load_train_state, save_train_sta
 
 logger = logging.getLogger(__name__)
 
-NO_UPDATE = (
-    "trajectories",
-    "trajectories/too_old",
-    "trajectories/unknown_return",
-    "tokens/all",
-    "seconds/prepare",
-    "seconds/update",
-)
+NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
 """Names of the metrics, all 0, of an update that had nothing to train on."""
 
 
