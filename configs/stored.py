@@ -50,9 +50,10 @@ LIMITS: Mapping[str, str] = {
 """Knobs that became constants and change no result of a run that has begun, so stored values are dropped."""
 
 FIXED: Mapping[str, Any] = {
+    "ppo.critic.value_norm": "exp",
     "ppo.critic.value_norm_beta": 0.99995,
     "ppo.kl.ema_decay": 0.99,
-    "ppo.kl.horizon": 10_000.0,
+    "ppo.kl.horizon": 10_000,
     "problems.sampling.last_episodes": 64,
     "problems.sampling.least_episodes": 16,
     "rollout.policy_lag": 0,
@@ -63,7 +64,7 @@ FIXED: Mapping[str, Any] = {
 _OBJECTIVE = "ppo.objective says it: decoupled, recomputed or behaviour"
 FORMER: Mapping[str, str] = {
     **LIMITS,
-    **{key: f"it is always {value:g}" for key, value in FIXED.items()},
+    **{key: f"it is always {value}" for key, value in FIXED.items()},
     "ppo.use_decoupled_loss": _OBJECTIVE,
     "ppo.recompute_logprob": _OBJECTIVE,
     "rollout.processes": "set cluster.workers_per_node. Each worker has inference.replicas, rollout.concurrency and "

@@ -61,8 +61,6 @@ class Critic(Knobs):
     """Largest change of a value in an update, in normalised units."""
     value_loss_coefficient: PositiveFloat = 0.1
     """Weight of the value loss relative to the policy loss; value-head only."""
-    value_norm: Literal["none", "exp"] = "exp"
-    """Normalisation of returns by their exponential mean and standard deviation."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

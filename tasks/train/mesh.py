@@ -88,10 +88,6 @@ class Mesh:
             dist.all_reduce(total)
         return total
 
-    def any(self, flag: bool) -> bool:
-        """Return whether one rank says yes, so that all decide alike."""
-        return bool(self.total(torch.tensor(int(flag))))
-
     def as_first(self, value: Tensor) -> Tensor:
         """Return the first rank's value of what the copies of a shard compute alike.
 

@@ -34,11 +34,20 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
     for sample in samples:
         for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
             returns[sample.problem_id, position].add(value)
+    answers = [sample.successes[_graded(sample)] for sample in samples]
+    now, after = (np.concatenate([a[part] for a in answers]) > 0.5 for part in (slice(-1), slice(1, None)))
+    lengths = np.array([len(sample.token_ids) for sample in samples])
+    correct = np.array([of_sample[-1:].sum() > 0.5 for of_sample in answers])
+    observed = {
+        "success/fix_rate": after[~now],
+        "success/break_rate": ~after[now],
+        "length/correct": lengths[correct],
+        "length/wrong": lengths[~correct],
+    }
     staleness = version - np.concatenate([sample.versions for sample in samples])
     return {
         **_by_turn(samples),
-        **_transitions(samples),
-        **_means("length", _lengths(samples)),
+        **{name: float(values.mean()) for name, values in observed.items() if values.size},
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
         "share/zero_variance": 1 - float(np.mean([len(values) > 1 for values in returns.values()])),
         "staleness/min": float(staleness.min()),
@@ -112,7 +121,8 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
     metrics: Metrics = {}
-    answers = [(_answers(sample), sample.rewards[_graded(sample)]) for sample in samples]
+    graded = [(sample, _graded(sample)) for sample in samples]
+    answers = [(sample.successes[turns], sample.rewards[turns]) for sample, turns in graded]
     for turn in range(max(len(successes) for successes, _ in answers)):
         reached = [pair for pair in answers if len(pair[0]) > turn]
         metrics[f"success/turn_{turn + 1}"] = float(np.mean([successes[turn] for successes, _ in reached]))
@@ -124,27 +134,6 @@ def _graded(sample: Sample) -> Ints:
     """Return the indices of the graded turns, as the agent got them."""
     turns = np.argsort(sample.causes.position, kind="stable")
     return turns[sample.graded[turns]]
-
-
-def _answers(sample: Sample) -> Floats:
-    """Return the successes of the graded turns, as the agent got them."""
-    return sample.successes[_graded(sample)]
-
-
-def _transitions(samples: Sequence[Sample]) -> Metrics:
-    now = np.concatenate([_answers(sample)[:-1] for sample in samples]) > 0.5
-    after = np.concatenate([_answers(sample)[1:] for sample in samples]) > 0.5
-    return _means("success", {"fix_rate": after[~now], "break_rate": ~after[now]})
-
-
-def _lengths(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
-    lengths = np.array([len(sample.token_ids) for sample in samples])
-    correct = np.array([_answers(sample)[-1:].sum() > 0.5 for sample in samples])
-    return {"correct": lengths[correct], "wrong": lengths[~correct]}
-
-
-def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
-    return {f"{group}/{name}": float(array.mean()) for name, array in values.items() if array.size}
 
 
 def _k3(at: Float64[Tensor, " actions"], other: Float64[Tensor, " actions"]) -> Float64[Tensor, ""]:

@@ -171,11 +171,17 @@ def bootstrap_values(
     return dict(zip(values, total, strict=True))
 
 
-def refuse_not_finite(quantity: str, samples: Sequence[Tokens], arrays: Iterable[tuple[int, np.ndarray]]) -> None:
-    """Raise ValueError if a sample's array holds NaN or an infinity; the message names the trajectories."""
-    ids = [samples[index].trajectory_id for index, array in arrays if not np.isfinite(array).all()]
-    if ids:
+def refuse_broken(
+    quantity: str, samples: Sequence[Tokens], indices: Iterable[int], consequence: str = "nothing was trained"
+) -> None:
+    """Raise ValueError if a sample has NaN or infinite numbers; `indices` are those of all such samples."""
+    if ids := sorted({samples[index].trajectory_id for index in indices}):
         raise ValueError(
-            f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: nothing was trained. "
+            f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: {consequence}. "
             "Check these rows, or continue from the last checkpoint with a lower optimizer.lr"
         )
+
+
+def broken(arrays: Iterable[tuple[int, np.ndarray]]) -> list[int]:
+    """List the indices of the arrays that hold NaN or an infinity."""
+    return [index for index, array in arrays if not np.isfinite(array).all()]

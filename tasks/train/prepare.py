@@ -1,5 +1,6 @@
 """Preparation of an update before its first step: compute logprobs and values of all tokens, then advantages."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,14 @@ from tasks.train.advantages import Estimated, Observed, estimate
 from tasks.train.batches import Columns, batching_for
 from tasks.train.kl import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
-from tasks.train.passes import TokenScorer, bootstrap_values, logprob_scorer, refuse_not_finite, score_action_tokens
+from tasks.train.passes import (
+    TokenScorer,
+    bootstrap_values,
+    broken,
+    logprob_scorer,
+    refuse_broken,
+    score_action_tokens,
+)
 from tasks.train.samples import Floats, Logprobs, Sample
 from tasks.train.train_state import TrainState
 
@@ -57,7 +65,7 @@ class Preparation:
         values = self._score("values", state.values, self._all) if state.critic else {}
         observed = self._observed(self._penalties(proximal, reference), values)
         estimated = estimate(self._samples, observed, self._ppo.advantage)
-        refuse_not_finite("advantages", self._samples, enumerate(estimated.advantages))
+        refuse_broken("advantages", self._samples, broken(enumerate(estimated.advantages)))
         columns = [
             Columns(advantages, proximal.get(index), reference.get(index), values.get(index))
             for index, advantages in enumerate(estimated.advantages)
@@ -85,7 +93,7 @@ class Preparation:
         start = time.perf_counter()
         with self._train_state.precision():
             scores = score_action_tokens(scorer, self._samples, indices, self._batching)
-        refuse_not_finite(quantity, self._samples, scores.items())
+        refuse_broken(quantity, self._samples, broken(scores.items()))
         self._report(f"{quantity} of {len(indices)} trajectories in {time.perf_counter() - start:.1f} s")
         return scores
 
@@ -113,7 +121,7 @@ class Preparation:
         unknown = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._train_state.precision():
             after = bootstrap_values(self._train_state.values, samples, unknown, self._batching)
-        refuse_not_finite("values", samples, ((index, np.array(value)) for index, value in after.items()))
+        refuse_broken("values", samples, [index for index, value in after.items() if not math.isfinite(value)])
         rest = {index: sample.after or 0.0 for index, sample in enumerate(samples)}
         rest |= {index: critic.norm.denormalise(value) for index, value in after.items()}
         return [

@@ -10,12 +10,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from configs.train import Optimizer
-from storage.errors import first_few
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.kl import kl_estimate
 from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.mesh import Mesh
-from tasks.train.passes import hidden_states, predicting, read_out, targets_of
+from tasks.train.passes import hidden_states, predicting, read_out, refuse_broken, targets_of
 from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
@@ -103,7 +102,8 @@ class Stepper:
         result = StepResult.gathered([*self._passes(minibatch, actions)], self._mesh)
         # Checked first: a ratio that overflows must not end the run.
         limit = self._ppo.early_stop_imp_ratio
-        stopped = self._mesh.any(limit is not None and result.ratio.mean().item() > limit)
+        too_far = limit is not None and result.ratio.mean().item() > limit
+        stopped = bool(self._mesh.total(torch.tensor(int(too_far))))
         if not stopped:
             _refuse_not_finite("losses", samples, result.samples, result.loss)
         if result.value_loss is not None:
@@ -219,14 +219,6 @@ def _norm(parameters: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
 def _refuse_not_finite(
     quantity: str, samples: Sequence[Sample], of_token: OfTokens, values: Float[Tensor, " actions"]
 ) -> None:
-    """Raise ValueError if a value of an action token is NaN or infinite; the message names its trajectories.
-
-    `of_token` is the index of each token's sample.
-    """
-    if torch.isfinite(values).all():
-        return
-    ids = sorted({samples[int(index)].trajectory_id for index in of_token[~torch.isfinite(values)].tolist()})
-    raise ValueError(
-        f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: the step was not taken. "
-        "Check their logprobs, or continue from the last checkpoint with a lower optimizer.lr"
-    )
+    """Raise ValueError if a value of an action token is NaN or infinite; `of_token` is the index of its sample."""
+    indices = of_token[~torch.isfinite(values)].int().tolist()
+    refuse_broken(quantity, samples, indices, "the step was not taken")

@@ -44,20 +44,17 @@ Number = TypeVar("Number", Tensor, float)
 class ValueNorm:
     """The running mean and standard deviation of returns, in float64.
 
-    `exp`: `m <- beta m + (1 - beta) batch mean`, and the same for the squares, divided by the sum of the weights
-    (debiased). `none`: mean 0 and standard deviation 1.
+    `m <- beta m + (1 - beta) batch mean`, and the same for the squares, divided by the sum of the weights (debiased).
     Source: PPO in AReaL (arXiv 2505.24298).
     """
 
-    def __init__(self, kind: str, beta: float = BETA) -> None:
-        self._kind, self._beta = kind, beta
+    def __init__(self, beta: float = BETA) -> None:
+        self._beta = beta
         self.sums = [0.0, 0.0, 0.0]
         """Sums of the weights, of the weighted values and of the weighted squares."""
 
-    def update(self, returns: Tensor) -> None:
-        """Add a batch of returns [A] to the statistics."""
-        if self._kind == "none":
-            return
+    def update(self, returns: Float[Tensor, " actions"]) -> None:
+        """Add a batch of returns to the statistics."""
         values = returns.double()
         batch = [1.0, values.mean().item(), (values**2).mean().item()]
         self.sums = [self._beta * old + (1 - self._beta) * new for old, new in zip(self.sums, batch, strict=True)]
@@ -99,7 +96,7 @@ class Critic:
         self.own: PreTrainedModel | None = None
         self.adamw: torch.optim.AdamW | None = None
         """The optimizer of a model of its own; None for a head on the policy, which the policy's optimizer steps."""
-        self.norm = ValueNorm(self.knobs.value_norm)
+        self.norm = ValueNorm()
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

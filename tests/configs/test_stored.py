@@ -169,7 +169,7 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
         ([], ["run.overlap"]),
         ([], ["ppo.kl", "reward", "audit"]),
         ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start.teaches"]),
-        (["ppo.advantage.type=gae", "ppo.critic={}"], ["ppo.critic.value_norm"]),
+        (["ppo.advantage.type=gae", "ppo.critic={}"], ["ppo.critic.value_eps_clip"]),
         (["evaluation.sets={own: {kind: arithmetic}}"], ["evaluation.sets.own.high"]),
         (
             ["problems.held_out={kind: jsonl, path: x, preset: gsm8k}"],

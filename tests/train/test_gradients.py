@@ -124,9 +124,7 @@ def test_gradient_is_that_of_the_written_formula(
 @pytest.mark.parametrize("kind", ["value-head", "own"])
 def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, kind: str) -> None:
     """Values, GAE, value loss and its share in the trunk's gradient equal autograd in float64."""
-    trainer = make_trainer(
-        save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind, "value_norm": "none"}, **GAE
-    )
+    trainer = make_trainer(save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind}, **GAE)
     critic = trainer._train_state.critic
     assert critic is not None
     with torch.no_grad():
@@ -137,15 +135,15 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
     rows, scores = random_rows()
     policy, other = tiny_model().double(), tiny_model().double()
     success = {(score.trajectory_id, score.turn): score.success for score in scores}
-    of_policy, of_value = [], []
+    of_policy, values, returns = list[Tensor](), list[Tensor](), list[float]()
     for row in rows:
         ids = torch.tensor([row.token_ids])
         logprobs = policy(ids).logits[0].log_softmax(-1)
         hidden = (policy if kind == "value-head" else other).base_model(ids).last_hidden_state[0]
         actions = [(t, k) for k, turn in enumerate(row.turns) for t in range(turn.start, turn.end)]
-        values = torch.stack([hidden[t - 1] @ head for t, _ in actions])
+        of_row = [hidden[t - 1] @ head for t, _ in actions]
         carried, after = 0.0, 0.0
-        for (t, k), value in reversed(list(zip(actions, values, strict=True))):
+        for (t, k), value in reversed(list(zip(actions, of_row, strict=True))):
             last = t == row.turns[k].end - 1
             reward = 2 * success[row.trajectory_id, k] - 1 if last else 0.0
             discount = 1.0 if last else 0.95
@@ -154,9 +152,12 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
             logp = logprobs[t - 1, row.token_ids[t]]
             weight = min(5.0, math.exp(logp.item() - row.logprobs[t]))
             of_policy.append(-weight * torch.exp(logp - logp.detach()) * carried)
-            of_value.append((value - (carried + after)) ** 2 / 2)
+            values.append(value)
+            returns.append(carried + after)
+    found = torch.tensor(returns, dtype=torch.float64)
+    of_value = (torch.stack(values) - (found - found.mean()) / found.std(correction=0)) ** 2 / 2
     coefficient = 0.1 if kind == "value-head" else 1.0
-    (torch.stack(of_policy).mean() + coefficient * torch.stack(of_value).mean()).backward()
+    (torch.stack(of_policy).mean() + coefficient * of_value.mean()).backward()
     assert_near(gradients(trainer), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}, 1e-5)
     assert head.grad is not None
     assert critic.head.weight.grad is not None

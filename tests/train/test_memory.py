@@ -4,10 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs import load
@@ -16,7 +15,7 @@ from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
 from tasks.run.configuration import pass_tokens, plan
-from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of, saved_by_layer
+from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of
 from tasks.warm_start.policy_sizes import policy_sizes
 from tests.benchmarks.gpu import Shape, measure_shape, training_flops
 from tests.conftest import SOURCE, TINY
@@ -53,35 +52,6 @@ def test_parameters_are_those_of_the_model(kind: str, sizes: dict[str, object]) 
 
 def test_public_sizes_have_the_published_numbers_of_parameters() -> None:
     assert [round(sizes.parameters / 1e9, 2) for sizes in PUBLIC.values()] == [1.54, 7.62, 32.76, 72.71]
-
-
-@pytest.mark.parametrize("kind", SUPPORTED)
-@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
-def test_a_layer_saves_what_pytorch_saves(kind: str, autocast: Literal["none", "bfloat16"]) -> None:
-    """The bytes that a second layer adds, without weights and their casts, are those of the formula, within 2 %."""
-    wide = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 384, "head_dim": 16}
-    (one, _), (two, sizes) = (model(kind, num_hidden_layers=layers, **wide) for layers in (1, 2))
-    added = (_saved(two, autocast) - _saved(one, autocast)) / 256
-    assert saved_by_layer(sizes, autocast) == pytest.approx(added, rel=0.02)
-
-
-def _saved(made: Any, autocast: str) -> int:
-    """Return the bytes of the tensors that a forward pass over 256 tokens saves, each counted once."""
-    storages: dict[int, int] = {}
-    weights = {tuple(parameter.shape) for parameter in made.parameters()}
-    weights |= {shape[::-1] for shape in weights}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tuple(tensor.shape) not in weights:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            alive.append(tensor)
-        return tensor
-
-    alive: list[torch.Tensor] = []  # so that no address is used twice
-    half = torch.autocast("cpu", torch.bfloat16, enabled=autocast == "bfloat16")
-    with half, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        made.base_model(input_ids=torch.zeros((4, 64), dtype=torch.long), use_cache=False)
-    return sum(storages.values())
 
 
 def test_memory_by_hand() -> None:
