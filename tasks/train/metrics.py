@@ -24,8 +24,8 @@ Metrics = dict[str, float]
 def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
     """Compute the metrics that depend on the data alone, not on the weights.
 
-    `success/fix_rate`: among the wrong turns that another turn follows, the share with a right next turn.
-    `success/break_rate`: among the right turns that another turn follows, the share with a wrong next turn.
+    `success/fix_rate`: among the wrong turns that another turn follows, the fraction with a right next turn.
+    `success/break_rate`: among the right turns that another turn follows, the fraction with a wrong next turn.
     `length/correct`, `length/wrong`: an episode is correct if its last graded turn is right.
     `share/zero_variance`: fraction of the groups (turns of one problem at one position) whose returns are all equal.
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token.
@@ -73,9 +73,9 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
     `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
     `weight/effective_share`: the effective sample size `(sum w)² / sum w²` divided by the number of tokens.
-    `weight/masked_share`: the share of the tokens whose weight is 0, because it was above a cap that masks or below the
-    floor.
-    `tokens/shared_share`: the share of the tokens that were not computed, because another sequence begins with them.
+    `weight/masked_share`: the fraction of the tokens whose weight is 0, because it was above a cap that masks or below
+    the floor.
+    `tokens/shared_share`: the fraction of the tokens that were not computed, because another sequence begins with them.
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
     """

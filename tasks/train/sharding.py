@@ -148,9 +148,6 @@ class StoredTensors:
     def names(self) -> set[str]:
         return set(self._files)
 
-    def shape(self, name: str) -> list[int]:
-        return [*self._slice(name).get_shape()]
-
     def read(self, name: str) -> Tensor:
         """Return a whole tensor, copied out of the mapped memory."""
         value: Tensor = self._open[self._files[name]].get_tensor(name)
@@ -160,11 +157,8 @@ class StoredTensors:
         """Return the rows start:end of a tensor with 1 dimension or more, copied out of the mapped memory."""
         if start == end:  # safetensors refuses empty ranges
             return self.rows(name, 0, 1)[:0]
-        value: Tensor = self._slice(name)[start:end]
+        value: Tensor = self._open[self._files[name]].get_slice(name)[start:end]
         return value.clone()
-
-    def _slice(self, name: str) -> Any:
-        return self._open[self._files[name]].get_slice(name)
 
 
 def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: Mesh = ALONE) -> None:

@@ -189,10 +189,11 @@ def load_train_state(
         mesh: the ranks that share the models.
 
     Raises:
-        ValueError: a folder holds the wrong files, or `version_0` is missing.
+        ValueError: a folder holds no model.
+        FileNotFoundError: the state was saved with other settings of `ppo`.
     """
-    if state is not None and version_0 is None and ppo.kl.kl_ctl and ppo.kl.reference == "fixed":
-        raise ValueError("a fixed reference policy (ppo.kl) needs policy version 0: give its folder as `version_0`")
+    fixed_reference = ppo.kl.kl_ctl > 0 and ppo.kl.reference == "fixed"
+    assert version_0 or state is None or not fixed_reference, "the policy would be compared with itself"
     policy, begin = load_policy(model, ppo, mesh), version_0 or model
     critic = Critic(policy, begin, ppo, optimizer, mesh) if ppo.critic else None
     parameters = [(optimizer.lr, list(policy.parameters()))]
@@ -246,21 +247,21 @@ def _moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW) -> dic
 
 @torch.no_grad()
 def _restore(train_state: TrainState, state: Path) -> None:
-    stored, named = _stored(state, _OPTIMIZER), dict(train_state.model.named_parameters())
+    stored, named = StoredTensors(state, _OPTIMIZER), dict(train_state.model.named_parameters())
     train_state.generator.set_state(stored.read("rng"))
     _restore_moments(named, train_state.adamw, stored)
     counts = json.loads((state / _COUNTS).read_text())
     train_state.steps, train_state.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
     if critic := train_state.critic:
-        stored, named = _stored(state, _CRITIC), dict(critic.named_parameters())
+        stored, named = StoredTensors(state, _CRITIC), dict(critic.named_parameters())
         for name, parameter in named.items():
-            parameter.copy_(_read(stored, f"weight/{name}", parameter))
+            parameter.copy_(like(parameter, functools.partial(stored.rows, f"weight/{name}")))
         _restore_moments(named, critic.adamw or train_state.adamw, stored)
         critic.norm.sums = [float(value) for value in counts["value_norm"]]
     if train_state.reference and train_state.ppo.kl.reference == "ema":
-        stored = _stored(state, _REFERENCE)
+        stored = StoredTensors(state, _REFERENCE)
         for name, parameter in train_state.reference.named_parameters():
-            parameter.copy_(_read(stored, name, parameter))
+            parameter.copy_(like(parameter, functools.partial(stored.rows, name)))
 
 
 def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW, stored: StoredTensors) -> None:
@@ -268,27 +269,10 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
     if not any(f"step/{name}" in stored.names for name in named):
         return
     for name, parameter in named.items():
-        moments = {key: _read(stored, f"{key}/{name}", parameter) for key in ("exp_avg", "exp_avg_sq")}
+        moments = {
+            key: like(parameter, functools.partial(stored.rows, f"{key}/{name}")) for key in ("exp_avg", "exp_avg_sq")
+        }
         adamw.state[parameter] = {"step": stored.read(f"step/{name}").to(parameter.device), **moments}
-
-
-def _read(stored: StoredTensors, name: str, parameter: nn.Parameter) -> Tensor:
-    """Read a tensor like the parameter."""
-    if name not in stored.names or stored.shape(name) != [*parameter.shape]:
-        raise ValueError(
-            f"{stored.path} belongs to another model (see {name}): give the folder that was saved with this model"
-        )
-    return like(parameter, functools.partial(stored.rows, name))
-
-
-def _stored(folder: Path, stem: str) -> StoredTensors:
-    try:
-        return StoredTensors(folder, stem)
-    except FileNotFoundError:
-        raise ValueError(
-            f"no {stem}.safetensors in {folder}: this state was saved with other settings of ppo. Load it with those "
-            "settings, or begin another run from its model with policy.path"
-        ) from None
 
 
 def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs: Optimizer) -> torch.optim.AdamW:

@@ -59,14 +59,14 @@ class VersionTrainer:
         rows, scores = self._rows(order.trajectories, order.scores)
         if trainer.holds != order.policy:
             checkpoint = self._open(order.policy, state=True)
-            first = self._open(self._first).model if self._config.ppo.needs_first else None
-            trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, first)
+            version_0 = self._open(self._version_0).model if self._config.ppo.needs_first else None
+            trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, version_0)
         rows, metrics = self._without_excluded(rows, order.trajectories, progress)
         metrics |= trainer.update(rows, scores, order.policy.number, progress)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order.policy)
         if self._mesh.is_first_of_node:
-            trim_to_limit(self._store, self._config.storage, (self._first, order.policy, order.version))
+            trim_to_limit(self._store, self._config.storage, (self._version_0, order.policy, order.version))
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 
@@ -80,7 +80,7 @@ class VersionTrainer:
         return trainer.distance(self._open(order.other).model, rows, scores)
 
     @property
-    def _first(self) -> PolicyVersion:
+    def _version_0(self) -> PolicyVersion:
         return PolicyVersion(layout.checkpoint(self._config.run.name, 0))
 
     def _open(self, version: PolicyVersion, *, state: bool = False) -> Checkpoint:

@@ -155,22 +155,12 @@ def try_out(folder: Path, config: Config) -> Chat:
     The agent is made inside an event loop, as in a rollout.
 
     Raises:
-        PolicyError: the template fails, no token ends a turn, or the policy's context is shorter than
-            `inference.max_model_len`.
+        PolicyError: the template fails, or no token ends a turn.
         ValueError: the agent cannot be made.
     """
     from transformers import AutoTokenizer
 
     where = f"policy.path={config.policy.path!r}" if config.policy.path else "the policy of the warm start"
-    values, asked = json.loads((folder / "config.json").read_bytes()), config.inference.max_model_len
-    positions = values.get("max_position_embeddings")
-    # Models with scaled positions have a longer context than that: the server checks it.
-    scaled = '"factor"' in json.dumps([values.get(key) for key in ("rope_scaling", "rope_parameters")])
-    if isinstance(positions, int) and not scaled and positions < asked:
-        raise PolicyError(
-            f"{where}: its context is {positions} tokens (max_position_embeddings in config.json), "
-            f"inference.max_model_len={asked} asks for more: set it to {positions} at most"
-        )
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder
     try:
@@ -182,7 +172,7 @@ def try_out(folder: Path, config: Config) -> Chat:
 
     async def make_agent() -> None:
         gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
-        AGENTS.make(config.agent.type, AgentContext(chat, gconfig, asked), config.agent.args)
+        AGENTS.make(config.agent.type, AgentContext(chat, gconfig, config.inference.max_model_len), config.agent.args)
 
     asyncio.run(make_agent())
     return chat

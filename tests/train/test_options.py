@@ -63,18 +63,6 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path, logprob: float,
         assert not is_unchanged(bold, before)
 
 
-def test_settings_that_do_not_fit_a_state_are_refused(tmp_path: Path) -> None:
-    """Without version 0 a continued run would compare the policy with itself; a critic needs a state that has one."""
-    folder = save_tiny(tmp_path / "start")
-    trainer = make_trainer(folder, kl={"kl_ctl": 0.1})
-    trainer.update(*random_rows(), version=0)
-    trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match="give its folder as `version_0`"):
-        trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
-    with pytest.raises(ValueError, match=r"no critic.safetensors in .*other settings of ppo.*policy.path"):
-        make_trainer(folder, **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)
-
-
 def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> None:
     """A custom estimator must return returns if there is a critic."""
     register_advantage("no-returns", group)

@@ -219,14 +219,14 @@ def test_only_matrices_decay() -> None:
 
 
 def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
-    """Refused are: no model, missing weights (which transformers would invent), the state of another model."""
+    """Refused are: no model, missing weights (which transformers would invent), a state without its critic."""
     with pytest.raises(ValueError, match=r"no config\.json"):
         make_trainer(tmp_path)
     trainer = make_trainer(save_tiny(tmp_path / "qwen3"))
     trainer.update(*random_rows(), version=0)
     trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match="belongs to another model"):
-        trainer.load(save_tiny(tmp_path / "qwen2", "qwen2"), tmp_path / "state", seed=1)
+    with pytest.raises(FileNotFoundError, match=r"critic\.safetensors"):
+        make_trainer(tmp_path / "qwen3", **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
     tensors.pop("lm_head.weight")

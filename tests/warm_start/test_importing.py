@@ -182,10 +182,6 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
         "^the tokenizer of policy.path=.* has no chat template",
     ),
     "no end": (without_end, "nothing ends a turn: set eos_token in tokenizer_config.json"),
-    "short context": (
-        json_with("config.json", max_position_embeddings=100),
-        r"its context is 100 tokens .*inference.max_model_len=128 asks for more: set it to 100 at most",
-    ),
     "overflow": (
         tensors(lambda named: named["lm_head.weight"].fill_(3e38)),
         "logprobs are NaN or infinite: its weights overflow",
