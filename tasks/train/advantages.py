@@ -105,8 +105,6 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
 
 def _returns(sample: Sample, observed: Observed) -> Floats:
     """Compute the returns [K] of the turns, including penalties."""
-    if not observed.penalties.any():
-        return sample.returns
     penalties = observed.turn_penalties(sample)
     return sample.causes.returns(sample.rewards, penalties, sample.turn_discount, sample.after or 0.0)
 

@@ -86,9 +86,9 @@ def make_scores(name: str, *successes: float) -> list[Score]:
 
 
 def random_rows(
-    problems: int = 4, samples: int = 4, seed: int = 0, vocabulary: int = VOCABULARY, longest: int = 9
+    problems: int = 4, samples: int = 4, seed: int = 0, vocabulary: int = VOCABULARY, longest: int = 9, grades: int = 2
 ) -> tuple[list[Trajectory], list[Score]]:
-    """Make trajectories of one or two turns of random tokens, with random success and random logprobs."""
+    """Make trajectories of one or two turns of random tokens and logprobs, with a success of 0 to `grades` - 1."""
     draw = torch.Generator().manual_seed(seed)
     rows, scores = [], []
     for number in range(problems * samples):
@@ -97,7 +97,7 @@ def random_rows(
         turns = [torch.randint(6, vocabulary, (length,), generator=draw).tolist() for length in lengths]
         logprob = -3.5 - float(torch.rand((), generator=draw))
         rows.append(make_trajectory(name, turns, problem=f"p{number // samples}", logprob=logprob, version=number % 3))
-        scores += make_scores(name, *torch.randint(0, 2, (len(turns),), generator=draw).float().tolist())
+        scores += make_scores(name, *torch.randint(0, grades, (len(turns),), generator=draw).float().tolist())
     return rows, scores
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import PPO
 from tasks.train.advantages import group, register_advantage
 from tasks.train.train_state import ValueNorm
 from tasks.train.trainer import Trainer
@@ -92,15 +92,6 @@ def test_a_moving_reference_follows(tmp_path: Path) -> None:
         held, after = trainer._train_state.reference, weights(trainer)["lm_head.weight"]
         assert held is not None
         torch.testing.assert_close(held.state_dict()["lm_head.weight"], before + share * (after - before))
-
-
-@pytest.mark.parametrize("kind", ["value-head", "own"])
-def test_a_critic_learns_to_predict_returns(tmp_path: Path, kind: str) -> None:
-    """On repeated data the explained variance rises, so normalised values are converted back to units of returns."""
-    critic = {"model": kind, "lr": 1e-2 if kind == "value-head" else 3e-3, "value_eps_clip": 10.0}
-    trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-5), critic=critic, **GAE)
-    explained = [trainer.update(*random_rows(), version=2)["value/explained_variance"] for _ in range(25)]
-    assert explained[-1] > 0.25 > 0.01 > abs(explained[0])  # a head alone, on random features, explains a third
 
 
 def test_value_norm_by_hand() -> None:
