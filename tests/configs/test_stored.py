@@ -273,5 +273,6 @@ def test_unknown_fields_in_aliases_leases_and_the_catalog_are_ignored(store: Sto
         pass
     entry = Log(store, layout.lease("smoke")).read(0)
     Log(store, layout.lease("smoke")).put(1, entry | {"moon": 1})
+    store.write(layout.beat("smoke", 1), store.read(layout.beat("smoke", 0)))  # released, too
     with Lease(store, "smoke", ttl_s=0.5) as lease:
         assert lease.token == 2
