@@ -1,4 +1,4 @@
-"""Objects in an S3 bucket, through botocore, with retries.
+"""Objects in an S3 bucket, through s3fs, with retries.
 
 Every request is safe to repeat. Objects are written whole. A repeated create recognises its own object by the nonce in
 it (`storage.objects.store.Store.create`). So each request is repeated until it succeeds or `patience_s` seconds have
@@ -9,16 +9,17 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import botocore.session
-from botocore.config import Config
+import aiohttp
+import s3fs
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.handlers import add_expect_header
 from botocore.parsers import ResponseParserError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -26,8 +27,11 @@ from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 _LOGGED = (4, 8, 16, 32, 64, 128)
 """The failed attempts of a request that are logged; fewer failures are ordinary."""
+_LONGEST = 10
+"""A request is given up after so many request timeouts, even if data still arrive."""
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
 _NOT_IMPLEMENTED = 501
@@ -45,18 +49,48 @@ _CREDENTIALS = (
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later, because the network or the server failed, not the request."""
-    if isinstance(error, ClientError):
-        status, code = _status(error), _code(error)
-        return (status >= 500 and status != _NOT_IMPLEMENTED) or status in (408, 409, 429) or code in _TRANSIENT
-    return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError, ResponseParserError))
+    if status := _status(error):
+        return (status >= 500 and status != _NOT_IMPLEMENTED) or status in (408, 409, 429) or _code(error) in _TRANSIENT
+    if isinstance(error, BotoCoreError):
+        return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError))
+    return isinstance(error, (ConnectionError, TimeoutError, ResponseParserError, aiohttp.ClientError))
 
 
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _refusal(error: BaseException | None) -> ClientError | None:
+    """Return botocore's error with S3's answer, which s3fs translates; None if the server did not answer."""
+    while error is not None and not isinstance(error, ClientError):
+        error = error.__cause__
+    return error
+
+
+def _answer(error: BaseException | None) -> dict[str, Any]:
+    refusal = _refusal(error)
+    return {} if refusal is None else dict(refusal.response)
+
+
+def _status(error: BaseException | None) -> int:
+    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _code(error: BaseException | None) -> str:
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
+    return str(_answer(error).get("Error", {}).get("Code", ""))
+
+
+class _FileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
+    """s3fs without retries of its own, which would multiply ours, and without "Expect: 100-continue".
+
+    botocore waits for the answer to that header without a time limit if the server is silent.
+    """
+
+    retries = 1
+    _prepared: Any = None
+
+    async def set_session(self, *arguments: Any, **keywords: Any) -> Any:
+        client = await super().set_session(*arguments, **keywords)
+        if client is not self._prepared:
+            client.meta.events.unregister("before-call.s3", add_expect_header)
+            self._prepared = client
+        return client
 
 
 class S3Backend:
@@ -68,13 +102,15 @@ class S3Backend:
     """
 
     def __init__(self, request_timeout_s: float, patience_s: float) -> None:
-        config = Config(
-            connect_timeout=min(10.0, request_timeout_s),
-            read_timeout=request_timeout_s,
-            retries={"total_max_attempts": 1},
-            max_pool_connections=64,
-        )
-        self._client: Any = botocore.session.get_session().create_client("s3", config=config)
+        config = {
+            "connect_timeout": min(10.0, request_timeout_s),
+            "read_timeout": request_timeout_s,
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": 64,
+        }
+        # Cached listings never expire and would hide what others write; a cached file system ignores the environment.
+        self._fs = _FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
+        self._longest_s = _LONGEST * request_timeout_s
         self._patience_s = patience_s
         self._retrying = Retrying(
             retry=retry_if_exception(is_transient),
@@ -89,7 +125,7 @@ class S3Backend:
         return int(self._call("head_object", path)["ContentLength"])
 
     def read(self, path: str) -> bytes:
-        return bytes(self._call("get_object", path)["Body"])
+        return self._fetch(path)
 
     def write(self, path: str, data: bytes) -> None:
         self._call("put_object", path, Body=data)
@@ -121,7 +157,7 @@ class S3Backend:
         try:
             self._call("complete_multipart_upload", path, UploadId=upload, MultipartUpload={"Parts": parts})
         except FileNotFoundError as error:
-            if _code(error.__cause__) != "NoSuchUpload":  # it was completed, but the answer was lost
+            if _code(error) != "NoSuchUpload":  # it was completed, but the answer was lost
                 raise
         if (stored := self.size(path)) != size:
             raise StorageError(f"{self.uri(path)} has {stored} bytes after an upload of {size}: the server lost some")
@@ -130,7 +166,7 @@ class S3Backend:
         size, digest = self.size(path), hashlib.sha256()
 
         def fetch(start: int) -> bytes:
-            return bytes(self._call("get_object", path, Range=f"bytes={start}-{start + PART_BYTES - 1}")["Body"])
+            return self._fetch(path, start=start, end=min(size, start + PART_BYTES))
 
         with target.open("wb") as file, ThreadPoolExecutor(PARTS_AT_ONCE) as fetchers:
             for begin in range(0, size, PARTS_AT_ONCE * PART_BYTES):  # not all at once: they would all be in memory
@@ -158,33 +194,42 @@ class S3Backend:
         return f"s3://{path}"
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request, repeat it after transient errors, and return the answer with its whole body.
-
-        Raises:
-            FileNotFoundError, FileExistsError: the answer says so; the cause is botocore's error.
-            UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
-        """
         bucket, _, key = path.partition("/")
         target = {"Bucket": bucket, "Key": key} if key else {"Bucket": bucket}
+        return dict(
+            self._patiently(path, lambda: self._fs.call_s3(method, timeout=self._longest_s, **target, **arguments))
+        )
 
-        def attempt() -> dict[str, Any]:
-            answer: dict[str, Any] = getattr(self._client, method)(**target, **arguments)
-            return answer | {"Body": answer["Body"].read()} if "Body" in answer else answer
+    def _fetch(self, path: str, **limits: int) -> bytes:
+        return bytes(
+            self._patiently(path, lambda: self._fs.cat_file(path, max_concurrency=1, timeout=self._longest_s, **limits))
+        )
 
+    def _patiently(self, path: str, request: Callable[[], T]) -> T:
+        """Send a request, and repeat it after transient errors.
+
+        Raises:
+            FileNotFoundError, FileExistsError: the answer says so; the cause is the error of s3fs.
+            UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
+        """
         try:
-            return self._retrying(attempt)
-        except (ClientError, BotoCoreError, ResponseParserError) as error:
+            return self._retrying(request)
+        except Exception as error:
+            told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):
                 raise UnavailableError(
-                    f"{self.uri(path)}: no success within {self._patience_s:g} s: {error!r}. "
+                    f"{self.uri(path)}: no success within {self._patience_s:g} s: {told!r}. "
                     "Committed versions are safe; run the same command again to continue from them"
                 ) from error
             if _code(error) == "NoSuchBucket":
+                bucket = path.partition("/")[0]
                 raise UnavailableError(f"there is no bucket {bucket!r}: create it, or correct storage.root") from error
-            if isinstance(error, ClientError) and (raised := _ERRORS.get(_status(error))):
-                raise raised(f"{self.uri(path)}: {error}") from error
-            refusal = PermissionError(str(error))  # no or expired credentials, no region, or what S3 refuses
-            raise UnavailableError(f"{self.uri(path)}: {error}. {_remedy(error)}") from refusal
+            if raised := _ERRORS.get(_status(error)):
+                raise raised(f"{self.uri(path)}: {told}") from error
+            if not isinstance(told, (ClientError, BotoCoreError, ResponseParserError)):
+                raise
+            refusal = PermissionError(str(told))  # no or expired credentials, no region, or what S3 refuses
+            raise UnavailableError(f"{self.uri(path)}: {told}. {_remedy(error)}") from refusal
 
 
 _ERRORS = {404: FileNotFoundError, 412: FileExistsError}
@@ -197,8 +242,7 @@ def _log_failure(state: RetryCallState) -> None:
 
 def _remedy(error: BaseException) -> str:
     """Say what to do about a refusal; the answer to a HEAD request has no text that would say why, but the time."""
-    answer = error.response.get("ResponseMetadata", {}) if isinstance(error, ClientError) else {}
-    date = answer.get("HTTPHeaders", {}).get("date")
+    date = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     ahead_s = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
         return _CREDENTIALS
