@@ -52,7 +52,7 @@ class Store:
     @classmethod
     def of(cls, settings: Storage) -> "Store":
         """Open the store that the `storage` section of a configuration names."""
-        return cls(settings.root)
+        return cls(settings.root, REQUEST_TIMEOUT_S, PATIENCE_S)
 
     @property
     def is_local(self) -> bool:
