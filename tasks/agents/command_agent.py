@@ -77,7 +77,9 @@ class CommandAgent(EndpointAgent):
 
         Its output goes to files: a process that it leaves behind would hold a pipe open.
         """
-        env = {name: _value(name) for name in self._names if name in os.environ} | mark()
+        env = {name: os.environ[name] for name in self._names if name in os.environ} | mark()
+        if "PYTHONPATH" in env:  # the command runs in another folder
+            env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
         try:
             process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
@@ -91,12 +93,6 @@ class CommandAgent(EndpointAgent):
             # Also what the command has started in groups of its own: it has the key in its environment.
             await asyncio.shield(asyncio.to_thread(kill_until_gone, f"OPENAI_API_KEY={task.api_key}"))
             await process.wait()
-
-
-def _value(name: str) -> str:
-    """Return the value of a variable for a command, which runs in another folder."""
-    value = os.environ[name]
-    return os.pathsep.join(map(os.path.abspath, value.split(os.pathsep))) if name == "PYTHONPATH" else value
 
 
 def _text(file: IO[bytes]) -> str:

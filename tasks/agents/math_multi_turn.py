@@ -80,7 +80,7 @@ class MathMultiTurnAgent:
         return [episode.trajectory(self.turn_discount)]
 
     def opening(self, problem: Problem, question: str) -> list[Message]:
-        """See `Opens.opening`."""
+        """Return the messages with which an episode of `problem` begins if the environment asks `question`."""
         return with_instructions(first_messages(problem, question), self.system_prompt, self.instruction)
 
 

@@ -19,11 +19,6 @@ from tasks.agents.endpoint.tree import Node
 ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
 """The name of the only model."""
-MODELS = {
-    "object": "list",
-    "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}],
-}
-"""The answer to a client that asks for the models."""
 MOST_CHOICES = 64
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -54,10 +49,6 @@ class EndpointError(Exception):
         """Return the body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
-
-
-class StepError(RuntimeError):
-    """The agent asked the environment at the wrong time."""
 
 
 def episode_ended() -> EndpointError:
@@ -193,14 +184,12 @@ def _text(number: int, content: Any) -> str:
 def _call(number: int, call: Any) -> dict[str, Any]:
     """Return a call in its one form; its arguments are JSON of an object, as templates need it."""
     try:
-        name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"message {number} has a call that cannot be read: {error!r}") from None
-    read = read_arguments(arguments)
-    if not isinstance(name, str) or read is None:
-        raise ValueError(f"message {number} has a call whose arguments are no JSON object")
-    function = {"name": name, "arguments": read}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": function}
+        name, arguments = call["function"]["name"], read_arguments(call["function"].get("arguments") or "{}")
+    except (KeyError, TypeError, AttributeError):
+        name, arguments = None, None
+    if not isinstance(name, str) or arguments is None:
+        raise ValueError(f"message {number} has a call without a name, or whose arguments are no JSON object")
+    return {"id": str(call.get("id") or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def _essence(message: ChatMessage) -> bytes:
     """Return what counts of a message when two are compared.
 
     What clients change without meaning does not: whitespace around the content and in the arguments of a call, the
-    order of members, the form of a whole number, thoughts.
+    order of members, thoughts.
     """
     calls = [
         (call["id"], call["function"]["name"], _canonical(call["function"]["arguments"]))
@@ -130,9 +130,4 @@ def _essence(message: ChatMessage) -> bytes:
 
 def _canonical(arguments: str) -> str:
     """Return the JSON of arguments in one form."""
-    return json.dumps(json.loads(arguments, parse_float=_number), sort_keys=True)
-
-
-def _number(text: str) -> float | int:
-    value = float(text)
-    return int(value) if value.is_integer() else value
+    return json.dumps(json.loads(arguments), sort_keys=True)
