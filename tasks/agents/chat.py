@@ -108,8 +108,8 @@ class Chat:
         """Return the ids that follow a completion when `new` messages answer it.
 
         The prompt of the next completion is that of this one, its tokens and these ids: what was sampled is never
-        encoded again. None if the template rewrites what came before, or refuses a completion with calls as the text
-        that it is: the next prompt is then that of the whole conversation.
+        encoded again. None if the template rewrites what came before, or refuses the text of a completion with calls:
+        the next prompt is then that of the whole conversation.
 
         Args:
             messages: the conversation before the completion.
@@ -193,7 +193,7 @@ def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
 
 
 _CHATS: dict[object, Chat] = {}
-"""The chats of this process, by what they follow from: a run never changes its tokenizer."""
+"""The chats of this process, by all that they depend on."""
 
 
 def _chat_in(manifest: Manifest, folder: Path) -> Chat:

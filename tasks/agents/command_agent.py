@@ -62,7 +62,16 @@ class CommandAgent(EndpointAgent):
         folder = TemporaryFolder()
         try:
             with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
-                given.write(_line(task))
+                problem = task.problem
+                stated = {
+                    "prompt": task.prompt,
+                    "messages": task.messages,
+                    "problem_id": problem.problem_id,
+                    "source": problem.source,
+                    "metadata": json.loads(problem.metadata),
+                    "seed": task.seed,
+                }
+                given.write(json.dumps(stated).encode() + b"\n")
                 given.seek(0)
                 status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
                 if status:
@@ -98,16 +107,3 @@ class CommandAgent(EndpointAgent):
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _line(task: AgentTask) -> bytes:
-    problem = task.problem
-    stated = {
-        "prompt": task.prompt,
-        "messages": task.messages,
-        "problem_id": problem.problem_id,
-        "source": problem.source,
-        "metadata": json.loads(problem.metadata),
-        "seed": task.seed,
-    }
-    return json.dumps(stated).encode() + b"\n"

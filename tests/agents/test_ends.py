@@ -76,7 +76,7 @@ def test_the_header_of_another_role_begins_a_sequence() -> None:
 
 
 def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
-    """Nothing but its place before the first question tells the user's header from an end of the assistant's turn."""
+    """Only its position before the first question tells the user's header from an end of the assistant's turn."""
     tokenizer = deepcopy(tokenizer_of("glm"))
     alternating = (
         "{% set ns = namespace(last='') %}{% for m in messages %}"

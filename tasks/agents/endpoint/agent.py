@@ -72,8 +72,8 @@ class AgentTask:
     async def step(self, action: str) -> StepResult:
         """Give the environment an answer; what it says is recorded with the completion that gave this answer.
 
-        This is the newest one with this content, or whose call of a tool holds the answer, if the newest one is such a
-        call (`final_answer(answer="3")`). If the answer is another text, it is the newest one.
+        This is the newest completion with this content. If the newest one calls a tool (`final_answer(answer="3")`),
+        completions whose call of this tool holds the answer count, too. If none has the answer, it is the newest one.
 
         Raises:
             EndpointError: the agent has no completion yet.
@@ -130,7 +130,7 @@ class AgentTask:
 
 
 def _that_said(answer: str, received: Sequence[Node]) -> Node:
-    """Return the completion that gave an answer: the newest one that has it in it, or else the newest one."""
+    """Return the completion that gave an answer: the newest one that contains it or, without such, the newest one."""
     answer, names = answer.strip(), {call.name for call in received[-1].calls}
     said = (node for node in reversed(received) if answer and answer in node.said(names))
     return next(said, received[-1])

@@ -54,7 +54,6 @@ class Completions:
     overrun: bool = False
     _agent: "asyncio.Task[Any] | None" = None
     _loop: "asyncio.AbstractEventLoop | None" = None
-    _closed: bool = False
     _answering: "set[asyncio.Task[Answered]]" = field(default_factory=set)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -68,7 +67,7 @@ class Completions:
         try:
             yield
         finally:
-            self._closed = True
+            self._loop = None
             for answering in self._answering:
                 answering.cancel()
 
@@ -88,7 +87,7 @@ class Completions:
         Raises:
             EndpointError: the episode has ended.
         """
-        if self._closed or not self._loop:
+        if not self._loop:
             coroutine.close()
             raise episode_ended()
         if asyncio.get_running_loop() is self._loop:

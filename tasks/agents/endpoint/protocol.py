@@ -72,10 +72,6 @@ class Tool(BaseModel):
     function: Function
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
 class ChatRequest(BaseModel):
     """The body of a request, in which messages have one form: see `ChatMessage`."""
 
@@ -91,7 +87,7 @@ class ChatRequest(BaseModel):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     seed: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
 
     @field_validator("messages")
     @classmethod
@@ -227,7 +223,7 @@ class Answered:
                 reason = None if delta else _finish_reason(node)
                 choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
                 yield _event({**head, "choices": [choice]})
-        if self.request.stream_options and self.request.stream_options.include_usage:
+        if (self.request.stream_options or {}).get("include_usage"):
             yield _event({**head, "choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 

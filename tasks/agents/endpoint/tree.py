@@ -121,13 +121,8 @@ def _essence(message: ChatMessage) -> bytes:
     order of members, thoughts.
     """
     calls = [
-        (call["id"], call["function"]["name"], _canonical(call["function"]["arguments"]))
+        (call["id"], call["function"]["name"], json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True))
         for call in message.get("tool_calls", ())
     ]
     parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
     return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
-
-
-def _canonical(arguments: str) -> str:
-    """Return the JSON of arguments in one form."""
-    return json.dumps(json.loads(arguments), sort_keys=True)

@@ -68,8 +68,8 @@ class Episode:
         """Send requests one after another; those of the kind `together` twice at the same time."""
         conversations: list[list[Any]] = [[{"role": "user", "content": "What is 1 + 2?"}]]
         async with self.completions.open():
-            for kind, place, n in script:
-                messages = self._messages(kind, conversations[place % len(conversations)])
+            for kind, position, n in script:
+                messages = self._messages(kind, conversations[position % len(conversations)])
                 tools = None if kind == "without tools" else [ADD]
                 body = {"model": "policy", "messages": messages, "n": n, "tools": tools}
                 times = 2 if kind == "together" else 1
@@ -124,12 +124,12 @@ def test_nothing_but_what_was_sampled_is_in_the_loss(script: Script, seed: int) 
         for prompt, done in episode.sampled
     )
     scores = [
-        Score(row.trajectory_id, place, "none" if place in row.ungraded else "wrong", 0.0, "", "", "", 0.0)
-        for place in range(len(row.turns))
+        Score(row.trajectory_id, position, "none" if position in row.ungraded else "wrong", 0.0, "", "", "", 0.0)
+        for position in range(len(row.turns))
     ]
     received, asked = (column or list(range(len(row.turns))) for column in (row.received, row.asked))
     assert sorted(received) == list(range(len(row.turns)))
-    assert all(before < 0 or received[before] < asked[place] for place, before in enumerate(row.follows))
+    assert all(before < 0 or received[before] < asked[position] for position, before in enumerate(row.follows))
     (sample,) = build_samples([row], scores, Reward())
     assert np.array_equal(sample.actions, np.flatnonzero(row.action_mask))
     assert sum(row.action_mask) == sum(len(done.token_ids) for done in served)

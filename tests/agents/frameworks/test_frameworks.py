@@ -30,11 +30,16 @@ def test_calls_and_answer_are_one_sequence(qwen3: Chat, verifier: Verifier, pack
     check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"))
 
 
-@pytest.mark.parametrize(("package", "file"), [("agents", "openai_sdk"), ("langchain", "langgraph_react")])
-def test_a_policy_that_only_calls_does_not_escape(qwen3: Chat, verifier: Verifier, package: str, file: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "file", "most"), [("agents", "openai_sdk", 2), ("langchain", "langgraph_react", 4)]
+)
+def test_a_policy_that_only_calls_does_not_escape(
+    qwen3: Chat, verifier: Verifier, package: str, file: str, most: int
+) -> None:
     """The framework ends it by an error of its own, which is the policy's fault and keeps its turns."""
     pytest.importorskip(package, reason="make setup-agents")
-    row = played(qwen3, verifier, "openai", [CALLS] * 9, {"entry": f"{FOLDER}.{file}:solve_in_few_steps"})
+    arguments = {"entry": f"{FOLDER}.{file}:solve", "arguments": {"most": most}}
+    row = played(qwen3, verifier, "openai", [CALLS] * 9, arguments)
     assert (row.status, row.fault, len(row.turns)) == ("failed", "policy", 2)
 
 
