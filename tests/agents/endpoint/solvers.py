@@ -24,26 +24,6 @@ async def ask(task: Any, client: Any, **more: Any) -> Any:
     return await client.chat.completions.create(model=task.model, messages=question(task), **more)
 
 
-async def is_of_a_framework(task: Any, client: Any, tools: Any) -> str:
-    """Send what the clients of frameworks send: contents in parts, null, other roles, all kinds of settings."""
-    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
-    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}, "index": 0}
-    messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "Add."}]},
-        {"role": "user", "content": task.prompt, "name": "someone"},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None, "annotations": []},
-        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "3"}]},
-    ]
-    settings = {"parallel_tool_calls": False, "store": False, "user": "me", "metadata": {"step": "1"}, "top_p": 0.9}
-    settings |= {"stop": ["Observation:"], "temperature": 0.2, "frequency_penalty": 0, "reasoning_effort": "low"}
-    answer = await client.chat.completions.create(
-        model=task.model, messages=messages, tools=[add], tool_choice="required", **settings
-    )
-    assert answer.id
-    assert answer.usage.prompt_tokens > 0
-    return str(answer.choices[0].message.content)
-
-
 async def silent(task: Any, client: Any, tools: Any) -> None:
     """Never ask."""
 
