@@ -147,17 +147,12 @@ def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
             if there is none.
 
     Raises:
-        ValueError: there is no such family, or the tokenizer lacks its tokens.
+        Exception: there is no such family, or the tokenizer lacks its tokens; the library has no narrower error.
     """
     if family == "template":
         return AnswerReader(chat)
     if family != "auto":
-        try:
-            return FamilyReader(chat, family)
-        except Exception as error:
-            raise ValueError(
-                f"agent.args.renderer={family!r} cannot read what this model says: {error}; use auto or template"
-            ) from error
+        return FamilyReader(chat, family)
     harmony, mark = _HARMONY
     for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
         with suppress(Exception):  # the tokenizer lacks tokens of the family; the library has no narrower error

@@ -90,10 +90,7 @@ class CommandAgent(EndpointAgent):
         if "PYTHONPATH" in env:  # the command runs in another folder
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
-        try:
-            process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
-        except OSError as error:
-            raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
+        process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
         try:
             return await process.wait()
         finally:
