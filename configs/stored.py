@@ -172,6 +172,13 @@ def _trainer(section: Any) -> Any:
     return kept | ({"on_cluster": True} if section.get("launcher") == "ray" else {})
 
 
+def _address(args: Any) -> Any:
+    """Forget the Unix socket that an agent's endpoint listened on: it listens on a free port of this host instead."""
+    if not isinstance(args, dict) or not str(args.get("listen")).startswith("unix:"):
+        return args
+    return {name: value for name, value in args.items() if name != "listen"}
+
+
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
@@ -180,6 +187,7 @@ MIGRATIONS: Sequence[Migration] = (
     changed("storage.root", _folder),
     changed("storage.cache", _folder),
     changed("trainer", _trainer),
+    changed("agent.args", _address),
     _objective,
     *(dropped(key) for key in LIMITS),
     *(removed(key, without=value) for key, value in FIXED.items()),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from storage.records import Call
 from tasks.agents.chat import Chat
 from tasks.agents.control import TOY_CALL, TOY_TOOLS
 
@@ -24,27 +25,17 @@ ToolSpec = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A call of a tool, as the policy wrote it.
-
-    Example: ParsedCall(name="calculator", arguments='{"expression": "12 + 7"}', readable=True)
-    """
-
-    name: str
-    arguments: str  # JSON of an object; the whole text of a call that is not readable
-    readable: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedAnswer:
     """A completion as a message.
 
-    Example: ParsedAnswer(content="Let me compute.", reasoning="", calls=[ParsedCall(…)])
+    Its calls have no id and no turn yet; the arguments of one that cannot be read are its whole text.
+
+    Example: ParsedAnswer(content="Let me compute.", reasoning="", calls=[Call(…)])
     """
 
     content: str
     reasoning: str = ""
-    calls: list[ParsedCall] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
 
 def read_arguments(given: Any) -> str | None:
@@ -61,11 +52,11 @@ def read_arguments(given: Any) -> str | None:
     return written if isinstance(stated, dict) and _is_text(written) else None
 
 
-def read_call(name: object, arguments: Any, text: str) -> ParsedCall:
+def read_call(name: object, arguments: Any, text: str) -> Call:
     """Return a call with this name and these arguments; `text` is that of the whole call, should it not be readable."""
     named = name if isinstance(name, str) and _is_text(name) else ""
-    read = read_arguments(arguments)
-    return ParsedCall(named, read, True) if named and read is not None else ParsedCall(named, text, False)
+    read = read_arguments(arguments) if named else None
+    return Call(-1, "", named, text if read is None else read, "", "unparsable" if read is None else "unanswered")
 
 
 def _is_text(text: str) -> bool:
@@ -85,21 +76,16 @@ class AnswerReader:
 
     def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
-        thoughts, said = self._thoughts(self._chat.completion_text(completion_ids))
+        text = self._chat.completion_text(completion_ids)
+        thoughts, closed, said = text.partition(_CLOSE)
+        if not closed or not (self._chat.opens_thoughts or text.lstrip().startswith(_OPEN)):
+            thoughts, said = "", text
         calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
         content = _CALL.sub("", said) if tools else said
-        return ParsedAnswer(content.strip(), thoughts, calls)
-
-    def _thoughts(self, text: str) -> tuple[str, str]:
-        """Return the thoughts with which a completion begins, and the rest of it."""
-        thought, closed, said = text.partition(_CLOSE)
-        begun = self._chat.opens_thoughts or text.lstrip().startswith(_OPEN)
-        if not (begun and closed):
-            return "", text
-        return thought.strip().removeprefix(_OPEN).strip(), said
+        return ParsedAnswer(content.strip(), thoughts.strip().removeprefix(_OPEN).strip(), calls)
 
 
-def _call(body: str, *, closed: bool) -> ParsedCall:
+def _call(body: str, *, closed: bool) -> Call:
     """Read the text between the tags of a call."""
     try:
         stated = json.loads(body)
@@ -107,7 +93,7 @@ def _call(body: str, *, closed: bool) -> ParsedCall:
         stated = None
     if closed and isinstance(stated, dict) and isinstance(arguments := stated.get("arguments", {}), dict):
         return read_call(stated.get("name"), arguments, body.strip())
-    return ParsedCall("", body.strip(), False)
+    return read_call(None, None, body.strip())
 
 
 class FamilyReader(AnswerReader):
@@ -161,17 +147,12 @@ def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
             if there is none.
 
     Raises:
-        ValueError: there is no such family, or the tokenizer lacks its tokens.
+        Exception: there is no such family, or the tokenizer lacks its tokens; the library has no narrower error.
     """
     if family == "template":
         return AnswerReader(chat)
     if family != "auto":
-        try:
-            return FamilyReader(chat, family)
-        except Exception as error:
-            raise ValueError(
-                f"agent.args.renderer={family!r} cannot read what this model says: {error}; use auto or template"
-            ) from error
+        return FamilyReader(chat, family)
     harmony, mark = _HARMONY
     for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
         with suppress(Exception):  # the tokenizer lacks tokens of the family; the library has no narrower error

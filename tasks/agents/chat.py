@@ -52,6 +52,7 @@ class Chat:
         tokenizer: the tokenizer.
         control: the tokens that only the template may write.
         toy_calls: calls as the template writes them, see `Written.toy_calls`.
+        opens_thoughts: whether the template itself writes the `<think>` with which an answer begins.
         stop_token_ids: tokens that end a turn: the tokenizer's end of text, `ends`, and the template's ends of turns.
 
     Raises:
@@ -70,6 +71,7 @@ class Chat:
         written = self._ends.template if self._template.keeps_plain() else ()
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*engine, *written}))
         self.toy_calls = self.encode(self._template.written.toy_calls)
+        self.opens_thoughts = "<think>" in self._template.lead
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins.
@@ -96,11 +98,6 @@ class Chat:
         ids = self.continuation(messages, completion_ids, new)
         return NextPrompt(self.prompt(following) if ids is None else ids, ids is None, following)
 
-    @property
-    def opens_thoughts(self) -> bool:
-        """True if the template itself writes the `<think>` with which an answer begins."""
-        return "<think>" in self._template.lead
-
     def continuation(
         self,
         messages: Sequence[dict[str, Any]],
@@ -111,8 +108,8 @@ class Chat:
         """Return the ids that follow a completion when `new` messages answer it.
 
         The prompt of the next completion is that of this one, its tokens and these ids: what was sampled is never
-        encoded again. None if the template rewrites what came before, or refuses a completion with calls as the text
-        that it is: the next prompt is then that of the whole conversation.
+        encoded again. None if the template rewrites what came before, or refuses the text of a completion with calls:
+        the next prompt is then that of the whole conversation.
 
         Args:
             messages: the conversation before the completion.
@@ -124,8 +121,7 @@ class Chat:
             rest = self._template.rest(messages, self.completion_text(completion_ids), new, tools)
         except ValueError:
             return None
-        ids = None if rest is None else self._ends.following(self._encode_cached(rest), completion_ids)
-        return None if ids is None else list(ids)
+        return None if rest is None else self._ends.following(list(self._encode_cached(rest)), completion_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text` and add no special tokens; those in the text are recognised."""
@@ -197,7 +193,7 @@ def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
 
 
 _CHATS: dict[object, Chat] = {}
-"""The chats of this process, by what they follow from: a run never changes its tokenizer."""
+"""The chats of this process, by all that they depend on."""
 
 
 def _chat_in(manifest: Manifest, folder: Path) -> Chat:

@@ -62,7 +62,16 @@ class CommandAgent(EndpointAgent):
         folder = TemporaryFolder()
         try:
             with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
-                given.write(_line(task))
+                problem = task.problem
+                stated = {
+                    "prompt": task.prompt,
+                    "messages": task.messages,
+                    "problem_id": problem.problem_id,
+                    "source": problem.source,
+                    "metadata": json.loads(problem.metadata),
+                    "seed": task.seed,
+                }
+                given.write(json.dumps(stated).encode() + b"\n")
                 given.seek(0)
                 status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
                 if status:
@@ -77,12 +86,11 @@ class CommandAgent(EndpointAgent):
 
         Its output goes to files: a process that it leaves behind would hold a pipe open.
         """
-        env = {name: _value(name) for name in self._names if name in os.environ} | mark()
+        env = {name: os.environ[name] for name in self._names if name in os.environ} | mark()
+        if "PYTHONPATH" in env:  # the command runs in another folder
+            env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
-        try:
-            process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
-        except OSError as error:
-            raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
+        process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
         try:
             return await process.wait()
         finally:
@@ -93,25 +101,6 @@ class CommandAgent(EndpointAgent):
             await process.wait()
 
 
-def _value(name: str) -> str:
-    """Return the value of a variable for a command, which runs in another folder."""
-    value = os.environ[name]
-    return os.pathsep.join(map(os.path.abspath, value.split(os.pathsep))) if name == "PYTHONPATH" else value
-
-
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _line(task: AgentTask) -> bytes:
-    problem = task.problem
-    stated = {
-        "prompt": task.prompt,
-        "messages": task.messages,
-        "problem_id": problem.problem_id,
-        "source": problem.source,
-        "metadata": json.loads(problem.metadata),
-        "seed": task.seed,
-    }
-    return json.dumps(stated).encode() + b"\n"

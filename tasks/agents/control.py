@@ -63,7 +63,8 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
     """
     after, around = dict[str, str](), list[str]()
     for role in _ROLES:
-        text = render(_before(role, lead), []) or ""
+        said = _message("assistant", lead + _SAID)
+        text = render([_message("user", _ASKED), said, _message(role, _NEXT)], []) or ""
         gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
         if not follows:
             continue
@@ -72,7 +73,8 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
         if role != "assistant" and not within_users:
             around.extend([text.partition(_ASKED)[0], gap, closing.removesuffix(lead)])
     # Templates may refuse system messages elsewhere than at the beginning, and outputs of tools without calls.
-    around.append((render(_begun(), []) or "").partition(_ASKED)[0])
+    begun = render([_message("system", _NEXT), _message("user", _ASKED)], []) or ""
+    around.append(begun.partition(_ASKED)[0])
     in_calls, after_call, outputs = _find_calls(render, lead)
     closing, end, gap = _split(after_call, "\n".join(in_calls), after.values(), "\n".join(around), marks)
     if not (end + gap).startswith(after.get("user", end + gap)):
@@ -108,16 +110,6 @@ def _split(
         return after_call[:start], "", after_call[start:]
     end = ([match for match in before if marks[match[0]]] or before)[-1]  # closing tags of calls stand before it
     return after_call[: end.start()], end[0], after_call[end.end() :]
-
-
-def _before(role: str, lead: str) -> list[dict[str, Any]]:
-    """Return a conversation in which a message of `role` follows a completion."""
-    return [_message("user", _ASKED), _message("assistant", lead + _SAID), _message(role, _NEXT)]
-
-
-def _begun() -> list[dict[str, Any]]:
-    """Return a conversation that begins with a system message."""
-    return [_message("system", _NEXT), _message("user", _ASKED)]
 
 
 def _with_calls(ids: Sequence[str], lead: str) -> list[dict[str, Any]]:
@@ -177,8 +169,9 @@ class ControlTokens:
         turns = marks_in(*written.around)
         everywhere = turns.union(mark for mark, special in marks.items() if special)
         own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
-        self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
-        self._returned = _joiner(marks)
+        self._others, self._returned = _joiner(everywhere), _joiner(marks)
+        self.said_apart = _joiner(everywhere - own)
+        """Returns what the policy said as it stands in messages that are `apart`."""
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
@@ -188,10 +181,6 @@ class ControlTokens:
         """Return descriptions of tools in which no text can become a control token."""
         return [_mapped(tool, self._others) for tool in tools]
 
-    def said_apart(self, completion: str) -> str:
-        """Return what the policy said as it stands in messages that are `apart`."""
-        return self._said(completion)
-
     def found_in(self, text: str) -> bool:
         """Return whether a text, such as a problem's, contains that of a control token."""
         return self._others(text) != text
@@ -200,22 +189,18 @@ class ControlTokens:
         """Return the ids of a rendered text: no special tokens are added, those that the template wrote are kept."""
         if JOINT not in text:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        return self.without_joints(self.joining.encode(text, add_special_tokens=False))
+        joint = self._joining.convert_tokens_to_ids(JOINT)
+        return [number for number in self._joining.encode(text, add_special_tokens=False) if number != joint]
 
     @cached_property
-    def joining(self) -> "PreTrainedTokenizerBase":
+    def _joining(self) -> "PreTrainedTokenizerBase":
         """The tokenizer with one more token, the joint. It is made when the first content needs it."""
         joining = deepcopy(self._tokenizer)
         joining.add_tokens([JOINT], special_tokens=True)
         return joining
 
-    def without_joints(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the ids that `joining` gave, without those of joints."""
-        joint = self.joining.convert_tokens_to_ids(JOINT)
-        return [number for number in token_ids if number != joint]
-
     def _apart(self, message: dict[str, Any]) -> dict[str, Any]:
-        change = {"assistant": self._said, "tool": self._returned}.get(message["role"], self._others)
+        change = {"assistant": self.said_apart, "tool": self._returned}.get(message["role"], self._others)
         return {
             name: _mapped(value, self._returned if name == "tool_calls" else change) for name, value in message.items()
         }

@@ -22,7 +22,7 @@ class PolicyError(RuntimeError):
 
 
 def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> Fault:
-    """Return whose fault an error is that ended an episode: the policy's, which is trained on it, or the set-up's.
+    """Return whose fault the end of an episode by an error is: the policy's, which is trained on it, or the set-up's.
 
     | the episode ended with | fault |
     |---|---|

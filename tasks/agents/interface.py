@@ -13,7 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.template import Message
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 from tasks.tools.toolbox import Toolbox
@@ -67,6 +66,8 @@ class AwaitingAgent(Protocol):
     """A player of episodes. Many episodes run at the same time in one thread; an agent keeps no state between them.
 
     An agent may be an asynchronous context manager: it is entered before its first episode and left after the last.
+    With a method `opening(problem, question) -> list[Message]` it tells the messages with which an episode begins if
+    the environment asks `question`: problems for which the context has no room are then found beforehand.
 
     An error of an agent costs only the episode in which it occurs: the record has the status `failed` and the reason.
 
@@ -111,15 +112,6 @@ class QueueAgent(Protocol):
 
 
 Agent = AwaitingAgent | QueueAgent
-
-
-@runtime_checkable
-class Opens(Protocol):
-    """An agent that can tell its first prompt: problems for which the context has no room are then found beforehand."""
-
-    def opening(self, problem: Problem, question: str) -> list[Message]:
-        """Return the messages with which an episode of `problem` begins if the environment asks `question`."""
-        ...
 
 
 def entered(agent: Agent) -> AbstractAsyncContextManager[Any]:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from storage.records import Problem, Trajectory
 from tasks.agents.episode import Episode
-from tasks.agents.interface import AgentContext, EpisodeSpec
+from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment, verdict_of
 from tasks.inference.api import BundledGenerationOutputs, Observation
@@ -80,7 +80,7 @@ class MathMultiTurnAgent:
         return [episode.trajectory(self.turn_discount)]
 
     def opening(self, problem: Problem, question: str) -> list[Message]:
-        """See `Opens.opening`."""
+        """Return the messages with which an episode of `problem` begins if the environment asks `question`."""
         return with_instructions(first_messages(problem, question), self.system_prompt, self.instruction)
 
 
@@ -103,16 +103,10 @@ class NullAgent:
     def __init__(self, context: AgentContext) -> None:
         self.context = context
 
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
+        """See `AwaitingAgent.play`."""
         chat = self.context.chat
         episode = Episode(prompt, chat.prompt(first_messages(prompt.problem, prompt.problem.prompt)))
-        await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
-        outputs = await act_queue.get()
+        outputs = await engine.generate(episode.prompt_ids, self.context.gconfig, prompt.qid)
         episode.add_completion(outputs, chat.decode(outputs.output_ids[0]))
         return [episode.trajectory()]

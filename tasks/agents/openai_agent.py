@@ -17,47 +17,6 @@ Solve = Callable[..., Awaitable[object]]
 """async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)"""
 
 
-def _checked(entry: str) -> str:
-    _import(entry)
-    return entry
-
-
-class OpenAIAgent(EndpointAgent):
-    """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)`.
-
-    It returns its final answer as a text, for the environment, or a reward (a number or `Reward`), or None if it has
-    called `task.step`.
-
-    Args:
-        context: the pipeline gives it to every agent.
-        entry: `package.module:function`; the default calls tools until the policy answers.
-        arguments: further keyword arguments of the function.
-        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
-    """
-
-    uses_tools = True
-
-    def __init__(
-        self,
-        context: AgentContext,
-        *,
-        entry: Annotated[str, AfterValidator(_checked)] = "tasks.agents.tool_loop:solve",
-        arguments: dict[str, Any] | None = None,
-        turn_discount: Discount = 1.0,
-        renderer: str = "auto",
-        listen: Address = "127.0.0.1:0",
-        max_requests: Count = 256,
-    ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests)
-        self._solve, self._arguments, self._open_toolbox = _import(entry), arguments or {}, context.open_toolbox
-
-    async def solve(self, task: AgentTask, completions: Completions) -> object:
-        """See `EndpointAgent.solve`."""
-        client = open_client(completions, task.base_url, task.api_key)
-        async with client, self._open_toolbox() as tools:
-            return await self._solve(task, client, tools, **self._arguments)
-
-
 def _import(entry: str) -> Solve:
     """Return the function that `package.module:function` names.
 
@@ -79,3 +38,39 @@ def _import(entry: str) -> Solve:
     except TypeError as error:
         raise ValueError(f"{entry} cannot be called with (task, client, tools): {error}") from None
     return cast(Solve, solve)
+
+
+class OpenAIAgent(EndpointAgent):
+    """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)`.
+
+    It returns its final answer as a text, for the environment, or a reward (a number or `Reward`), or None if it has
+    called `task.step`.
+
+    Args:
+        context: the pipeline gives it to every agent.
+        entry: `package.module:function`; the default calls tools until the policy answers.
+        arguments: further keyword arguments of the function.
+        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+    """
+
+    uses_tools = True
+
+    def __init__(
+        self,
+        context: AgentContext,
+        *,
+        entry: Annotated[str, AfterValidator(_import)] = "tasks.agents.tool_loop:solve",
+        arguments: dict[str, Any] | None = None,
+        turn_discount: Discount = 1.0,
+        renderer: str = "auto",
+        listen: Address = "127.0.0.1:0",
+        max_requests: Count = 256,
+    ) -> None:
+        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        self._solve, self._arguments, self._open_toolbox = _import(entry), arguments or {}, context.open_toolbox
+
+    async def solve(self, task: AgentTask, completions: Completions) -> object:
+        """See `EndpointAgent.solve`."""
+        client = open_client(completions, task.base_url, task.api_key)
+        async with client, self._open_toolbox() as tools:
+            return await self._solve(task, client, tools, **self._arguments)

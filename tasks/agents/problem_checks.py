@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 from configs import Config
 from storage.errors import first_few
@@ -10,7 +10,7 @@ from storage.records import Problem
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.control import ControlTokens
-from tasks.agents.interface import AgentContext, Opens
+from tasks.agents.interface import AgentContext
 from tasks.agents.template import Message
 from tasks.inference.api import GenerationConfig
 from tasks.problems import ProblemError
@@ -50,9 +50,10 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
     if reaction == "play":
         return []
     opening: Callable[[Problem, str], list[Message]] = first_messages
-    if issubclass(AGENTS.find(config.agent.type), Opens):
+    if hasattr(AGENTS.find(config.agent.type), "opening"):
         agent = AgentContext(chat, GenerationConfig(max_new_tokens=config.sampling.max_new_tokens), context)
-        opening = cast(Opens, AGENTS.make(config.agent.type, agent, config.agent.args)).opening
+        made: Any = AGENTS.make(config.agent.type, agent, config.agent.args)
+        opening = made.opening
     most = context - max(1, config.sampling.max_new_tokens // _ANSWER_DIVISOR)
     lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
     if lacking and (reaction == "refuse" or len(lacking) == len(problems)):
@@ -82,11 +83,11 @@ def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
 
 def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
     """Return a warning that names the problems in which control tokens are spelled out; None if there are none."""
-    marked = list[Problem]()
-    for problem in problems:
-        texts = [problem.prompt, *(message["content"] for message in first_messages(problem, problem.prompt))]
-        if any(map(control.found_in, texts)):
-            marked.append(problem)
+    marked = [
+        problem
+        for problem in problems
+        if any(control.found_in(message["content"]) for message in first_messages(problem, problem.prompt))
+    ]
     if not marked:
         return None
     return (

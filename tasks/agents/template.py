@@ -83,14 +83,11 @@ class Template:
                 add_generation_prompt=True,
             )
         except Exception as error:  # templates may raise anything
-            remedy = f"If this is an error in the template, {REMEDY}"
-            if any(message["role"] == "system" for message in messages):
-                remedy = (
-                    "If it takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction"
-                )
             raise ValueError(
                 f"the chat template of {self._name} refuses a conversation of {_roles(messages)}: "
-                f"{str(error) or repr(error)}. {remedy}"
+                f"{str(error) or repr(error)}. "
+                "If it takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction; if "
+                f"this is an error in the template, {REMEDY}"
             ) from error
         assert isinstance(text, str)
         return text

@@ -1,20 +1,18 @@
 """The agent that calls tools until it has an answer, written against OpenAI's client as users write theirs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from openai import AsyncOpenAI
+
+from tasks.agents.endpoint.agent import AgentTask
 from tasks.problems.messages import with_instructions
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-    from tasks.agents.endpoint.agent import AgentTask
-    from tasks.tools.toolbox import Toolbox
+from tasks.tools.toolbox import Toolbox
 
 
 async def solve(
-    task: "AgentTask",
-    client: "AsyncOpenAI",
-    tools: "Toolbox",
+    task: AgentTask,
+    client: AsyncOpenAI,
+    tools: Toolbox,
     *,
     num_turns: int = 1,
     most_calls: int = 8,

@@ -15,19 +15,11 @@ try:
     from verifiers.clients import OpenAIChatCompletionsClient
     from verifiers.envs import environment as environment_module
 except ModuleNotFoundError as error:
-    raise ImportError(f"{error}: pip install 'verifiers<0.4' has the environments that this agent plays") from error
+    raise ValueError("agent.type=verifiers: its package is not installed: pip install 'verifiers<0.4'") from error
 
 
 _UNREADABLE = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolParseError")
 """Its errors for completions that cannot be read."""
-
-
-class VerifiersError(RuntimeError):
-    """An environment of verifiers ended with an error."""
-
-
-class UnreadableAnswerError(PolicyError):
-    """An environment of verifiers could not read what the policy said."""
 
 
 class VerifiersAgent(EndpointAgent):
@@ -67,20 +59,16 @@ class VerifiersAgent(EndpointAgent):
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
+        row = json.loads(task.problem.metadata).get("row")
+        if row is None:
+            raise ValueError(
+                f"problem {task.problem.problem_id!r} is no row of an environment: load it with preset verifiers"
+            )
         async with open_client(completions, task.base_url, task.api_key) as client:
             asked = OpenAIChatCompletionsClient(client)
-            ended = await self._environment.run_rollout(_row(task), asked, task.model, sampling_args={})
+            ended = await self._environment.run_rollout(row, asked, task.model, sampling_args={})
         if ended["error"] or ended["stop_condition"] == "prompt_too_long":
             unreadable = ended["error"] and ended["error"]["error"] in _UNREADABLE
-            kind = UnreadableAnswerError if unreadable else VerifiersError
-            raise kind(f"{ended['stop_condition']}: {ended['error']}")
+            kind = PolicyError if unreadable else RuntimeError
+            raise kind(f"the environment of verifiers ended, {ended['stop_condition']}: {ended['error']}")
         return Reward(float(ended["reward"]), ended["metrics"])
-
-
-def _row(task: AgentTask) -> Any:
-    row = json.loads(task.problem.metadata).get("row")
-    if row is None:
-        raise ValueError(
-            f"problem {task.problem.problem_id!r} is no row of an environment: load it with preset verifiers"
-        )
-    return row

@@ -11,7 +11,7 @@ from tasks.environments.interface import EnvironmentContext
 try:
     import gymnasium
 except ModuleNotFoundError as error:
-    raise ImportError("the package gymnasium is not installed: pip install gymnasium") from error
+    raise ValueError("environment.type=gymnasium: its package is not installed: pip install gymnasium") from error
 
 _COLOURED = re.compile(r"\x1b\[[\d;]*+m([^\x1b]*+)\x1b\[0?m")
 

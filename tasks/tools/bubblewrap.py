@@ -34,6 +34,8 @@ PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
 """Packages for mathematics; a sandbox that is asked for packages sees those that are installed here."""
 _ROOT = Path(__file__).parents[2]
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
+_INTERPRETER = os.path.realpath(sys.executable)
+"""The interpreter that a virtual environment's one stands for."""
 MACHINE = "x86_64"
 _LINKS = [
     *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
@@ -96,20 +98,19 @@ def _memory_file(name: str) -> IO[bytes]:
 def python(program: str, packages: bool = False) -> list[str]:
     """Return the `argv` of a program in Python, without `site`; its arguments are the folders with the packages."""
     folders = dict.fromkeys(os.path.dirname(folder) for folder in package_folders()) if packages else {}
-    return [_interpreter(), "-I", "-S", "-X", "utf8", "-c", program, *folders]
+    return [_INTERPRETER, "-I", "-S", "-X", "utf8", "-c", program, *folders]
 
 
 def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], status: int, refused: int) -> list[str]:
     """Return the command line; `status` and `refused` are descriptors of the report and the filter of system calls."""
     shown = visible()
     covered = hidden(shown)
-    variables = {"HOME": "/tmp", "OPENBLAS_NUM_THREADS": str(limits.processes)}
     return [
         *(_become_nobody([*shown, *packages]) if os.geteuid() == 0 else ()),
         *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--uid", _NOBODY, "--gid", _NOBODY),
         *("--cap-drop", "ALL", "--die-with-parent", "--new-session", "--hostname", "sandbox"),
         *("--json-status-fd", str(status), "--seccomp", str(refused), "--clearenv"),
-        *(word for name, value in variables.items() for word in ("--setenv", name, value)),
+        *("--setenv", "HOME", "/tmp", "--setenv", "OPENBLAS_NUM_THREADS", str(limits.processes)),
         *_LINKS,
         *_each("--ro-bind", shown),
         *(word for path in covered for word in ("--tmpfs", path)),
@@ -154,11 +155,6 @@ def _each(option: str, paths: Iterable[str]) -> list[str]:
     return [word for path in paths for word in (option, path, path)]
 
 
-def _interpreter() -> str:
-    """Return the path of the interpreter that a virtual environment's one stands for."""
-    return os.path.realpath(sys.executable)
-
-
 def _prlimit() -> str:
     return os.path.realpath(shutil.which("prlimit") or "prlimit")
 
@@ -171,7 +167,7 @@ def visible() -> tuple[str, ...]:
     library = _STANDARD_LIBRARY
     if library.parent != Path("/usr/lib"):
         library = library.parent  # has shared libraries of this interpreter
-    paths = [Path(path).resolve() for path in (*system, library, _interpreter(), _prlimit())]
+    paths = [Path(path).resolve() for path in (*system, library, _INTERPRETER, _prlimit())]
     return tuple(dict.fromkeys(str(path) for path in paths if path.exists()))
 
 

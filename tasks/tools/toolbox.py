@@ -45,7 +45,10 @@ class Toolbox:
             names = ", ".join(tool.name for tool in tools)
             raise ValueError(f"tools with the same name: {names}; the policy chooses by name, so leave one out")
         self._call_timeout_s, self._output_chars = call_timeout_s, output_chars
-        self.schemas = [_schema(tool) for tool in tools]
+        functions = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
+        ]
+        self.schemas: list[dict[str, Any]] = [{"type": "function", "function": function} for function in functions]
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,7 +68,10 @@ class Toolbox:
         """
         try:
             async with asyncio.timeout(self._call_timeout_s) as limit:
-                output = await self._find(name).call(_parse(arguments))
+                if name not in self._tools:
+                    told = f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}"
+                    raise ToolError(f"{told}; the tools are {', '.join(self._tools) or 'none'}")
+                output = await self._tools[name].call(_parse(arguments))
             return ToolResult(self._readable(output), False)
         except (ToolError, SystemExit, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not limit.expired():  # the tool's own
@@ -90,12 +96,6 @@ class Toolbox:
         """Return an output for the policy, without halves of surrogate pairs, which no request could hold."""
         return shorten(output, self._output_chars).encode("utf-8", "replace").decode()
 
-    def _find(self, name: str) -> Tool:
-        if name not in self._tools:
-            known = f"; the tools are {', '.join(self._tools)}" if self._tools else "; there are none"
-            raise ToolError(f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}{known}")
-        return self._tools[name]
-
 
 def _parse(arguments: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, str):
@@ -107,8 +107,3 @@ def _parse(arguments: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ToolError("the arguments are not a JSON object")
     return parsed
-
-
-def _schema(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}

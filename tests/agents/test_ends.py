@@ -58,9 +58,8 @@ def test_a_sampled_end_takes_the_place_of_the_templates(name: str, end: str, fol
     following = chat.next_prompt([QUESTION], said, "No.")
     assert not following.fresh
     assert following.messages[1]["content"] == "4"
-    header = "<|start_header_id|>assistant<|end_header_id|>\n\n" if name == "llama" else ""
-    header = "<|im_start|>assistant\n" if name == "qwen3" else header
-    assert following.token_ids == ids(name, follows + header)
+    headers = {"llama": "<|start_header_id|>assistant<|end_header_id|>\n\n", "qwen3": "<|im_start|>assistant\n"}
+    assert following.token_ids == ids(name, follows + headers.get(name, ""))
 
 
 def test_the_header_of_another_role_begins_a_sequence() -> None:
@@ -68,24 +67,21 @@ def test_the_header_of_another_role_begins_a_sequence() -> None:
     chat = chat_of("glm")
     following = chat.next_prompt([QUESTION], ids("glm", "4<|observation|>"), "No.")
     assert following.fresh
-    assert following.token_ids == ids(
-        "glm", "[gMASK]<sop><|user|>\nWhat is 1 + 2?<|assistant|>\n4<|user|>\nNo.<|assistant|>\n"
-    )
+    whole = "[gMASK]<sop><|user|>\nWhat is 1 + 2?<|assistant|>\n4<|user|>\nNo.<|assistant|>\n"
+    assert following.token_ids == ids("glm", whole)
     result = {"role": "tool", "content": "3"}
-    assert chat.continuation([QUESTION], ids("glm", "4<|observation|>"), [result], []) == ids(
-        "glm", "\n3<|assistant|>\n"
-    )
+    continued = chat.continuation([QUESTION], ids("glm", "4<|observation|>"), [result], [])
+    assert continued == ids("glm", "\n3<|assistant|>\n")
     assert chat.continuation([QUESTION], ids("glm", "4<|user|>"), [result], []) is None
 
 
 def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
-    """Nothing but its place before the first question tells the user's header from an end of the assistant's turn."""
+    """Only its position before the first question tells the user's header from an end of the assistant's turn."""
     tokenizer = deepcopy(tokenizer_of("glm"))
-    refused = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or m.role == last %}"
     alternating = (
-        "{% set ns = namespace(last='') %}"
-        + refused.replace("last", "ns.last")
-        + ("{{ raise_exception('no') }}{% endif %}{% set ns.last = m.role %}{% endfor %}")
+        "{% set ns = namespace(last='') %}{% for m in messages %}"
+        "{% if m.role not in ['user', 'assistant'] or m.role == ns.last %}{{ raise_exception('no') }}{% endif %}"
+        "{% set ns.last = m.role %}{% endfor %}"
     )
     tokenizer.chat_template = alternating + str(tokenizer.chat_template)
     chat = Chat(tokenizer)

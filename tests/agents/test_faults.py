@@ -31,9 +31,7 @@ ENDED = [
     (came_from(RuntimeError("failed"), ExceptionGroup("tasks", [ContextLengthError("full")])), "policy"),
     (ExceptionGroup("two workers", [OSError("gone"), LookupError("lost")]), "set-up"),
     (LookupError("lost the thread"), "set-up"),
-    (TimeoutError(), "set-up"),
     (AbortedError("aborted"), "set-up"),
-    (ConnectionError("reset"), "set-up"),
 ]
 
 

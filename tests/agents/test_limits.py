@@ -7,11 +7,10 @@ import pytest
 
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, Asking, InTurn, question
-from tests.support.rollout_helpers import context, play
+from tests.support.rollout_helpers import play
 
 CUT = "the last turn reached sampling.max_new_tokens"
 CUT_OTHERWISE = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
@@ -58,13 +57,3 @@ def test_only_a_limit_of_the_agents_own_truncates_nothing(
     engine = Cutting(chat, lambda *_: "", says=[LONG], room=room)
     (row,) = play(engine, Asking(chat, ask), verifier, group_size=1)
     assert (row.limits, row.status, row.reason) == (limits, status, reason)
-
-
-@pytest.mark.parametrize(("room", "limits", "reason"), [(100, [], CUT), (5, [5, 5], CUT_OTHERWISE)])
-def test_agents_with_queues_know_their_limits_too(
-    chat: Chat, verifier: Verifier, room: int, limits: list[int], reason: str
-) -> None:
-    """They come with the completions."""
-    engine = Cutting(chat, lambda *_: "", says=[LONG], room=room)
-    (row,) = play(engine, MathMultiTurnAgent(context(chat, 4000), num_turns=2), verifier, group_size=1)
-    assert (row.limits, row.reason) == (limits, reason)

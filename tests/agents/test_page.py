@@ -13,7 +13,6 @@ from tasks.agents.chat import Chat
 from tasks.run.configuration import resolve
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.tool_calling import call, played, the_calls
 
 PAGE = (ROOT / "tasks/agents/README.md").read_text()
@@ -23,7 +22,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_function_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verifier: Verifier) -> None:
+def test_the_function_is_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qwen3: Chat, verifier: Verifier
+) -> None:
     """The first example, started as its command line says, calls a tool and answers."""
     (tmp_path / "my_solver.py").write_text(blocks("python")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -31,7 +32,7 @@ def test_the_function_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     _, _, _, _, name, *overrides = shlex.split(line)
     agent = resolve(name, overrides).agent
     says = [call("calculator", expression="1 + 2"), r"\boxed{3}"]
-    row = played(Chat(build_qwen3_tokenizer()), verifier, agent.type, says, agent.args)
+    row = played(qwen3, verifier, agent.type, says, agent.args)
     assert (row.status, len(row.sequence_starts), row.turns[-1].verdict) == ("completed", 1, "correct")
     assert the_calls(row) == [Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered")]
     assert [tool.type for tool in agent.tools] == ["calculator"]

@@ -117,6 +117,12 @@ def test_processes_of_a_host_become_workers_of_a_node() -> None:
     assert (alone["cluster"]["workers_per_node"], alone["rollout"]["concurrency"]) == (1, 511)
 
 
+@pytest.mark.parametrize(("listen", "kept"), [("unix:/run/me/socket", {}), ("0.0.0.0:1", {"listen": "0.0.0.0:1"})])
+def test_an_endpoint_no_longer_listens_on_a_socket(listen: str, kept: dict[str, str]) -> None:
+    stored = {"agent": {"type": "command", "args": {"argv": ["true"], "listen": listen}}}
+    assert up_to_date(stored)["agent"]["args"] == {"argv": ["true"], **kept}
+
+
 def test_an_empty_path_meant_the_current_folder() -> None:
     storage = up_to_date({"storage": {"root": "", "cache": ""}})["storage"]
     assert (storage["root"], storage["cache"]) == (".", ".")

@@ -26,14 +26,9 @@ def game(**arguments: Any) -> Callable[[EnvironmentContext], Environment]:
     return lambda context: ENVIRONMENTS.make("gymnasium", context, arguments)
 
 
-@pytest.fixture(scope="module")
-def chat() -> Chat:
-    return Chat(build_qwen3_tokenizer())
-
-
 @pytest.fixture
-def play(chat: Chat, verifier: Verifier) -> Callable[..., Trajectory]:
-    return partial(played, chat, verifier, "openai", arguments={"arguments": {"num_turns": 8}})
+def play(verifier: Verifier) -> Callable[..., Trajectory]:
+    return partial(played, Chat(build_qwen3_tokenizer()), verifier, "openai", arguments={"arguments": {"num_turns": 8}})
 
 
 def test_a_lake_is_crossed(play: Callable[..., Trajectory]) -> None:

@@ -26,8 +26,6 @@ def compute(expression: str) -> str:
         ("2 ** 100", "1267650600228229401496703205376"),
         ("+1_000 + 0x10", "1016"),
         ("1e-30", "0.000000000000000000000000000001"),
-        ("1 ** 10 ** 100", "1"),
-        ("6 / 3", "2"),
     ],
 )
 def test_results_are_exact(expression: str, result: str) -> None:
@@ -39,18 +37,15 @@ def test_results_are_exact(expression: str, result: str) -> None:
     ("expression", "message"),
     [
         ("9 ** 9 ** 9", "a number has more than 10,000 bits"),
-        ("1e999999999", "a number has more than 10,000 bits"),
         ("1e-99999999999999999999", "a number has more than 10,000 bits"),
         ("2 ** 0.5", "the exponent 1/2 is not a whole number"),
         ("1 / 0", "division by zero"),
         ("(" * 400, "not an arithmetic expression"),
         ("-" * 990 + "1", "nested too deeply"),
         ("1" + "+1" * 500, "more than 1,000 characters"),
-        ("", "not an arithmetic expression"),
         ("2 ^ 3", r"'2 \^ 3' is not arithmetic: use"),
         ("1,000", "'1,000' is not arithmetic"),
         ("__import__('os')", "is not arithmetic"),
-        ("x", "'x' is not arithmetic"),
         ("True", "'True' is not arithmetic"),
     ],
 )  # fmt: skip

@@ -19,7 +19,6 @@ DIVISION = "ZeroDivisionError: division by zero"
     [
         ("1 + 1", "2\n"),
         ("print('a')\nx = 3\nx", "a\n3\n"),
-        ("x = 3", ""),
         ("print('a', end='')", "a"),
         ("", ""),
         ("'é\\n☃'", "'é\\n☃'\n"),
@@ -30,7 +29,7 @@ DIVISION = "ZeroDivisionError: division by zero"
         ("import os; os.kill(os.getpid(), 11)", "error: the interpreter ended with exit status 139"),
         ("import os; os.write(1, b'\\xff')", "\ufffd1\n"),
         ("from dataclasses import dataclass\n@dataclass\nclass A: x: int\nA(1)", "A(x=1)\n"),
-        ("if __name__ == '__main__': print('main')", "main\n"),
+        ("print('x' * 9000)", "x" * 2000 + "\n… 5,001 characters left out …\n" + "x" * 1999 + "\n"),
     ],
 )
 async def test_the_policy_reads_what_a_prompt_would_show(code: str, output: str, sandboxes: Sandboxes) -> None:
@@ -107,22 +106,10 @@ os.write(1, frame.f_locals["token"] + b" 0" * 1000)
         assert (await tool.call({"code": "1 + 1"})).endswith("2\n")
 
 
-async def test_junk_is_only_text(sandboxes: Sandboxes) -> None:
-    """Whatever bytes it writes, the call ends as it would have without them."""
-    code = "import os\nfor junk in (b'ready', b'0' * 16 + b' 1', os.urandom(5000)): os.write(1, junk)\nprint('end')"
-    assert (await run_code(sandboxes, code, output_chars=10_000)).endswith("end\n")
-
-
 async def test_code_that_closes_its_descriptors_only_ends_its_call(sandboxes: Sandboxes) -> None:
     code = "import os\nos.closerange(0, 60)"
     assert "the interpreter ended with exit status" in await run_code(sandboxes, code)
     assert await run_code(sandboxes, f"{code}\nwhile True: pass", timeout_s=0.5) == "error: stopped after 0.5 s"
-
-
-async def test_a_long_output_loses_its_middle(sandboxes: Sandboxes) -> None:
-    """The beginning and the end stay, since the end has the result."""
-    result = await run_code(sandboxes, "print('begin' + 'x' * 9990)\nprint('end')", output_chars=100)
-    assert result == "begin" + "x" * 45 + "\n… 9,900 characters left out …\n" + "x" * 45 + "\nend\n"
 
 
 async def test_packages_are_there_if_asked_for(sandboxes: Sandboxes) -> None:

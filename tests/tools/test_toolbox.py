@@ -36,10 +36,6 @@ async def echo(text: str) -> str:
     return text
 
 
-async def pairs() -> Any:
-    return {(1, 2): 3}
-
-
 def box(*functions: Any, **arguments: Any) -> Toolbox:
     return Toolbox([FunctionTool(function) for function in functions], **arguments)
 
@@ -74,13 +70,12 @@ class Broken:
         ("hang", "{}", "error: no result within 0.1 s"),
         ("leave", "{}", "error: SystemExit: 3"),
         ("echo", '{"text": "\\ud83d!"}', "?!"),
-        ("pairs", "{}", "error: TypeError: keys must be str, int, float, bool or None, not tuple"),
         ("shout", "{}", "x" * 100 + "\n… 9,800 characters left out …\n" + "x" * 100),
     ],
 )
 async def test_every_call_ends_with_a_text(name: str, arguments: Any, output: str) -> None:
     """Errors of the policy and of a tool's function cost only the call, in time."""
-    toolbox = box(add, hang, leave, shout, echo, pairs, call_timeout_s=0.1, output_chars=200)
+    toolbox = box(add, hang, leave, shout, echo, call_timeout_s=0.1, output_chars=200)
     result = await toolbox.call(name, arguments)
     assert result.output.startswith(output)
     assert result.error == output.startswith("error: ")
@@ -107,8 +102,6 @@ def test_two_tools_with_one_name_are_refused() -> None:
         ({"type": "pyton"}, "tool.type='pyton' is not registered, did you mean 'python'"),
         ({"type": "python", "args": {"timeout": 1}}, "tool.args.timeout=1: .*, did you mean 'timeout_s'"),
         ({"type": "python", "args": {"timeout_s": 600}}, "tool.args.timeout_s=600: Input should be less .* to 120"),
-        ({"type": f"{__name__}:ad"}, "has no class 'ad'"),
-        ({"type": "no_such_module:tool"}, "no module 'no_such_module'"),
     ],
 )
 def test_a_choice_that_cannot_be_used_is_refused(choice: dict[str, Any], message: str) -> None:

@@ -111,7 +111,7 @@ def test_an_example_is_what_the_agent_will_render(tools: list[dict[str, object]]
     assert str(tokenizer.decode(prompt)).startswith("<|im_start|>system\nTools: calculator<|im_end|>\n") == bool(tools)
     if tools:
         (parsed,) = AnswerReader(chat).read(prompt, call, tools).calls
-        assert (parsed.name, parsed.arguments, parsed.readable) == ("calculator", '{"expression": "12 + 7"}', True)
+        assert (parsed.name, parsed.arguments) == ("calculator", '{"expression": "12 + 7"}')
         between = chat.continuation(messages, call, [{"role": "tool", "content": "19"}], tools)
         assert between
         assert tokenizer.decode(between) == "\n<|im_start|>tool\n19<|im_end|>\n<|im_start|>assistant\n"

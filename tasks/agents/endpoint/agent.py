@@ -2,20 +2,21 @@
 
 import asyncio
 import math
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from storage.records import Problem, Trajectory
 from storage.visible import described
 from tasks.agents.answers import open_reader
-from tasks.agents.endpoint.completions import Completions, EndpointSettings, OverrunError
-from tasks.agents.endpoint.protocol import MODEL, StepError
+from tasks.agents.endpoint.completions import Completions, OverrunError
+from tasks.agents.endpoint.protocol import MODEL, invalid
 from tasks.agents.endpoint.recording import record
-from tasks.agents.endpoint.server import EndpointServer, check_address, new_key
+from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.endpoint.tree import Node
 from tasks.agents.faults import PolicyError, fault_of, reason_of
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
@@ -25,7 +26,8 @@ from tasks.problems.messages import first_messages
 
 Discount = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-Address = Annotated[str, AfterValidator(check_address)]
+Address = Annotated[str, Field(pattern=r"^.+:\d+$")]
+"""`host:port`"""
 
 
 class Reward(NamedTuple):
@@ -70,18 +72,18 @@ class AgentTask:
     async def step(self, action: str) -> StepResult:
         """Give the environment an answer; what it says is recorded with the completion that gave this answer.
 
-        This is the newest one with this content, or whose call of a tool holds the answer, if the newest one is such a
-        call (`final_answer(answer="3")`). If the answer is another text, it is the newest one.
+        This is the newest completion with this content. If the newest one calls a tool (`final_answer(answer="3")`),
+        completions whose call of this tool holds the answer count, too. If none has the answer, it is the newest one.
 
         Raises:
-            StepError: the agent has no completion yet.
+            EndpointError: the agent has no completion yet.
         """
         return await self._completions.in_loop(self._step(action))
 
     async def _step(self, action: str) -> StepResult:
         received = self._completions.tree.received
         if not received:
-            raise StepError("the agent gave an answer before it had a completion")
+            raise invalid("the agent gave an answer before it had a completion", code="no_completion")
         node, paid = _that_said(action, received), len(received)
         result = StepResult(*await self._environment.step(action))
         node.graded, node.verdict, node.paid = True, verdict_of(result.info), max(node.paid, paid)
@@ -128,7 +130,7 @@ class AgentTask:
 
 
 def _that_said(answer: str, received: Sequence[Node]) -> Node:
-    """Return the completion that gave an answer: the newest one that has it in it, or else the newest one."""
+    """Return the completion that gave an answer: the newest one that contains it or, without such, the newest one."""
     answer, names = answer.strip(), {call.name for call in received[-1].calls}
     said = (node for node in reversed(received) if answer and answer in node.said(names))
     return next(said, received[-1])
@@ -148,9 +150,8 @@ class EndpointAgent(ABC):
     def __init__(
         self, context: AgentContext, turn_discount: float, renderer: str, listen: str, max_requests: int
     ) -> None:
-        self.turn_discount = turn_discount
-        reader = open_reader(context.chat, renderer)
-        self._settings = EndpointSettings(context.chat, reader, context.gconfig, context.max_model_len, max_requests)
+        self.turn_discount, self._context, self._max_requests = turn_discount, context, max_requests
+        self._reader = open_reader(context.chat, renderer)
         self._server = EndpointServer(listen)
 
     async def __aenter__(self) -> Self:
@@ -167,11 +168,12 @@ class EndpointAgent(ABC):
     async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        completions = Completions(prompt.qid, self._settings, engine)
+        completions = Completions(prompt.qid, self._context, self._reader, self._max_requests, engine)
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
         messages = first_messages(prompt.problem, question)
+        key = secrets.token_urlsafe(24)
         task = AgentTask(
-            question, problem, prompt.seed, self._server.base_url, new_key(), env, completions, messages=messages
+            question, problem, prompt.seed, self._server.base_url, key, env, completions, messages=messages
         )
         ended: BaseException | None = None
         try:
@@ -183,7 +185,7 @@ class EndpointAgent(ABC):
             if ended is not error:
                 ended.__cause__ = error
         if completions.overrun:  # also if the agent has swallowed its cancellation
-            ended = OverrunError(f"the agent sent more than {self._settings.max_requests} requests")
+            ended = OverrunError(f"the agent sent more than {self._max_requests} requests")
         nodes = completions.tree.nodes
         if ended is None:
             return [record(prompt, nodes, self.turn_discount)]
@@ -206,13 +208,9 @@ class EndpointAgent(ABC):
             return UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
         if completions.refused:
             refusals = "; ".join(completions.refused)
-            return AgentFailedError(f"{described(error)}; the endpoint had refused: {refusals}")
+            return RuntimeError(f"{described(error)}; the endpoint had refused: {refusals}")
         return error
 
 
 class UnreadableCallsError(PolicyError):
     """An agent failed after a completion with calls, none of which it could be given."""
-
-
-class AgentFailedError(RuntimeError):
-    """An agent's error, with what the endpoint had refused before."""

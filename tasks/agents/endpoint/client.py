@@ -7,14 +7,13 @@ endpoint's server.
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import httpx2 as httpx  # the one that openai uses
 import openai
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import EndpointError
@@ -39,7 +38,7 @@ def open_client(completions: Completions, base_url: str, key: str) -> AsyncOpenA
         limit = given.pop("timeout", None)  # a number, or httpx's limits of each step of a request
         try:
             async with asyncio.timeout(limit.read if isinstance(limit, httpx.Timeout) else limit):
-                answered = await completions.complete({name: _plain(value) for name, value in given.items()})
+                answered = await completions.complete(to_jsonable_python(given, exclude_none=True))
         except EndpointError as error:
             response = httpx.Response(error.status, json=error.body(), request=request)
             raise client._make_status_error(error.message, body=error.body(), response=response) from None
@@ -51,12 +50,3 @@ def open_client(completions: Completions, base_url: str, key: str) -> AsyncOpenA
 
     client.chat.completions.create = create  # type: ignore[method-assign]
     return client
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a request as JSON has it: messages of earlier answers are objects."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(exclude_none=True)
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

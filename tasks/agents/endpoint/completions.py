@@ -6,17 +6,16 @@ import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.answers import AnswerReader, ChatMessage, ParsedAnswer
-from tasks.agents.chat import Chat
 from tasks.agents.endpoint.protocol import Answered, ChatRequest, EndpointError, episode_ended, invalid, parse_request
 from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
-from tasks.agents.interface import EpisodeEngine
-from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
+from tasks.agents.interface import AgentContext, EpisodeEngine
+from tasks.inference.api import BundledGenerationOutputs
 
 T = TypeVar("T")
 
@@ -33,17 +32,6 @@ class OverrunError(PolicyError):
     """An agent sent more requests than an episode may."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSettings:
-    """What all episodes of a rollout share."""
-
-    chat: Chat
-    reader: AnswerReader
-    gconfig: GenerationConfig
-    max_model_len: int
-    max_requests: int
-
-
 @dataclass(eq=False)
 class Completions:
     """The completions of one episode.
@@ -56,7 +44,9 @@ class Completions:
     """
 
     qid: str
-    settings: EndpointSettings
+    context: AgentContext
+    reader: AnswerReader
+    max_requests: int
     engine: EpisodeEngine
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
@@ -64,21 +54,20 @@ class Completions:
     overrun: bool = False
     _agent: "asyncio.Task[Any] | None" = None
     _loop: "asyncio.AbstractEventLoop | None" = None
-    _closed: bool = False
     _answering: "set[asyncio.Task[Answered]]" = field(default_factory=set)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["Completions"]:
+    async def open(self) -> AsyncIterator[None]:
         """Answer requests until the block ends; those that wait then get an error.
 
         The task of the block is cancelled if the agent asks too often.
         """
         self._agent, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         try:
-            yield self
+            yield
         finally:
-            self._closed = True
+            self._loop = None
             for answering in self._answering:
                 answering.cancel()
 
@@ -98,7 +87,7 @@ class Completions:
         Raises:
             EndpointError: the episode has ended.
         """
-        if self._closed or not self._loop:
+        if not self._loop:
             coroutine.close()
             raise episode_ended()
         if asyncio.get_running_loop() is self._loop:
@@ -141,21 +130,26 @@ class Completions:
             self.refused.append(told)
 
     async def _complete(self, request: ChatRequest, asked: int) -> Answered:
-        number, settings = next(self._numbers), self.settings
-        if number >= settings.max_requests:
-            await self._stop_agent()
+        number, usual = next(self._numbers), self.context.gconfig
+        if number >= self.max_requests:
+            if self._agent and not self.overrun:
+                self._agent.cancel()
+            self.overrun = True
+            await asyncio.sleep(_OVERRUN_S)
+            told = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
+            raise EndpointError(429, "too_many_requests", told)
         try:
             position = self.tree.find(request.messages, request.specs)
         except TypeError as error:
             raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
         prompt_ids = self._prompt(request, position)
         gconfig = replace(
-            settings.gconfig,
+            usual,
             n=request.n or 1,
-            max_new_tokens=min(settings.gconfig.max_new_tokens, request.most_tokens or settings.gconfig.max_new_tokens),
+            max_new_tokens=min(usual.max_new_tokens, request.most_tokens or usual.max_new_tokens),
             stop=request.stop_texts,
             seed=request.seed,
-            stop_token_ids=(*settings.gconfig.stop_token_ids, *settings.chat.stop_token_ids),
+            stop_token_ids=(*usual.stop_token_ids, *self.context.chat.stop_token_ids),
         )
         outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
         if position.parent:
@@ -165,22 +159,13 @@ class Completions:
             self.tree.add(node, position)
         return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
-    async def _stop_agent(self) -> NoReturn:
-        """Cancel an agent that asks too often, and refuse its request."""
-        if self._agent and not self.overrun:
-            self._agent.cancel()
-        self.overrun = True
-        await asyncio.sleep(_OVERRUN_S)
-        told = f"an episode may send {self.settings.max_requests} requests (agent.args.max_requests)"
-        raise EndpointError(429, "too_many_requests", told)
-
     def _prompt(self, request: ChatRequest, position: Position) -> list[int]:
         """Return the ids of a prompt, which goes on with the tokens of the completion before if the template allows it.
 
         Raises:
             EndpointError: the context has no room for it, or the template refuses the conversation.
         """
-        chat, parent, limit = self.settings.chat, position.parent, self.settings.max_model_len
+        chat, parent, limit = self.context.chat, position.parent, self.context.max_model_len
         ids: list[int] | None = None
         try:
             if parent:
@@ -200,18 +185,11 @@ class Completions:
     def _node(
         self, request: ChatRequest, parent: Node | None, asked: int, outputs: BundledGenerationOutputs, index: int
     ) -> Node:
-        completion, chat, most = outputs.completions[index], self.settings.chat, self.settings.gconfig.max_new_tokens
+        completion, chat, most = outputs.completions[index], self.context.chat, self.context.gconfig.max_new_tokens
         tools = () if request.tool_choice == "none" else request.specs
-        answer = self.settings.reader.read(outputs.prompt_ids, completion.token_ids, tools)
+        answer = self.reader.read(outputs.prompt_ids, completion.token_ids, tools)
         calls = [
-            Call(
-                turn=-1,  # known when the trajectory is made
-                id=_digest(self.qid, outputs.qid, index, number)[:9],
-                name=call.name,
-                arguments=call.arguments,
-                output="",
-                status="unanswered" if call.readable else "unparsable",
-            )
+            replace(call, id=_digest(self.qid, outputs.qid, index, number)[:9])
             for number, call in enumerate(answer.calls)
         ]
         own = request.most_tokens or most

@@ -19,11 +19,6 @@ from tasks.agents.endpoint.tree import Node
 ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
 """The name of the only model."""
-MODELS = {
-    "object": "list",
-    "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}],
-}
-"""The answer to a client that asks for the models."""
 MOST_CHOICES = 64
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -56,10 +51,6 @@ class EndpointError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
 
 
-class StepError(RuntimeError):
-    """The agent asked the environment at the wrong time."""
-
-
 def episode_ended() -> EndpointError:
     """Return the error of a request that comes too late."""
     return EndpointError(410, "episode_ended", "the episode of this key has ended")
@@ -81,10 +72,6 @@ class Tool(BaseModel):
     function: Function
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
 class ChatRequest(BaseModel):
     """The body of a request, in which messages have one form: see `ChatMessage`."""
 
@@ -100,7 +87,7 @@ class ChatRequest(BaseModel):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     seed: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
 
     @field_validator("messages")
     @classmethod
@@ -193,14 +180,12 @@ def _text(number: int, content: Any) -> str:
 def _call(number: int, call: Any) -> dict[str, Any]:
     """Return a call in its one form; its arguments are JSON of an object, as templates need it."""
     try:
-        name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"message {number} has a call that cannot be read: {error!r}") from None
-    read = read_arguments(arguments)
-    if not isinstance(name, str) or read is None:
-        raise ValueError(f"message {number} has a call whose arguments are no JSON object")
-    function = {"name": name, "arguments": read}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": function}
+        name, arguments = call["function"]["name"], read_arguments(call["function"].get("arguments") or "{}")
+    except (KeyError, TypeError, AttributeError):
+        name, arguments = None, None
+    if not isinstance(name, str) or arguments is None:
+        raise ValueError(f"message {number} has a call without a name, or whose arguments are no JSON object")
+    return {"id": str(call.get("id") or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +223,7 @@ class Answered:
                 reason = None if delta else _finish_reason(node)
                 choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
                 yield _event({**head, "choices": [choice]})
-        if self.request.stream_options and self.request.stream_options.include_usage:
+        if (self.request.stream_options or {}).get("include_usage"):
             yield _event({**head, "choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 

@@ -1,7 +1,6 @@
 """The HTTP server of a rollout's process: one for all of its episodes, each of which has a key of its own."""
 
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,32 +11,14 @@ from aiohttp import web
 
 from storage.visible import described
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, EndpointError, StepError, invalid
+from tasks.agents.endpoint.protocol import ONLY_CHAT, EndpointError, invalid
 from tasks.environments.interface import StepResult
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
-_LAST_PORT = 65535
 
 Step = Callable[[str], Awaitable[StepResult]]
 """Steps the environment of an episode with an answer."""
-
-
-def check_address(listen: str) -> str:
-    """Return an address to listen on, `host:port`.
-
-    Raises:
-        ValueError: it is none.
-    """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
-        raise ValueError(f"give host:port with a port up to {_LAST_PORT}, such as 127.0.0.1:0")
-    return listen
-
-
-def new_key() -> str:
-    """Return a key for an episode."""
-    return secrets.token_urlsafe(24)
 
 
 class EndpointServer:
@@ -47,7 +28,7 @@ class EndpointServer:
         listen: `127.0.0.1:0` (any free port of this machine), or another host and port.
     """
 
-    def __init__(self, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, listen: str) -> None:
         self._listen = listen
         self._episodes: dict[str, tuple[Completions, Step]] = {}
         self._runner: web.AppRunner | None = None
@@ -58,13 +39,12 @@ class EndpointServer:
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_in_form])
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/environment/step", self._step)
-        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         host, _, port = self._listen.rpartition(":")
         try:
             await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter for a port above 65535
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
         name, number = self._runner.addresses[0][:2]
@@ -113,18 +93,14 @@ class EndpointServer:
             raise invalid('send {"action": "…"}, the answer for the environment', "action")
         try:
             said = await step(action)
-        except StepError as error:
-            raise invalid(str(error), code="no_completion") from None
+        except EndpointError:
+            raise
         except Exception as error:
             failed = EndpointError(500, "environment_failed", described(error))
             completions.refuse(failed)
             raise failed from error
         result = said._asdict() | {"info": dict(said.info)}
         return web.json_response(result, dumps=partial(json.dumps, default=str))  # `info` may hold anything
-
-    async def _models(self, request: web.Request) -> web.Response:
-        self._served(request)
-        return web.json_response(MODELS)
 
 
 @web.middleware

@@ -118,21 +118,11 @@ def _essence(message: ChatMessage) -> bytes:
     """Return what counts of a message when two are compared.
 
     What clients change without meaning does not: whitespace around the content and in the arguments of a call, the
-    order of members, the form of a whole number, thoughts.
+    order of members, thoughts.
     """
     calls = [
-        (call["id"], call["function"]["name"], _canonical(call["function"]["arguments"]))
+        (call["id"], call["function"]["name"], json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True))
         for call in message.get("tool_calls", ())
     ]
     parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
     return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
-
-
-def _canonical(arguments: str) -> str:
-    """Return the JSON of arguments in one form."""
-    return json.dumps(json.loads(arguments, parse_float=_number), sort_keys=True)
-
-
-def _number(text: str) -> float | int:
-    value = float(text)
-    return int(value) if value.is_integer() else value

@@ -1,6 +1,5 @@
 """Agents of users, written against OpenAI's client."""
 
-import contextlib
 from typing import Any
 
 WRONG = "Your answer is wrong. Try again."
@@ -17,72 +16,12 @@ async def two_turns(task: Any, client: Any, tools: Any) -> None:
         messages += [answer.choices[0].message, {"role": "user", "content": WRONG}]
 
 
-async def over_http(task: Any, client: Any, tools: Any) -> str:
-    """Answer through the HTTP endpoint, as code does that makes its own client."""
-    from openai import AsyncOpenAI
-
-    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as own:
-        answer = await own.chat.completions.create(model=task.model, messages=question(task))
-    return str(answer.choices[0].message.content)
-
-
 def question(task: Any) -> list[Any]:
     return [{"role": "user", "content": task.prompt}]
 
 
 async def ask(task: Any, client: Any, **more: Any) -> Any:
     return await client.chat.completions.create(model=task.model, messages=question(task), **more)
-
-
-async def streams(task: Any, client: Any, tools: Any) -> str:
-    """Answer with the text of a stream."""
-    options = {"include_usage": True}
-    stream = await ask(task, client, stream=True, stream_options=options)
-    chunks = [chunk async for chunk in stream]
-    assert chunks[-1].usage.completion_tokens > 0
-    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
-    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-
-
-async def several(task: Any, client: Any, tools: Any) -> str:
-    """Ask for three completions, at most four tokens each, and answer with the last."""
-    answer = await ask(task, client, n=3, max_tokens=4, seed=5, stop=["}"])
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    return str(answer.choices[2].message.content)
-
-
-async def rewards_parts(task: Any, client: Any, tools: Any) -> object:
-    """Return a reward with its parts."""
-    from tasks.agents.endpoint.agent import Reward
-
-    await ask(task, client)
-    return Reward(1.25, {"right": 1.0, "short": 0.25})
-
-
-async def is_of_a_framework(task: Any, client: Any, tools: Any) -> str:
-    """Send what the clients of frameworks send: contents in parts, null, other roles, all kinds of settings."""
-    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
-    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}, "index": 0}
-    messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "Add."}]},
-        {"role": "user", "content": task.prompt, "name": "someone"},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None, "annotations": []},
-        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "3"}]},
-    ]
-    settings = {"parallel_tool_calls": False, "store": False, "user": "me", "metadata": {"step": "1"}, "top_p": 0.9}
-    settings |= {"stop": ["Observation:"], "temperature": 0.2, "frequency_penalty": 0, "reasoning_effort": "low"}
-    answer = await client.chat.completions.create(
-        model=task.model, messages=messages, tools=[add], tool_choice="required", **settings
-    )
-    assert answer.id
-    assert answer.usage.prompt_tokens > 0
-    return str(answer.choices[0].message.content)
-
-
-async def prefers_responses(task: Any, client: Any, tools: Any) -> None:
-    """Ask for OpenAI's other API."""
-    await client.responses.create(model=task.model, input=task.prompt)
 
 
 async def silent(task: Any, client: Any, tools: Any) -> None:
@@ -127,41 +66,9 @@ async def floods(task: Any, client: Any, tools: Any) -> None:
         await asyncio.gather(*(ask(task, client) for _ in range(30)), return_exceptions=True)
 
 
-async def posts(task: Any, client: Any, tools: Any, *, text: str, times: int) -> None:
-    """Send a body of one's own."""
-    await post(task, text.encode() * times)
-
-
-async def asks_for(task: Any, client: Any, tools: Any, **parameters: Any) -> None:
-    """Ask with other parameters."""
-    await client.chat.completions.create(**{"model": task.model, "messages": question(task), **parameters})
-
-
 async def fills_the_context(task: Any, client: Any, tools: Any) -> None:
     """Go on until the context is full."""
     messages = question(task)
     while True:
         answer = await client.chat.completions.create(model=task.model, messages=messages)
         messages += [answer.choices[0].message, {"role": "user", "content": "Try again. " * 5}]
-
-
-async def errs_and_fills_the_context(task: Any, client: Any, tools: Any) -> None:
-    """Send wrong requests first: the reason is the one that ends the agent."""
-    import openai
-
-    for _ in range(4):
-        with contextlib.suppress(openai.APIStatusError):
-            await ask(task, client, n=0)
-    await fills_the_context(task, client, tools)
-
-
-async def post(task: Any, body: bytes) -> None:
-    import aiohttp
-
-    headers = {"Authorization": f"Bearer {task.api_key}", "Content-Type": "application/json"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{task.base_url}/chat/completions", data=body, headers=headers) as response,
-    ):
-        told = await response.json()
-        raise RuntimeError(f"{response.status} {told['error']['code']}")

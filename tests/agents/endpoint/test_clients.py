@@ -18,22 +18,22 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 
 
 def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Verifier) -> None:
-    """Copies with other settings, raw and streamed responses, and the list of models."""
+    """Copies with other settings, raw and streamed responses; a text at which an answer stops is not in it."""
 
     async def ask(task: AgentTask, client: Any) -> str:
         messages = question(task)
-        forms = [
-            client.with_options(timeout=50),
-            client.copy(max_retries=1),
-            client.with_options(timeout=5).with_options(max_retries=2),
-        ]
+        forms = [client.copy(max_retries=1), client.with_options(timeout=5).with_options(max_retries=2)]
         answers = [await form.chat.completions.create(model=task.model, messages=messages) for form in forms]
         raw = await client.chat.completions.with_raw_response.create(model=task.model, messages=messages)
-        async with client.chat.completions.stream(model=task.model, messages=messages) as stream:
+        asked_for = {"messages": messages, "stream_options": {"include_usage": True}}
+        async with client.chat.completions.stream(model=task.model, **asked_for) as stream:
             answers += [raw.parse(), await stream.get_final_completion()]
+        assert answers[-1].usage == answers[0].usage
+        assert answers[-1].choices[0].finish_reason == "stop"
+        stopped = await client.chat.completions.create(model=task.model, messages=messages, stop=["}", "3"])
+        assert stopped.choices[0].message.content == r"\boxed{"
         assert {answer.choices[0].message.content for answer in answers} == {RIGHT}
         assert answers[0]._request_id is None
-        assert [model.id for model in (await client.models.list()).data] == [task.model]
         return RIGHT
 
     (row,) = asked(chat, verifier, ask)
@@ -102,14 +102,14 @@ def test_an_agent_that_fails_because_no_call_can_be_read(
 
 
 def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, verifier: Verifier) -> None:
-    """Other languages and libraries write numbers and members in their own way; the sequence goes on."""
+    """Other languages and libraries write blanks and members in their own way; the sequence goes on."""
 
     async def ask(task: AgentTask, client: Any) -> str:
         answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
         message = answer.choices[0].message.model_dump(exclude_none=True)
         (call,) = message["tool_calls"]
         assert call["function"]["arguments"] == '{"b": 1.0, "a": [2]}'
-        call["function"]["arguments"] = '{"a":[2],"b":1}'
+        call["function"]["arguments"] = '{"a":[2],"b":1.0}'
         output = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
         messages = [*question(task), message, output]
         answer = await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
@@ -124,7 +124,7 @@ def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, ve
 QUESTION = {"role": "user", "content": "What is 1 + 2?", "tool_calls": None, "tool_call_id": None, "name": None}
 ADDED = {"name": "add", "arguments": '{"a": 1, "b": null}'}
 CALL = {"id": "c1", "type": "function", "function": ADDED}
-RESULT = {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "c1"}
+RESULT = {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "c1", "function_call": None}
 
 
 def checked(*messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_calls_have_one_form(arguments: Any) -> None:
 def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     """Templates write arguments as an object, so anything else would be shown in another form than it was said."""
     call = CALL | {"function": ADDED | {"arguments": arguments}}
-    with pytest.raises(EndpointError, match="message 1 has a call whose arguments are no JSON object"):
+    with pytest.raises(EndpointError, match=r"message 1 has a call .* whose arguments are no JSON object"):
         checked(QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT)
 
 
@@ -152,4 +152,3 @@ def test_calls_of_the_old_style_are_refused() -> None:
     """Otherwise the policy would see an empty answer with a result."""
     with pytest.raises(EndpointError, match="message 1 has a function_call: use tool_calls"):
         checked(QUESTION, {"role": "assistant", "content": None, "function_call": ADDED}, RESULT)
-    assert "tool_calls" not in checked({"role": "assistant", "content": "3", "function_call": None}, QUESTION)[0]

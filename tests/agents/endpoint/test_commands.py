@@ -80,12 +80,6 @@ def test_modules_beside_the_pipeline_are_found(
     assert (row.status, row.reason) == ("completed", "")
 
 
-def test_a_program_that_is_missing_is_named(chat: Chat, verifier: Verifier) -> None:
-    agent = CommandAgent(context(chat), argv=["no-such-program"])
-    (row,) = play(ScriptedEngine(chat, lambda *_: ""), agent, verifier, group_size=1)
-    assert "'no-such-program' cannot be started" in row.reason
-
-
 def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A command gets no variable that it was not promised."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "swordfish")

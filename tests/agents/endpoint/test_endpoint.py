@@ -40,29 +40,6 @@ def played(chat: Chat, verifier: Verifier, entry: str, deadline_s: float = 60.0,
     return row
 
 
-@pytest.mark.parametrize("entry", ["over_http", "streams"])
-def test_other_ways_to_ask(chat: Chat, verifier: Verifier, entry: str) -> None:
-    """A client of one's own over HTTP, and a stream, give the same turn."""
-    row = played(chat, verifier, entry)
-    assert (row.status, row.reason) == ("completed", "")
-    assert [turn.verdict for turn in row.turns] == ["correct"]
-
-
-def test_several_completions_are_turns(chat: Chat, verifier: Verifier) -> None:
-    """With n=3 there are three turns in three sequences; the environment saw the last."""
-    row = played(chat, verifier, "several")
-    assert len(row.turns) == len(row.sequence_starts) == 3
-    assert row.ungraded == [0, 1]
-    assert row.follows == [-1, -1, -1]
-
-
-def test_a_reward_may_have_parts(chat: Chat, verifier: Verifier) -> None:
-    """They are recorded with the turn, as those of an environment are."""
-    row = played(chat, verifier, "rewards_parts")
-    assert (row.turns[-1].reward, row.reward_parts) == (1.25, [{"right": 1.0, "short": 0.25}])
-
-
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 BAD: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     "silent": ("silent", {}, "failed", "set-up", "ended without a completion"),
     "late": ("never_ends", {}, "failed", "set-up", "deadline of 2 s"),
@@ -72,20 +49,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     "returns rubbish": ("returns", {"what": {"answer": 3}}, "failed", "set-up", "the agent returned dict"),
     "returns nan": ("returns", {"what": math.nan}, "failed", "set-up", "the reward nan"),
     "floods": ("floods", {}, "failed", "policy", "more than 20 requests"),
-    "large": ("posts", {"text": "x", "times": 10**7}, "failed", "set-up", "413 request_too_large"),
-    "no json": ("posts", {"text": "{model: policy}", "times": 1}, "failed", "set-up", "400 invalid_json"),
-    "another model": ("asks_for", {"model": "gpt-4o"}, "failed", "set-up", "model_not_found"),
-    "another API": ("prefers_responses", {}, "failed", "set-up", "only chat completions are answered"),
-    "format": ("asks_for", {"response_format": {"type": "json_object"}}, "failed", "set-up", "is not supported"),
-    "picture": (
-        "asks_for",
-        {"messages": [{"role": "user", "content": [PICTURE]}]},
-        "failed",
-        "set-up",
-        "media are not",
-    ),
     "full": ("fills_the_context", {}, "truncated", "policy", "context_length_exceeded"),
-    "errs, then full": ("errs_and_fills_the_context", {}, "truncated", "policy", "context_length_exceeded"),
 }
 
 
@@ -102,7 +66,7 @@ def test_bad_agents(
 
 
 def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: Verifier) -> None:
-    """Every completion is a turn with its place in the tree, whatever ended the agent, so that it can be trained on."""
+    """Every completion is a turn with its position in the tree, whatever ended the agent: it can be trained on."""
     row = played(chat, verifier, "several_and_gives_up")
     assert (sorted(row.follows)[:3], len(row.sequence_starts), len(row.turns)) == ([-1, -1, -1], 3, 4)
     assert all(row.logprobs[turn.start] == -0.5 for turn in row.turns)
@@ -115,7 +79,7 @@ def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: V
         (f"{HERE}:two_turn", "has no attribute 'two_turn'"),
         (f"{HERE}:question", f"{HERE}:question is no `async def`"),
         (HERE, "write package.module:function"),
-        (f"{HERE}:post", "cannot be called with"),
+        (f"{HERE}:ask", "cannot be called with"),
     ],
 )
 def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) -> None:
@@ -124,10 +88,10 @@ def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) ->
         resolve("smoke", [f"agent={{type: openai, args: {{entry: '{entry}'}}}}"])
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:99999", ":80", "unix:/here.sock"])
+@pytest.mark.parametrize("listen", ["127.0.0.1", ":80", "unix:/here.sock"])
 def test_an_address_that_nobody_can_listen_on_is_refused(listen: str) -> None:
     """Before vLLM starts, which takes a minute."""
-    with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*give host:port"):
+    with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*should match pattern"):
         resolve("smoke", [f"agent={{type: openai, args: {{listen: '{listen}'}}}}"])
 
 

@@ -114,3 +114,4 @@ def test_an_agent_says_what_success_is(chat: Chat, verifier: Verifier, returned:
 
     (row,) = asked(chat, verifier, grade_itself, [WRONG])
     assert [turn.verdict for turn in row.turns] == [verdict]
+    assert row.reward_parts == ([dict(returned.parts)] if isinstance(returned, Reward) else [])

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,16 @@ from hypothesis import strategies as st
 from configs.score import Reward
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
 from tasks.agents.answers import open_reader
-from tasks.agents.chat import Chat
-from tasks.agents.endpoint.completions import Completions, EndpointSettings
+from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.recording import record
-from tasks.agents.interface import EpisodeSpec
+from tasks.agents.interface import AgentContext
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig
 from tasks.rollout.admission import admit
 from tasks.train.samples import build_samples
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+from tests.support.chat_formats import chat_of
 from tests.support.rollout_helpers import PROBLEM, make_plan
 
+CHAT = chat_of("qwen3")
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 SAID = [
     r"\boxed{3}",
@@ -35,13 +34,9 @@ SAID = [
 ]
 
 
+SPEC = make_plan().group(PROBLEM).prompts[0]
 Script = list[tuple[str, int, int]]
 """Kinds of requests, the conversations that they are about, and how many completions they ask for."""
-
-
-@lru_cache(maxsize=1)
-def chat() -> Chat:
-    return Chat(build_qwen3_tokenizer())
 
 
 @dataclass
@@ -49,13 +44,11 @@ class Episode:
     """An episode whose engine answers at random, some completions cut before their end."""
 
     seed: int
-    says: list[str] = field(default_factory=lambda: SAID)
     sampled: list[tuple[list[int], Completion]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        gconfig = GenerationConfig(max_new_tokens=64)
-        settings = EndpointSettings(chat(), open_reader(chat()), gconfig, 100_000, 1000)
-        self.completions = Completions("q", settings, self)
+        context = AgentContext(CHAT, GenerationConfig(max_new_tokens=64), 100_000)
+        self.completions = Completions("q", context, open_reader(CHAT), 1000, self)
         self._draw = random.Random(self.seed)
 
     async def generate(
@@ -67,7 +60,7 @@ class Episode:
         return BundledGenerationOutputs(qid, token_ids, completions, [1] * gconfig.n, 0.1)
 
     def _complete(self) -> Completion:
-        ids = chat().encode(self._draw.choice(self.says) + self._draw.choice(["<|im_end|>", ""])) or [7]
+        ids = CHAT.encode(self._draw.choice(SAID) + self._draw.choice(["<|im_end|>", ""])) or [7]
         logprobs = [-self._draw.random() for _ in ids]
         return Completion(ids, logprobs, [self._draw.randrange(3)] * len(ids), "stop")
 
@@ -75,22 +68,14 @@ class Episode:
         """Send requests one after another; those of the kind `together` twice at the same time."""
         conversations: list[list[Any]] = [[{"role": "user", "content": "What is 1 + 2?"}]]
         async with self.completions.open():
-            for kind, place, n in script:
-                messages = self._messages(kind, conversations[place % len(conversations)])
-                body = {
-                    "model": "policy",
-                    "messages": messages,
-                    "n": n,
-                    "tools": None if kind == "without tools" else [ADD],
-                }
+            for kind, position, n in script:
+                messages = self._messages(kind, conversations[position % len(conversations)])
+                tools = None if kind == "without tools" else [ADD]
+                body = {"model": "policy", "messages": messages, "n": n, "tools": tools}
                 times = 2 if kind == "together" else 1
                 for answered in await asyncio.gather(*(self.completions.complete(dict(body)) for _ in range(times))):
                     conversations += [[*messages, node.message] for node in answered.nodes]
-        return record(self.spec, self.completions.tree.nodes, 1.0)
-
-    @property
-    def spec(self) -> EpisodeSpec:
-        return make_plan().group(PROBLEM).prompts[0]
+        return record(SPEC, self.completions.tree.nodes, 1.0)
 
     def _messages(self, kind: str, conversation: list[Any]) -> list[Any]:
         if kind == "fresh":
@@ -125,32 +110,26 @@ def test_nothing_but_what_was_sampled_is_in_the_loss(script: Script, seed: int) 
     episode = Episode(seed)
     row = asyncio.run(episode.play(script))
     served = [completion for _, completion in episode.sampled]
-    (row,) = admit([row], episode.spec.record, chat().vocabulary, served)
+    (row,) = admit([row], SPEC.record, CHAT.vocabulary, served)
     to_table([row], TRAJECTORY_SCHEMA)
     ends = [*row.sequence_starts[1:], len(row.token_ids)]
     recorded = []
     for turn in row.turns:
         start = max(start for start in row.sequence_starts if start < turn.start)
         assert turn.end <= next(end for end in ends if end > start)
-        recorded.append(
-            (
-                tuple(row.token_ids[start : turn.start]),
-                tuple(row.token_ids[turn.start : turn.end]),
-                tuple(row.logprobs[turn.start : turn.end]),
-                tuple(row.versions[turn.start : turn.end]),
-            )
-        )
+        columns = (column[turn.start : turn.end] for column in (row.token_ids, row.logprobs, row.versions))
+        recorded.append((tuple(row.token_ids[start : turn.start]), *map(tuple, columns)))
     assert Counter(recorded) == Counter(
         (tuple(prompt), tuple(done.token_ids), tuple(done.logprobs), tuple(done.versions))
         for prompt, done in episode.sampled
     )
     scores = [
-        Score(row.trajectory_id, place, "none" if place in row.ungraded else "wrong", 0.0, "", "", "", 0.0)
-        for place in range(len(row.turns))
+        Score(row.trajectory_id, position, "none" if position in row.ungraded else "wrong", 0.0, "", "", "", 0.0)
+        for position in range(len(row.turns))
     ]
     received, asked = (column or list(range(len(row.turns))) for column in (row.received, row.asked))
     assert sorted(received) == list(range(len(row.turns)))
-    assert all(before < 0 or received[before] < asked[place] for place, before in enumerate(row.follows))
+    assert all(before < 0 or received[before] < asked[position] for position, before in enumerate(row.follows))
     (sample,) = build_samples([row], scores, Reward())
     assert np.array_equal(sample.actions, np.flatnonzero(row.action_mask))
     assert sum(row.action_mask) == sum(len(done.token_ids) for done in served)

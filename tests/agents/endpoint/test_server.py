@@ -1,5 +1,6 @@
 """The endpoint's server: keys, addresses, and answers that are errors in OpenAI's form."""
 
+import json
 import socket
 from typing import Any
 
@@ -10,24 +11,21 @@ from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import Ask, asked
+from tests.agents.endpoint.asking import asked
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
-
-
-def played(chat: Chat, verifier: Verifier, ask: Ask, episodes: int = 1) -> None:
-    """Play, and check that nothing failed."""
-    rows = asked(chat, verifier, ask, episodes=episodes)
-    assert [(row.status, row.reason) for row in rows] == [("completed", "")] * episodes
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
 async def request(
     task: AgentTask, path: str = "/chat/completions", body: Any = BODY, key: str | None = None
 ) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {task.api_key if key is None else key}"}
+    """Post a body, which is JSON unless it is a text."""
+    headers = {"Authorization": f"Bearer {key or task.api_key}"}
+    data = body if isinstance(body, str) else json.dumps(body)
     async with (
         aiohttp.ClientSession() as client,
-        client.request("POST" if body else "GET", task.base_url + path, json=body, headers=headers) as response,
+        client.post(task.base_url + path, data=data, headers=headers) as response,
     ):
         return response.status, await response.json()
 
@@ -37,13 +35,16 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
     wrong = [
         ({"key": "sk-1234"}, 401, "invalid_api_key"),
         ({"path": "/embeddings"}, 404, "unknown_url"),
-        ({"body": {"model": "policy"}}, 400, "invalid_value"),
+        ({"body": "x" * 10**7}, 413, "request_too_large"),
+        ({"body": "{model: policy}"}, 400, "invalid_json"),
+        ({"body": {**BODY, "model": "gpt-4o"}}, 404, "model_not_found"),
+        ({"body": {**BODY, "messages": [{"role": "user", "content": [PICTURE]}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": []}}, 400, "invalid_value"),
         ({"body": {**BODY, "n": 0}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": [{"role": "narrator", "content": "x"}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": [{"role": "assistant", "content": "It is"}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "logit_bias": {"5": 1}}}, 400, "unsupported_parameter"),
-        ({"body": {**BODY, "top_logprobs": 3}}, 400, "unsupported_parameter"),
+        ({"body": {**BODY, "response_format": {"type": "json_object"}}}, 400, "unsupported_parameter"),
         ({"body": {**BODY, "messages": [{"role": "user", "content": "x" * 99_999}]}}, 400, "context_length_exceeded"),
         ({"path": "/environment/step", "body": {"text": "3"}}, 400, "invalid_value"),
     ]
@@ -55,7 +56,8 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
             assert answer["error"]["message"]
         assert (await request(task))[0] == 200
 
-    played(chat, verifier, ask)
+    (row,) = asked(chat, verifier, ask)
+    assert (row.status, row.reason) == ("completed", "")
 
 
 def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> None:
@@ -66,7 +68,7 @@ def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> Non
         keys.add(task.api_key)
         await request(task)
 
-    played(chat, verifier, ask, episodes=4)
+    assert [len(row.turns) for row in asked(chat, verifier, ask, episodes=4)] == [1] * 4
     assert len(keys) == 4
 
 

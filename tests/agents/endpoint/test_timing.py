@@ -6,11 +6,15 @@ from typing import Any
 import openai
 import pytest
 
+from tasks.agents.answers import open_reader
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
+from tasks.agents.endpoint.client import open_client
+from tasks.agents.endpoint.completions import Completions
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, WRONG, asked, question
+from tests.support.rollout_helpers import context
 
 
 class Slow(MathVerifyEnvironment):
@@ -27,7 +31,7 @@ def create(task: AgentTask, client: Any, **more: Any) -> Any:
 
 def graded(row: Any) -> list[tuple[str, str]]:
     """Return text and verdict of the turns that the environment graded."""
-    return [(turn.text, turn.verdict) for place, turn in enumerate(row.turns) if place not in row.ungraded]
+    return [(turn.text, turn.verdict) for position, turn in enumerate(row.turns) if position not in row.ungraded]
 
 
 def test_a_completion_that_comes_while_the_environment_grades_is_another(chat: Chat, verifier: Verifier) -> None:
@@ -61,33 +65,14 @@ def test_what_nobody_waits_for_is_recorded(chat: Chat, verifier: Verifier, over_
     assert graded(row) == [(RIGHT, "correct")]  # not the newest, which nobody has received
 
 
-def test_a_request_after_the_end_is_refused(chat: Chat, verifier: Verifier) -> None:
+async def test_a_request_after_the_end_is_refused(chat: Chat) -> None:
     """Also by the given client: otherwise it would wait until the rollout's end."""
-    first, told = list[AgentTask](), list[str]()
-
-    async def later(task: AgentTask, client: Any) -> None:
-        by_http = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
-        await asyncio.sleep(0.5)
-        for each in (client, by_http):
-            with pytest.raises(openai.APIStatusError) as caught:
-                await create(task, each)
-            told.append(f"{caught.value.status_code} {caught.value.code}")
-
-    async def ask(task: AgentTask, client: Any) -> object:
-        await create(task, client)
-        first.append(task)
-        if len(first) > 1:  # the second episode: its rollout goes on
-            await asyncio.gather(*LATE)
-        else:
-            LATE.append(asyncio.create_task(later(task, client)))
-            await asyncio.sleep(0.1)
-        return 0.0
-
-    asked(chat, verifier, ask, episodes=2)
-    assert told == ["410 episode_ended", "401 invalid_api_key"]
-
-
-LATE: list[asyncio.Task[None]] = []
+    engine: Any = None
+    completions = Completions("q", context(chat), open_reader(chat), 1, engine)
+    async with completions.open(), open_client(completions, "http://127.0.0.1/v1", "key") as client:
+        pass
+    with pytest.raises(openai.APIStatusError, match="has ended"):
+        await client.chat.completions.create(model="policy", messages=[])
 
 
 def test_a_thread_with_an_event_loop_of_its_own_is_answered(chat: Chat, verifier: Verifier) -> None:

@@ -43,10 +43,3 @@ def test_failed_calls(qwen3: Chat, verifier: Verifier, said: str, status: str, o
     (made,) = row.calls
     assert made.status == status
     assert made.output.startswith(output)
-
-
-def test_what_clients_of_frameworks_send(qwen3: Chat, verifier: Verifier) -> None:
-    """Contents in parts, null, the role `developer` and settings that decide nothing here are no reason to refuse."""
-    row = played(qwen3, verifier, "openai", ["", RIGHT], {"entry": "tests.agents.endpoint.solvers:is_of_a_framework"})
-    assert (row.status, row.reason) == ("completed", "")
-    assert [turn.verdict for turn in row.turns] == ["correct"]

@@ -122,7 +122,7 @@ def test_trees(chat: Chat, verifier: Verifier, name: str) -> None:
     assert shown(row) == shown(TREES[name].trajectory())
 
 
-def test_who_waits_for_a_place_has_asked_before(chat: Chat, verifier: Verifier) -> None:
+def test_who_waits_for_a_slot_has_asked_before(chat: Chat, verifier: Verifier) -> None:
     """Of 70 requests at once 64 are answered at the same time; the others know no more when their time comes."""
 
     async def ask_often(task: AgentTask, client: Any) -> None:

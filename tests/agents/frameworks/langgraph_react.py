@@ -22,17 +22,10 @@ def make_graph(task: AgentTask, tools: Toolbox) -> Any:
     return create_agent(model, [calculator], system_prompt="Use the calculator.")
 
 
-async def solve(task: AgentTask, client: object, tools: Toolbox) -> str:
-    """Run the graph until it answers."""
+async def solve(task: AgentTask, client: object, tools: Toolbox, *, most: int = 25) -> str:
+    """Run the graph, which raises GraphRecursionError if it has no answer after so many steps."""
     asked = {"messages": [{"role": "user", "content": task.prompt}]}
-    done = await make_graph(task, tools).ainvoke(asked)
-    return str(done["messages"][-1].content)
-
-
-async def solve_in_few_steps(task: AgentTask, client: object, tools: Toolbox) -> str:
-    """Run the graph, which raises GraphRecursionError if it has no answer after four steps."""
-    asked = {"messages": [{"role": "user", "content": task.prompt}]}
-    done = await make_graph(task, tools).ainvoke(asked, {"recursion_limit": 4})
+    done = await make_graph(task, tools).ainvoke(asked, {"recursion_limit": most})
     return str(done["messages"][-1].content)
 
 

@@ -26,15 +26,9 @@ def make_agent(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> Agent:
     return Agent("Calculator", "Use the calculator.", model=model, tools=[calculator], model_settings=settings)
 
 
-async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
-    """Run the agent until it answers."""
-    result = await Runner.run(make_agent(task, client, tools), task.prompt, run_config=NO_TRACES)
-    return str(result.final_output)
-
-
-async def solve_in_few_steps(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
-    """Run the agent, which raises MaxTurnsExceeded if it has no answer after two turns."""
-    result = await Runner.run(make_agent(task, client, tools), task.prompt, run_config=NO_TRACES, max_turns=2)
+async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox, *, most: int = 10) -> str:
+    """Run the agent, which raises MaxTurnsExceeded if it has no answer after so many turns."""
+    result = await Runner.run(make_agent(task, client, tools), task.prompt, run_config=NO_TRACES, max_turns=most)
     return str(result.final_output)
 
 

@@ -6,18 +6,9 @@ import sys
 import urllib.request
 from typing import Any
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"numbers": {"type": "array", "items": {"type": "number"}}},
-            "required": ["numbers"],
-        },
-    },
-}
+NUMBERS = {"type": "array", "items": {"type": "number"}}
+PARAMETERS = {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]}
+ADD = {"type": "function", "function": {"name": "add", "description": "Add numbers.", "parameters": PARAMETERS}}
 
 
 def ask(messages: list[Any]) -> dict[str, Any]:

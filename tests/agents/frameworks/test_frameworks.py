@@ -23,18 +23,23 @@ ONE_SEQUENCE = [
 
 
 @pytest.mark.parametrize(("package", "entry"), ONE_SEQUENCE, ids=[entry for _, entry in ONE_SEQUENCE])
-def test_calls_and_answer_are_one_sequence(chat: Chat, verifier: Verifier, package: str, entry: str) -> None:
+def test_calls_and_answer_are_one_sequence(qwen3: Chat, verifier: Verifier, package: str, entry: str) -> None:
     """The framework sends back what it got, so the second prompt begins with the tokens of the first turn."""
     pytest.importorskip(package, reason="make setup-agents")
-    row = played(chat, verifier, "openai", [CALLS, ANSWER], {"entry": f"{FOLDER}.{entry}"})
+    row = played(qwen3, verifier, "openai", [CALLS, ANSWER], {"entry": f"{FOLDER}.{entry}"})
     check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"))
 
 
-@pytest.mark.parametrize(("package", "file"), [("agents", "openai_sdk"), ("langchain", "langgraph_react")])
-def test_a_policy_that_only_calls_does_not_escape(chat: Chat, verifier: Verifier, package: str, file: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "file", "most"), [("agents", "openai_sdk", 2), ("langchain", "langgraph_react", 4)]
+)
+def test_a_policy_that_only_calls_does_not_escape(
+    qwen3: Chat, verifier: Verifier, package: str, file: str, most: int
+) -> None:
     """The framework ends it by an error of its own, which is the policy's fault and keeps its turns."""
     pytest.importorskip(package, reason="make setup-agents")
-    row = played(chat, verifier, "openai", [CALLS] * 9, {"entry": f"{FOLDER}.{file}:solve_in_few_steps"})
+    arguments = {"entry": f"{FOLDER}.{file}:solve", "arguments": {"most": most}}
+    row = played(qwen3, verifier, "openai", [CALLS] * 9, arguments)
     assert (row.status, row.fault, len(row.turns)) == ("failed", "policy", 2)
 
 
@@ -59,21 +64,21 @@ SMOLAGENTS: list[tuple[str, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("function", "says", "called"), SMOLAGENTS, ids=[function for function, _, _ in SMOLAGENTS])
 def test_smolagents_has_a_sequence_for_each_step(
-    chat: Chat, verifier: Verifier, function: str, says: list[str], called: list[str]
+    qwen3: Chat, verifier: Verifier, function: str, says: list[str], called: list[str]
 ) -> None:
     """It tells the policy its earlier steps in words of its own, so each step begins a sequence."""
     pytest.importorskip("smolagents", reason="make setup-agents")
-    row = played(chat, verifier, "openai", says, {"entry": f"{FOLDER}.smol_agents:{function}"})
+    row = played(qwen3, verifier, "openai", says, {"entry": f"{FOLDER}.smol_agents:{function}"})
     assert (row.status, row.reason) == ("completed", "")
     assert [(each.name, each.status) for each in row.calls] == [(name, "unanswered") for name in called]
     assert (row.ungraded, row.follows, len(row.sequence_starts)) == ([0], [-1, -1], 2)
     assert [turn.verdict for turn in row.turns] == ["", "correct"]
     assert row.answers == [None, r"\boxed{3}"]
-    assert "3" in chat.decode(row.token_ids[row.sequence_starts[1] : row.turns[1].start]).split("Observation")[-1]
+    assert "3" in qwen3.decode(row.token_ids[row.sequence_starts[1] : row.turns[1].start]).split("Observation")[-1]
 
 
-def test_a_program_without_any_package(chat: Chat, verifier: Verifier) -> None:
+def test_a_program_without_any_package(qwen3: Chat, verifier: Verifier) -> None:
     """A program that posts JSON is an agent with tools as good as the others."""
     argv = [sys.executable, str(ROOT / "tests/agents/frameworks/program.py")]
-    row = played(chat, verifier, "command", [call("add", numbers=[1, 2]), ANSWER], {"argv": argv})
+    row = played(qwen3, verifier, "command", [call("add", numbers=[1, 2]), ANSWER], {"argv": argv})
     check_answered(row, Call(0, "", "add", '{"numbers": [1, 2]}', "3", "answered"))

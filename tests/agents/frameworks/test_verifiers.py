@@ -38,47 +38,47 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     ],
 )
 def test_an_environment_plays_an_episode(
-    chat: Chat, verifier: Verifier, problem: Problem, kind: str, says: list[str], metrics: object
+    qwen3: Chat, verifier: Verifier, problem: Problem, kind: str, says: list[str], metrics: object
 ) -> None:
     """The last turn has the weighted sum as reward and the rubric's values as parts; all turns are one sequence."""
-    row = played(chat, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": kind}}, problem)
+    row = played(qwen3, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": kind}}, problem)
     assert (row.status, row.reason) == ("completed", "")
     assert [turn.reward for turn in row.turns] == [0.0] * (len(says) - 1) + [1.5]
     assert row.reward_parts[-1] == metrics
     assert len(row.sequence_starts) == 1
 
 
-def test_its_tools_are_called(chat: Chat, verifier: Verifier, problem: Problem) -> None:
+def test_its_tools_are_called(qwen3: Chat, verifier: Verifier, problem: Problem) -> None:
     """The environment runs its own tools; calls and outputs are recorded."""
     says = [call("add", first=1, second=2), WRONG]
-    row = played(chat, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": "tool"}}, problem)
+    row = played(qwen3, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": "tool"}}, problem)
     assert the_calls(row) == [Call(0, "", "add", '{"first": 1, "second": 2}', "3", "answered")]
     assert (row.ungraded, row.turns[-1].reward, len(row.sequence_starts)) == ([0], 0.5, 1)
     assert row.reward_parts[-1]["right"] == 0.0
 
 
-def test_a_full_context_truncates_the_episode(chat: Chat, verifier: Verifier, problem: Problem) -> None:
+def test_a_full_context_truncates_the_episode(qwen3: Chat, verifier: Verifier, problem: Problem) -> None:
     """The environment would count it as played to its end; its record says that it was cut."""
     says = ["x" * 30_000, RIGHT]
-    row = played(chat, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": "two"}}, problem)
+    row = played(qwen3, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": "two"}}, problem)
     assert (row.status, row.fault) == ("truncated", "policy")
     assert "context_length_exceeded" in row.reason
 
 
-def test_errors_fail_the_episode(chat: Chat, verifier: Verifier, problem: Problem) -> None:
+def test_errors_fail_the_episode(qwen3: Chat, verifier: Verifier, problem: Problem) -> None:
     """An environment keeps the error that ended it; here it is the reason. An empty answer is the policy's."""
-    row = played(chat, verifier, "verifiers", [""], {"environment": SUMS}, problem)
+    row = played(qwen3, verifier, "verifiers", [""], {"environment": SUMS}, problem)
     assert (row.status, row.fault) == ("failed", "policy")
     assert "EmptyModelResponseError" in row.reason
-    row = played(chat, verifier, "verifiers", [RIGHT], {"environment": SUMS})
+    row = played(qwen3, verifier, "verifiers", [RIGHT], {"environment": SUMS})
     assert row.fault == "set-up"
     assert "'1+2' is no row of an environment: load it with preset verifiers" in row.reason
 
 
-def test_a_run_keeps_its_signals(chat: Chat) -> None:
+def test_a_run_keeps_its_signals(qwen3: Chat) -> None:
     """Environments want to handle Ctrl-C and SIGTERM, which belong to the run."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    make = partial(AGENTS.make, "verifiers", context(chat))
+    make = partial(AGENTS.make, "verifiers", context(qwen3))
     make({"environment": SUMS})
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     with pytest.raises(ValueError, match="its rubric compares episodes"):
