@@ -11,7 +11,7 @@ from aiohttp import web
 
 from storage.visible import described
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import ONLY_CHAT, EndpointError, invalid
+from tasks.agents.endpoint.protocol import MODEL, ONLY_CHAT, EndpointError, invalid
 from tasks.environments.interface import StepResult
 
 LARGEST_BODY = 4 * 2**20
@@ -39,6 +39,7 @@ class EndpointServer:
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_in_form])
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/environment/step", self._step)
+        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         host, _, port = self._listen.rpartition(":")
@@ -101,6 +102,11 @@ class EndpointServer:
             raise failed from error
         result = said._asdict() | {"info": dict(said.info)}
         return web.json_response(result, dumps=partial(json.dumps, default=str))  # `info` may hold anything
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._served(request)
+        listed = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}]
+        return web.json_response({"object": "list", "data": listed})
 
 
 @web.middleware

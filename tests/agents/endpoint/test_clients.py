@@ -22,6 +22,7 @@ def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Veri
 
     async def ask(task: AgentTask, client: Any) -> str:
         messages = question(task)
+        assert [model.id async for model in client.models.list()] == [task.model]
         forms = [client.copy(max_retries=1), client.with_options(timeout=5).with_options(max_retries=2)]
         answers = [await form.chat.completions.create(model=task.model, messages=messages) for form in forms]
         raw = await client.chat.completions.with_raw_response.create(model=task.model, messages=messages)
