@@ -119,7 +119,16 @@ def collect(
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
             dropped.append(BadRow(place, str(error)))
-    _check(len(problems), bad, name, max_bad_share)
+    if not problems and not bad:
+        raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
+    total = len(problems) + len(bad)
+    if not problems or len(bad) > max_bad_share * total:
+        shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])
+        more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
+        raise ProblemError(
+            f"{name}: {len(bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share}): "
+            f"correct them, or check that preset or fields fit the columns{shown}{more}"
+        )
     return ProblemSet([problem for _, problem in problems.values()], bad, left_out)
 
 
@@ -134,19 +143,6 @@ def fingerprint(problems: Iterable[Problem]) -> str:
         row = dataclasses.asdict(problem) | {"metadata": json.loads(problem.metadata)}
         digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()[:16]
-
-
-def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> None:
-    if not good and not bad:
-        raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
-    if good and len(bad) <= max_bad_share * (good + len(bad)):
-        return
-    shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])
-    more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
-    raise ProblemError(
-        f"{name}: {len(bad)} of {good + len(bad)} rows are bad (problems.max_bad_share={max_bad_share}): "
-        f"correct them, or check that preset or fields fit the columns{shown}{more}"
-    )
 
 
 def key(problem: Problem) -> str:
@@ -169,14 +165,12 @@ def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[P
 
 
 def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
-    """Say how a set has changed.
+    """Say how a set has changed; with 0 new and 0 gone ones, order, ids or metadata are others.
 
     >>> describe_change([Problem("1", "1 + 1?", ["2"])], [Problem("1", "1 + 1?", ["2"]), Problem("2", "1 + 2?", ["3"])])
     '2 problems instead of 1: 1 new, 0 gone'
     """
     new, gone = len(new_problems(now, before)), len(new_problems(before, now))
-    if not new and not gone:
-        return f"the same {len(before)} problems in another order, with other ids or other metadata"
     return f"{len(now)} problems instead of {len(before)}: {new} new, {gone} gone"
 
 

@@ -84,11 +84,8 @@ def simplified(text: str) -> str:
     """
     text = _DELIMITERS.sub(" ", text) if "\\" in text else text
     text = _CROSS.sub("\\\\times ", text) if "x" in text else text
-    return (
-        unmarked(unstyled(in_ascii(text.replace("\\$", "$").replace("\\%", "%"))))
-        .strip(" \t\r\n,;:\"'")
-        .rstrip(" .,;:\"'\\")
-    )
+    text = unmarked(unstyled(in_ascii(text.replace("\\$", "$").replace("\\%", "%"))))
+    return text.strip(" \t\r\n,;:\"'").rstrip(" .,;:\"'\\")
 
 
 _DELIMITERS = re.compile(r"\\[()\[\]]")

@@ -191,10 +191,7 @@ def identity(settings: ScoreSettings) -> dict[str, Any]:
 
 def _source(name: str) -> str:
     SCORERS.find(name)  # imports the module
-    path = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
-    if not path:
-        raise ValueError(f"score.type={name!r}: its module has no file, so its scores could not be told from others'")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(inspect.getfile(sys.modules[name.partition(":")[0]])).read_bytes()).hexdigest()
 
 
 class Scorers:
