@@ -13,7 +13,6 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
-from tasks.problems.contamination import find_repeats
 from tasks.problems.messages import first_messages
 from tasks.problems.problem_set import Place, RowError
 
@@ -156,28 +155,13 @@ def test_columns_of_numbers_in_parquet(tmp_path: Path) -> None:
     assert as_text(Decimal("1E+2"), "gold") == "100"
 
 
-FIELDS = {"id": "key", "prompt": "ask", "solutions": "gold"}
-
-
 def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:
     """A NaN in a table is a missing number; a column that no row has is a mistake in the configuration."""
     rows = [{"ask": "p", "gold": "1", "rate": rate} for rate in (0.5, None, float("nan"))]
     fields = {"prompt": "ask", "solutions": "gold", "metadata": ["rate"]}
     found = load(tmp_path, [*rows, {"ask": "q", "gold": "2"}], fields=fields)
-    assert [json.loads(problem.metadata) for problem in found.problems] == [
-        {"rate": 0.5},
-        {"rate": None},
-        {"rate": None},
-        {},
-    ]
+    metadata = [json.loads(problem.metadata) for problem in found.problems]
+    assert metadata == [{"rate": 0.5}, {"rate": None}, {"rate": None}, {}]
     assert load(tmp_path, [{"ask": "p", "gold": "1", "rate": [float("nan")]}, *rows], fields=fields).bad
     with pytest.raises(ProblemError, match=r"no row has the column 'ratio', which fields.metadata names"):
         load(tmp_path, rows, fields=fields | {"metadata": ["rate", "ratio"]})
-
-
-def test_repeated_rows_are_named(tmp_path: Path) -> None:
-    """They are drawn more often than others; of those with other gold answers one is wrong."""
-    rows = [("a", "Compute 12 + 30.", "42"), ("b", "Compute  12+30", "42"), ("c", "Compute 12 + 30.", "43")]
-    rows += [("d", "Compute 12 + 31.", "43")]
-    problems = load(tmp_path, [dict(zip(("key", "ask", "gold"), row, strict=True)) for row in rows], fields=FIELDS)
-    assert find_repeats(problems.problems) == ["b as a", "c as a with other solutions"]

@@ -93,44 +93,13 @@ def test_too_few_problems_is_an_error() -> None:
 # Presets
 
 
-def test_gsm8k_solution_is_what_follows_the_last_mark(tmp_path: Path) -> None:
-    """The gold number has no reasoning, blanks or thousands separators; row numbers are the ids."""
-    rows = [
-        {"question": "Clips?", "answer": "48/2 = <<48/2=24>>24\n#### 72"},
-        {"question": "Pounds?", "answer": "#### 7 at first\n####  1,234,567 "},
-    ]
-    assert load_rows(tmp_path, rows, preset="gsm8k").problems == [
-        Problem("000001", "Clips?", ["72"], "gsm8k"),
-        Problem("000002", "Pounds?", ["1234567"], "gsm8k"),
-    ]
-
-
 def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
     """LaTeX stays unchanged; fields that the data set lacks are left out."""
-    rows = [
-        {
-            "problem": "P",
-            "answer": r"\frac{1}{2}",
-            "subject": "Algebra",
-            "level": 2,
-            "unique_id": "a/7",
-            "solution": "long",
-        },
-        {"problem": "Q", "answer": 7},
-    ]
+    about = {"subject": "Algebra", "level": 2, "unique_id": "a/7", "solution": "long"}
+    rows = [{"problem": "P", "answer": r"\frac{1}{2}", **about}, {"problem": "Q", "answer": 7}]
     first, second = load_rows(tmp_path, rows, preset="math").problems
     assert first == Problem("a/7", "P", [r"\frac{1}{2}"], "math", '{"level": 2, "subject": "Algebra"}')
     assert second == Problem("000002", "Q", ["7"], "math", "{}")
-
-
-def test_source_and_metadata_come_from_columns(tmp_path: Path) -> None:
-    """Columns that the mapping names reach agent, environment and scorer."""
-    fields: Fields = {"prompt": "ask", "solutions": "gold", "source": "kind", "metadata": ["level", "tests"]}
-    row = GOOD | {"kind": "code", "level": 3, "tests": [{"in": "1"}], "other": 1}
-    (problem,) = load_rows(tmp_path, [row], fields=fields).problems
-    assert (problem.source, json.loads(problem.metadata)) == ("code", {"level": 3, "tests": [{"in": "1"}]})
-    columns = {name: [value] for name, value in row.items()}
-    assert load_problems(parquet(tmp_path / "rows.parquet", columns, fields=fields), 0).problems == [problem]
 
 
 def test_only_metadata_has_several_columns() -> None:
@@ -193,19 +162,13 @@ def test_presets_are_those_of_the_schema() -> None:
     ("line", "reason"),
     [
         (b'{"key": "x", "ask": ', "not JSON: Expecting value: line 1 column 20"),
-        (
-            b'{"key": "x", "ask": "\xff\xfe", "gold": "1"}',
-            "not JSON: 'utf-8' codec can't decode byte 0xff in position 21",
-        ),
+        (b'{"key": "x", "ask": "\xff\xfe"}', "not JSON: 'utf-8' codec can't decode byte 0xff in position 21"),
         (b"[1, 2]", "a JSON list where an object is needed"),
         (b"[" * 100_000, "not JSON: maximum recursion depth"),
         (b"9" * 5000, "not JSON: Exceeds the limit"),
         ({"key": "x", "ask": "Why?"}, "no column 'gold'; there are key, ask"),
         ({"key": "x", "ask": "Why?", "gold": []}, "column 'gold' is an empty list"),
-        ({"key": "x", "ask": "Why?", "gold": ""}, "column 'gold' is blank"),
-        ({"key": "x", "ask": "Why?", "gold": None}, "column 'gold' is not text: None"),
         ({"key": "x", "ask": "Why?", "gold": 0.1}, "column 'gold' is not text: 0.1"),
-        ({"key": "x", "ask": "Why?", "gold": ["1", True]}, "column 'gold' is not text: True"),
         ({"key": "x", "ask": " \n", "gold": "1"}, "column 'ask' is blank"),
         ({"key": None, "ask": "Why?", "gold": "1"}, "column 'key' is not text: None"),
         ({"key": "x", "ask": "\ud800", "gold": "1"}, "column 'ask' holds half a surrogate pair"),
@@ -251,18 +214,11 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
     """One broken string makes only its own row bad; row numbers continue over batches of 64 rows."""
     count, broken = 200, 199
     asked = pa.array([b"\xff" if row == broken else b"q" for row in range(1, count + 1)])
-    source = parquet(
-        tmp_path / "x.parquet",
-        {"ask": asked.view(pa.string()), "gold": ["1"] * count},
-        fields={"prompt": "ask", "solutions": "gold"},
-    )
+    columns = {"ask": asked.view(pa.string()), "gold": ["1"] * count}
+    source = parquet(tmp_path / "x.parquet", columns, fields={"prompt": "ask", "solutions": "gold"})
     result = load_problems(source, 0.1)
-    assert result.bad == [
-        BadRow(
-            Place(broken),
-            "a value cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
-        )
-    ]
+    reason = "a value cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
+    assert result.bad == [BadRow(Place(broken), reason)]
     assert (len(result.problems), result.problems[-1].problem_id) == (count - 1, "000200")
 
 
