@@ -35,8 +35,8 @@ class NotNeededError(RowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a row in its source."""
+class Position:
+    """Where a row stands in its source."""
 
     line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
     file: str = ""  # name of the file, if the source is a pattern
@@ -53,10 +53,10 @@ class Place:
 class BadRow:
     """A dropped row.
 
-    Example: BadRow(Place(12), reason="column 'answer' is blank")
+    Example: BadRow(Position(12), reason="column 'answer' is blank")
     """
 
-    place: Place
+    position: Position
     reason: str
 
 
@@ -83,7 +83,7 @@ class PartOfRow(dict[str, Any]):
 
 
 def collect(
-    rows: Iterable[tuple[Place, Row | RowError]],
+    rows: Iterable[tuple[Position, Row | RowError]],
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
@@ -93,37 +93,37 @@ def collect(
     A row that repeats an earlier one with its id counts once.
 
     Args:
-        rows: the rows of a source, with their places.
+        rows: the rows of a source, with their positions.
         to_problem: converts a row, given a default id for rows without one.
         name: the source, for messages.
         max_bad_share: from 0 to 1.
 
     Raises:
-        ProblemError: there are no rows, none is usable, or a larger share than `max_bad_share` is bad.
+        ProblemError: there are no rows, none is usable, or a larger fraction than `max_bad_share` is bad.
     """
-    problems: dict[str, tuple[Place, Problem]] = {}
+    problems: dict[str, tuple[Position, Problem]] = {}
     bad: list[BadRow] = []
     left_out: list[BadRow] = []
-    for place, row in rows:
+    for position, row in rows:
         try:
             if isinstance(row, RowError):
                 raise row
             # The id of a row without one is its number, which does not change when more files are added.
-            problem = to_problem(row, f"{place.line:06d}")
-            problem = replace(problem, problem_id=place.prefixed(problem.problem_id))
-            first, same = problems.setdefault(problem.problem_id, (place, problem))
-            if first != place and same == problem:
+            problem = to_problem(row, f"{position.line:06d}")
+            problem = replace(problem, problem_id=position.prefixed(problem.problem_id))
+            first, same = problems.setdefault(problem.problem_id, (position, problem))
+            if first != position and same == problem:
                 raise NotNeededError(f"it is the same as {first}")
-            if first != place:
+            if first != position:
                 raise RowError(f"id {problem.problem_id!r} is already on {first}")
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
-            dropped.append(BadRow(place, str(error)))
+            dropped.append(BadRow(position, str(error)))
     if not problems and not bad:
         raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
     total = len(problems) + len(bad)
     if not problems or len(bad) > max_bad_share * total:
-        shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])
+        shown = "".join(f"\n  {row.position}: {row.reason}" for row in bad[:REPORTED])
         more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
         raise ProblemError(
             f"{name}: {len(bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share}): "

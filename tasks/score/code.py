@@ -38,7 +38,7 @@ class CodeScorer:
     """A turn is right if the last block of code in its text passes all tests of the problem.
 
     Args:
-        context: what scorers share.
+        context: what all scorers get.
         at_once: programs that run at the same time.
     """
 

@@ -42,7 +42,7 @@ class Listed:
 class Gold:
     """A gold answer.
 
-    Example: Gold(text="1,800", number=Number(Fraction(1800), places=0))
+    Example: Gold(text="1,800", number=Number(Fraction(1800), decimals=0))
     """
 
     solution: str  # as the problem has it

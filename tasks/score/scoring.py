@@ -122,7 +122,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     """Return the metrics of scores that took `seconds`.
 
     Raises:
-        ValueError: the share of timeouts and errors exceeds `score.max_failure_share`.
+        ValueError: the fraction of timeouts and errors exceeds `score.max_failure_share`.
     """
     verdicts = grades.verdicts
     total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)

@@ -63,8 +63,8 @@ def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
     ]
     (found,) = summary(*rows)
     content = key(Problem("a", "What is a?", ["a"]))
-    about = {"run": "r", "iteration": 0, "policy_version": 3, "episodes": 5, "first_turn": 2, "any_turn": 3}
-    assert found == ProblemHistory(content, "a", "What is a?", ["a"], **about)
+    counted = ProblemHistory(content, "a", "What is a?", ["a"], "r", 0, 3, episodes=5, first_turn=2, any_turn=3)
+    assert found == counted
 
 
 def test_an_episode_that_the_policy_ended_is_not_solved() -> None:

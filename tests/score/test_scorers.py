@@ -257,19 +257,22 @@ def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reward", "name"),
+    ("verdict", "reward", "above", "name"),
     [
-        ("correct", 0.0, "correct"),
-        ("wrong", 0.9, "wrong"),
-        ("unparsable", 0.0, "unparsable"),
-        ("", 0.5, "wrong"),
-        ("", 0.6, "correct"),
-        ("3 tests passed", 0.6, "correct"),
+        ("correct", 0.0, 0.5, "correct"),
+        ("wrong", 0.9, 0.5, "wrong"),
+        ("unparsable", 0.0, 0.5, "unparsable"),
+        ("", 0.5, 0.5, "wrong"),
+        ("", 0.6, 0.5, "correct"),
+        ("", float(np.float32(0.2)), 0.2, "wrong"),  # rewards are stored as float32, in which 0.2 is a little more
+        ("3 tests passed", 0.6, 0.5, "correct"),
     ],
 )
-def test_what_the_environment_said_counts(verifier: Verifier, verdict: str, reward: float, name: str) -> None:
+def test_what_the_environment_said_counts(
+    verifier: Verifier, verdict: str, reward: float, above: float, name: str
+) -> None:
     """Its verdict decides; where it has none, the reward does. The reward is stored as it was, with its parts."""
-    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.5)
+    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=above)
     turns = [{"text": "x", "verdict": verdict, "reward": reward}]
     (judged,) = scorer.judge([Answer(row("x", turns=turns, reward_parts=[[("speed", 0.25)]]), 0)])
     assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
@@ -296,13 +299,6 @@ def test_the_part_named_correct_says_what_is_right(
     for rule, name in (("said", now), ("reward", before)):
         scorers = Scorers(ScoreSettings(type="environment", success=rule), verifier)  # type: ignore[arg-type]
         assert scorers.judge([answer])[0].name == name
-
-
-def test_a_reward_at_the_threshold_is_not_above_it(verifier: Verifier) -> None:
-    """Rewards are stored as float32, in which 0.2 is a little more."""
-    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.2)
-    turns = [{"text": "x", "verdict": "", "reward": float(np.float32(0.2))}]
-    assert scorer.judge([Answer(row("x", turns=turns, reward_parts=[]), 0)])[0].name == "wrong"
 
 
 # Stored data
