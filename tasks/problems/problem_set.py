@@ -35,7 +35,7 @@ class NotNeededError(RowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class Where:
     """Where a row stands in its source."""
 
     line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
@@ -53,10 +53,10 @@ class Position:
 class BadRow:
     """A dropped row.
 
-    Example: BadRow(Position(12), reason="column 'answer' is blank")
+    Example: BadRow(Where(12), reason="column 'answer' is blank")
     """
 
-    position: Position
+    where: Where
     reason: str
 
 
@@ -83,7 +83,7 @@ class PartOfRow(dict[str, Any]):
 
 
 def collect(
-    rows: Iterable[tuple[Position, Row | RowError]],
+    rows: Iterable[tuple[Where, Row | RowError]],
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
@@ -101,29 +101,29 @@ def collect(
     Raises:
         ProblemError: there are no rows, none is usable, or a larger fraction than `max_bad_share` is bad.
     """
-    problems: dict[str, tuple[Position, Problem]] = {}
+    problems: dict[str, tuple[Where, Problem]] = {}
     bad: list[BadRow] = []
     left_out: list[BadRow] = []
-    for position, row in rows:
+    for where, row in rows:
         try:
             if isinstance(row, RowError):
                 raise row
             # The id of a row without one is its number, which does not change when more files are added.
-            problem = to_problem(row, f"{position.line:06d}")
-            problem = replace(problem, problem_id=position.prefixed(problem.problem_id))
-            first, same = problems.setdefault(problem.problem_id, (position, problem))
-            if first != position and same == problem:
+            problem = to_problem(row, f"{where.line:06d}")
+            problem = replace(problem, problem_id=where.prefixed(problem.problem_id))
+            first, same = problems.setdefault(problem.problem_id, (where, problem))
+            if first != where and same == problem:
                 raise NotNeededError(f"it is the same as {first}")
-            if first != position:
+            if first != where:
                 raise RowError(f"id {problem.problem_id!r} is already on {first}")
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
-            dropped.append(BadRow(position, str(error)))
+            dropped.append(BadRow(where, str(error)))
     if not problems and not bad:
         raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
     total = len(problems) + len(bad)
     if not problems or len(bad) > max_bad_share * total:
-        shown = "".join(f"\n  {row.position}: {row.reason}" for row in bad[:REPORTED])
+        shown = "".join(f"\n  {row.where}: {row.reason}" for row in bad[:REPORTED])
         more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
         raise ProblemError(
             f"{name}: {len(bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share}): "

@@ -16,7 +16,7 @@ import pytest
 from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.problem_set import Position
+from tasks.problems.problem_set import Where
 from tasks.problems.sources import find
 
 FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"prompt": "ask", "solutions": "gold"}
@@ -110,8 +110,8 @@ def test_the_same_id_in_two_files(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", row("q", key="y"), row("r", key="x"), row("s", key="x"))
     found = load(tmp_path / "*.jsonl", fields=NAMED)
     assert ids(found) == ["a/x", "b/y", "b/x"]
-    assert found.bad == [BadRow(Position(3, "b.jsonl"), "id 'b/x' is already on line 2 of b.jsonl")]
-    assert str(found.bad[0].position) == "line 3 of b.jsonl"
+    assert found.bad == [BadRow(Where(3, "b.jsonl"), "id 'b/x' is already on line 2 of b.jsonl")]
+    assert str(found.bad[0].where) == "line 3 of b.jsonl"
     with pytest.raises(ProblemError, match=r"\n  line 3 of b.jsonl: id 'b/x' is already on line 2 of b.jsonl$"):
         load(tmp_path / "*.jsonl", 0.0, fields=NAMED)
 
@@ -123,7 +123,7 @@ def test_count_is_of_all_files(tmp_path: Path) -> None:
     write(tmp_path / "c.parquet", "no Parquet")
     found = load(tmp_path / "*.parquet", kind="parquet", count=3)
     assert ids(found) == ["a/000001", "b/000001"]
-    assert found.bad == [BadRow(Position(2, "a.parquet"), "column 'ask' is not text: None")]
+    assert found.bad == [BadRow(Where(2, "a.parquet"), "column 'ask' is not text: None")]
 
 
 @pytest.mark.parametrize("folder", ["", "missing/"])
@@ -205,7 +205,7 @@ def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
     found = load(tmp_path / "rows.parquet", kind="parquet", longest_mb=1)
     assert ids(found) == ["000001", "000003", "000004"]
     reason = "row of more than 1 MB: too long for a problem"
-    assert found.bad == [BadRow(Position(2), reason), BadRow(Position(5), reason)]
+    assert found.bad == [BadRow(Where(2), reason), BadRow(Where(5), reason)]
 
 
 def test_unused_columns_are_not_read(tmp_path: Path) -> None:

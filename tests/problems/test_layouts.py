@@ -14,7 +14,7 @@ from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
 from tasks.problems.messages import first_messages
-from tasks.problems.problem_set import Position, RowError
+from tasks.problems.problem_set import RowError, Where
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
@@ -51,7 +51,7 @@ def test_verls_rows(tmp_path: Path, kind: str) -> None:
         Problem("id-0", "Compute.\n\n12 + 30", ["42"], "mine", '{"ability": "MATH"}'),
         Problem("id-1", "Compute.\n\n7 * 8", ["56"], "mine", '{"ability": "MATH"}'),
     ]
-    assert (found.bad, found.left_out) == ([], [BadRow(Position(3), "it is the same as line 1")])
+    assert (found.bad, found.left_out) == ([], [BadRow(Where(3), "it is the same as line 1")])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -150,7 +150,7 @@ def test_columns_of_numbers_in_parquet(tmp_path: Path) -> None:
         return load_problems(FileSource.model_validate(source), 0.5)
 
     assert [problem.solutions for problem in read("gold").problems] == [["18"], ["7"]]
-    assert read("gold").bad == [BadRow(Position(2), "column 'gold' is not text: None")]
+    assert read("gold").bad == [BadRow(Where(2), "column 'gold' is not text: None")]
     assert [problem.solutions for problem in read("price").problems] == [["1"], ["2"], ["3.50"]]
     assert as_text(Decimal("1E+2"), "gold") == "100"
 

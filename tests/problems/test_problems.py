@@ -17,7 +17,7 @@ from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.arithmetic import split_of
 from tasks.problems.presets import PRESETS
-from tasks.problems.problem_set import Position
+from tasks.problems.problem_set import Where
 
 FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}
 
@@ -116,8 +116,8 @@ def test_areal_rows(tmp_path: Path) -> None:
     result = load_rows(tmp_path, [row, other, text], preset="areal")
     assert result.problems == [Problem("q1", "P", [r"\boxed{1}", "1"], "areal")]
     assert result.bad == [
-        BadRow(Position(2), "column 'task' is 'proof': only 'math' and 'code' can be graded"),
-        BadRow(Position(3), "column 'solutions' is not a list: '1'"),
+        BadRow(Where(2), "column 'task' is 'proof': only 'math' and 'code' can be graded"),
+        BadRow(Where(3), "column 'solutions' is not a list: '1'"),
     ]
 
 
@@ -126,7 +126,7 @@ def test_placeholders_are_no_solutions(tmp_path: Path) -> None:
     rows = [{"q": f"{n}?", "a": a} for n, a in enumerate(["1", "proof", "notfound", "B", "proof"])]
     result = load_rows(tmp_path, rows, max_bad_share=0.0, fields={"prompt": "q", "solutions": "a"})
     assert [problem.solutions for problem in result.problems] == [["1"], ["B"]]
-    assert (result.bad, [row.position.line for row in result.left_out]) == ([], [2, 3, 5])
+    assert (result.bad, [row.where.line for row in result.left_out]) == ([], [2, 3, 5])
     assert result.left_out[0].reason == "no answer can be right: the solution is a placeholder, 'proof'"
     several = [{"q": "?", "a": ["proof", "2"]}]
     assert load_rows(tmp_path, several, fields={"prompt": "q", "solutions": "a"}).problems[0].solutions == ["2"]
@@ -145,7 +145,7 @@ def test_verifiers_rows(tmp_path: Path) -> None:
         Problem("0", "Add.\n\n1 + 2?", ["3"], "verifiers", json.dumps({"row": kept})),
         Problem("1", "Hi", [], "verifiers", '{"row": {"example_id": 1, "prompt": "Hi"}}'),
     ]
-    assert [each.position.line for each in result.bad] == [3]
+    assert [each.where.line for each in result.bad] == [3]
 
 
 def test_presets_are_those_of_the_schema() -> None:
@@ -179,7 +179,7 @@ def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reas
     """One bad row is reported and does not stop the import; blank lines count as lines but not as rows."""
     result = load_rows(tmp_path, [GOOD, b"", line, GOOD | {"key": "last"}])
     assert [problem.problem_id for problem in result.problems] == ["good", "last"]
-    assert [row.position.line for row in result.bad] == [3]
+    assert [row.where.line for row in result.bad] == [3]
     assert result.bad[0].reason.startswith(reason)
     assert len(result.bad[0].reason) < 200
 
@@ -218,7 +218,7 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
     source = parquet(tmp_path / "x.parquet", columns, fields={"prompt": "ask", "solutions": "gold"})
     result = load_problems(source, 0.1)
     reason = "a value cannot be read: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
-    assert result.bad == [BadRow(Position(broken), reason)]
+    assert result.bad == [BadRow(Where(broken), reason)]
     assert (len(result.problems), result.problems[-1].problem_id) == (count - 1, "000200")
 
 
