@@ -67,8 +67,7 @@ def plan_curriculum(
         content = key(problem)
         episodes, solved = counts.get(content, (0, 0))
         rate = solved / episodes if episodes else 0.0
-        standing = _standing(episodes, rate, settings)
-        weight = _weight(standing, rate, settings)
+        standing, weight = _standing(episodes, rate, settings)
         entries.append(CurriculumEntry(problem.problem_id, content, episodes, rate, standing, weight))
     if entries and not any(entry.weight for entry in entries):
         retired = sum(entry.standing == "retired" for entry in entries)
@@ -80,20 +79,16 @@ def plan_curriculum(
     return entries
 
 
-def _standing(episodes: int, rate: float, settings: ProblemSampling) -> Standing:
+def _standing(episodes: int, rate: float, settings: ProblemSampling) -> tuple[Standing, float]:
+    """Return the standing and the weight of a problem."""
     if episodes < LEAST_EPISODES:
-        return "unknown"
+        return "unknown", 1.0
     if settings.retire_at is not None and rate >= settings.retire_at:
-        return "retired"
-    return "suspect" if rate == 0 else "middle"
-
-
-def _weight(standing: Standing, rate: float, settings: ProblemSampling) -> float:
-    if standing == "retired" or (standing == "suspect" and settings.leave_out_suspects):
-        return 0.0
-    if standing == "unknown" or settings.prefer == "all":
-        return 1.0
-    return max(FLOOR, 4 * rate * (1 - rate))
+        return "retired", 0.0
+    weight = 1.0 if settings.prefer == "all" else max(FLOOR, 4 * rate * (1 - rate))
+    if rate == 0:
+        return "suspect", 0.0 if settings.leave_out_suspects else weight
+    return "middle", weight
 
 
 def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
@@ -194,7 +189,18 @@ def commit_history(
         return version
     histories = sorted({e.version for e in entries if e.kind == "history" and layout.run_of(e.version) == run})
     before = [older for older in histories if older < version and manifests.committed(store, older)][-1:]
-    rows, collected = _rows(store, run, before, iterations, cache)
+    rows, begin, collected = read_history(store, before, cache), 0, 0
+    for older in before:
+        begin, collected = layout.number_of(older) or 0, manifests.read(store, older).metrics["collected"]
+    for iteration in range(begin, iterations):
+        trajectories, scores = trained_on(store, run, iteration)
+        if any(store.exists(layout.tombstone(each)) for each in (trajectories, scores)):
+            collected += 1
+            continue
+        rows += summarise_run(
+            datasets.rows(store, trajectories, cache, _TRAJECTORY_COLUMNS),
+            datasets.rows(store, scores, cache, _SCORE_COLUMNS),
+        )
     metrics = {
         "iterations": iterations,
         "collected": collected,
@@ -207,28 +213,6 @@ def commit_history(
         datasets.write_rows(draft, HISTORY_SCHEMA, rows, _ROWS_PER_SHARD)
         draft.commit(unfenced, [layout.checkpoint(run, iterations), *before], metrics)
     return version
-
-
-def _rows(
-    store: Store, run: str, before: Sequence[str], iterations: int, cache: Path
-) -> tuple[list[ProblemHistory], int]:
-    """Return the rows, by iteration and key, and the number of iterations that were left out.
-
-    They begin with those of the history `before`, if there is one.
-    """
-    rows, begin, collected = read_history(store, before, cache), 0, 0
-    for older in before:
-        begin, collected = layout.number_of(older) or 0, manifests.read(store, older).metrics["collected"]
-    for iteration in range(begin, iterations):
-        trajectories, scores = trained_on(store, run, iteration)
-        if any(store.exists(layout.tombstone(version)) for version in (trajectories, scores)):
-            collected += 1
-            continue
-        rows += summarise_run(
-            datasets.rows(store, trajectories, cache, _TRAJECTORY_COLUMNS),
-            datasets.rows(store, scores, cache, _SCORE_COLUMNS),
-        )
-    return rows, collected
 
 
 def all_runs(store: Store, entries: Iterable[CatalogEntry]) -> list[str]:

@@ -101,12 +101,9 @@ def check_exclusions(store: Store, versions: Iterable[str]) -> None:
         f"{root} exclude` makes one; or remove it from problems.exclusions"
     )
     for version in versions:
-        try:
-            kind = manifests.read(store, version).kind
-        except DamagedError as error:
-            raise DamagedError(f"problems.exclusions: {error}. {remedy}") from error
-        if kind != "exclusions":
-            raise DamagedError(f"problems.exclusions: {store.uri(version)} is a {kind} version. {remedy}")
+        manifest = manifests.find(store, version)
+        if manifest is None or manifest.kind != "exclusions":
+            raise DamagedError(f"problems.exclusions: {store.uri(version)} is no version of exclusions. {remedy}")
 
 
 def set_aside(rows: Iterable[Trajectory], data_set: str, excluded: Excluded) -> tuple[list[Trajectory], list[str]]:

@@ -35,8 +35,8 @@ class NotNeededError(RowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a row in its source."""
+class Where:
+    """Where a row stands in its source."""
 
     line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
     file: str = ""  # name of the file, if the source is a pattern
@@ -53,10 +53,10 @@ class Place:
 class BadRow:
     """A dropped row.
 
-    Example: BadRow(Place(12), reason="column 'answer' is blank")
+    Example: BadRow(Where(12), reason="column 'answer' is blank")
     """
 
-    place: Place
+    where: Where
     reason: str
 
 
@@ -83,7 +83,7 @@ class PartOfRow(dict[str, Any]):
 
 
 def collect(
-    rows: Iterable[tuple[Place, Row | RowError]],
+    rows: Iterable[tuple[Where, Row | RowError]],
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
@@ -93,33 +93,42 @@ def collect(
     A row that repeats an earlier one with its id counts once.
 
     Args:
-        rows: the rows of a source, with their places.
+        rows: the rows of a source, with their positions.
         to_problem: converts a row, given a default id for rows without one.
         name: the source, for messages.
         max_bad_share: from 0 to 1.
 
     Raises:
-        ProblemError: there are no rows, none is usable, or a larger share than `max_bad_share` is bad.
+        ProblemError: there are no rows, none is usable, or a larger fraction than `max_bad_share` is bad.
     """
-    problems: dict[str, tuple[Place, Problem]] = {}
+    problems: dict[str, tuple[Where, Problem]] = {}
     bad: list[BadRow] = []
     left_out: list[BadRow] = []
-    for place, row in rows:
+    for where, row in rows:
         try:
             if isinstance(row, RowError):
                 raise row
             # The id of a row without one is its number, which does not change when more files are added.
-            problem = to_problem(row, f"{place.line:06d}")
-            problem = replace(problem, problem_id=place.prefixed(problem.problem_id))
-            first, same = problems.setdefault(problem.problem_id, (place, problem))
-            if first != place and same == problem:
+            problem = to_problem(row, f"{where.line:06d}")
+            problem = replace(problem, problem_id=where.prefixed(problem.problem_id))
+            first, same = problems.setdefault(problem.problem_id, (where, problem))
+            if first != where and same == problem:
                 raise NotNeededError(f"it is the same as {first}")
-            if first != place:
+            if first != where:
                 raise RowError(f"id {problem.problem_id!r} is already on {first}")
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
-            dropped.append(BadRow(place, str(error)))
-    _check(len(problems), bad, name, max_bad_share)
+            dropped.append(BadRow(where, str(error)))
+    if not problems and not bad:
+        raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
+    total = len(problems) + len(bad)
+    if not problems or len(bad) > max_bad_share * total:
+        shown = "".join(f"\n  {row.where}: {row.reason}" for row in bad[:REPORTED])
+        more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
+        raise ProblemError(
+            f"{name}: {len(bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share}): "
+            f"correct them, or check that preset or fields fit the columns{shown}{more}"
+        )
     return ProblemSet([problem for _, problem in problems.values()], bad, left_out)
 
 
@@ -134,19 +143,6 @@ def fingerprint(problems: Iterable[Problem]) -> str:
         row = dataclasses.asdict(problem) | {"metadata": json.loads(problem.metadata)}
         digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()[:16]
-
-
-def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> None:
-    if not good and not bad:
-        raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
-    if good and len(bad) <= max_bad_share * (good + len(bad)):
-        return
-    shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])
-    more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
-    raise ProblemError(
-        f"{name}: {len(bad)} of {good + len(bad)} rows are bad (problems.max_bad_share={max_bad_share}): "
-        f"correct them, or check that preset or fields fit the columns{shown}{more}"
-    )
 
 
 def key(problem: Problem) -> str:
@@ -169,14 +165,12 @@ def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[P
 
 
 def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
-    """Say how a set has changed.
+    """Say how a set has changed; with 0 new and 0 gone ones, order, ids or metadata are others.
 
     >>> describe_change([Problem("1", "1 + 1?", ["2"])], [Problem("1", "1 + 1?", ["2"]), Problem("2", "1 + 2?", ["3"])])
     '2 problems instead of 1: 1 new, 0 gone'
     """
     new, gone = len(new_problems(now, before)), len(new_problems(before, now))
-    if not new and not gone:
-        return f"the same {len(before)} problems in another order, with other ids or other metadata"
     return f"{len(now)} problems instead of {len(before)}: {new} new, {gone} gone"
 
 

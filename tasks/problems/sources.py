@@ -22,7 +22,7 @@ from configs.problems import ArithmeticSource, FileSource, HubSource, Source, St
 from configs.safety import open_regular
 from tasks.problems import arithmetic
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
-from tasks.problems.problem_set import NoFilesError, PartOfRow, Place, ProblemError, ProblemSet, Row, RowError, collect
+from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
 
 LONGEST_MB = 16
 """A longer line is an error, and a longer row of a Parquet file is a bad row: a file without line ends would fill the
@@ -40,8 +40,8 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
     'What is 11 + 19?'
 
     Raises:
-        ProblemError: the source cannot be read, holds no usable problem or too few, or a larger share of its rows than
-            `max_bad_share` (0 to 1) is bad.
+        ProblemError: the source cannot be read, holds no usable problem or too few, or a larger fraction of its rows
+            than `max_bad_share` is bad.
     """
     if isinstance(source, ArithmeticSource):
         return ProblemSet(arithmetic.generate(source), bad=[])
@@ -55,14 +55,14 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
     return loaded
 
 
-def _rows(source: FileSource | HubSource) -> Iterator[tuple[Place, Row | RowError]]:
+def _rows(source: FileSource | HubSource) -> Iterator[tuple[Where, Row | RowError]]:
     if isinstance(source, HubSource):
-        yield from ((Place(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
+        yield from ((Where(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
         return
     columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
     for name, path in find(source.path):
         for line, row in read_jsonl(path) if source.kind == "jsonl" else read_parquet(path, columns):
-            yield Place(line, name), row
+            yield Where(line, name), row
 
 
 def find(path: str) -> list[tuple[str, str]]:

@@ -120,7 +120,7 @@ def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     loaded, logger = load_problems(source, workspace.config.problems.max_bad_share), get_run_logger()
     for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
         for row in rows[:_REPORTED]:
-            logger.warning("%s: %s %s: %s", source.kind, row.place, what, row.reason)
+            logger.warning("%s: %s %s: %s", source.kind, row.where, what, row.reason)
         if len(rows) > _REPORTED:
             logger.warning("%s: %d more rows %s", source.kind, len(rows) - _REPORTED, what)
     if repeats := find_repeats(loaded.problems):

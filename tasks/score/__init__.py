@@ -1,6 +1,6 @@
 """The score stage: scorers give verdicts on stored turns, and the verdicts become scores.
 
-`scoring` reads trajectories and writes scores. `scorers` chooses who judges: math-verify, the environment, a user's
+`scoring` reads trajectories and writes scores. `scorers` chooses who gives them: math-verify, the environment, a user's
 function, or `code`, all with the `interface` of scorers. `verifier` distributes answers to worker processes, `worker`
 limits them and calls users' functions there. `contract` grades there, or `library`, which holds what math-verify does:
 it compares expressions for the contract, and grades alone with `score.reading=library`.

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from storage.visible import described
 from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
 from tasks.score.verdict import Verdict, storable
 from tasks.tools.bubblewrap import Limits, python
@@ -39,7 +38,7 @@ class CodeScorer:
     """A turn is right if the last block of code in its text passes all tests of the problem.
 
     Args:
-        context: what scorers share.
+        context: what all scorers get.
         at_once: programs that run at the same time.
     """
 
@@ -52,13 +51,7 @@ class CodeScorer:
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         with ThreadPoolExecutor(self._at_once) as threads:
-            return list(threads.map(self._judge, answers))
-
-    def _judge(self, answer: Answer) -> Verdict:
-        try:
-            return judge_program(answer, self._run)
-        except Exception as error:  # noqa: BLE001 - costs this turn only; the verdict has the reason
-            return Verdict("error", reason=storable(described(error)))
+            return list(threads.map(lambda answer: judge_program(answer, self._run), answers))
 
 
 def judge_program(answer: Answer, run: RunProgram) -> Verdict:

@@ -15,8 +15,8 @@ without a usable solution is `wrong`: the problem is to blame, not the scorer.
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from storage.records import VerdictName
 from storage.visible import described
 from tasks.score.golds import (
     Gold,
@@ -36,9 +36,6 @@ from tasks.score.numbers import LONGEST, ROUGHLY, Number, readings, same
 from tasks.score.plain_text import in_ascii, unstyled
 from tasks.score.reading import Statement, final_statement, last_choice, last_formula, last_numbers, last_words
 from tasks.score.verdict import Verdict, storable
-
-if TYPE_CHECKING:
-    from storage.records import VerdictName
 
 
 def grade(answer: str, solutions: tuple[str, ...]) -> Verdict:

@@ -42,7 +42,7 @@ class Listed:
 class Gold:
     """A gold answer.
 
-    Example: Gold(text="1,800", number=Number(Fraction(1800), places=0))
+    Example: Gold(text="1,800", number=Number(Fraction(1800), decimals=0))
     """
 
     solution: str  # as the problem has it
@@ -157,11 +157,9 @@ def read_list(text: str) -> Listed | None:
 def _both_signs(item: str) -> list[str]:
     r"""Write `\pm 45` as two numbers."""
     name, found, rest = item.rpartition("\\pm")
-    return (
-        [f"{name}{rest}", f"{name}-{rest.strip()}"]
-        if found and (not name.strip() or name.strip()[-1] == "=")
-        else [item]
-    )
+    if not found or name.strip()[-1:] not in ("", "="):
+        return [item]
+    return [f"{name}{rest}", f"{name}-{rest.strip()}"]
 
 
 _LETTERS = re.compile(r"[^\W\d_]|(?:[^\W\d_]{2,}|[aI])(?:(?:[.']?\s+|[.'-])(?:[^\W\d_]{2,}|[aIsmt]))*")
@@ -260,12 +258,10 @@ def _interval_of(text: str) -> tuple[str, str] | None:
         terms, signs = terms[::-1], [sign.replace(">", "<") if ">" in sign else "?" for sign in signs[::-1]]
     if not all(terms) or "?" in signs or len(signs) not in (1, 2):
         return None
-    if len(signs) == 1:
-        terms, signs = (
-            (["-\\infty", *terms], ["<", *signs])
-            if _VARIABLE.fullmatch(terms[0])
-            else ([*terms, "\\infty"], [*signs, "<"])
-        )
+    if len(signs) == 1 and _VARIABLE.fullmatch(terms[0]):
+        terms, signs = ["-\\infty", *terms], ["<", *signs]
+    elif len(signs) == 1:
+        terms, signs = [*terms, "\\infty"], [*signs, "<"]
     low, variable, high = terms
     if not _VARIABLE.fullmatch(variable) or any(map(_LETTER.search, (_COMMAND.sub("", low), _COMMAND.sub("", high)))):
         return None

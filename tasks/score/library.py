@@ -118,23 +118,20 @@ def grade(answer: str, solutions: tuple[str, ...]) -> Verdict:
     target, reason = _read("answer", answer)
     if not target:
         return Verdict("unparsable", "", solutions[0], reason)
-    return _compare(golds, target, solutions, list(reasons))
-
-
-def _compare(golds: Sequence[list[Any]], target: list[Any], solutions: tuple[str, ...], reasons: list[str]) -> Verdict:
-    extracted, failed = _text(target), False
+    # The text that math-verify extracted is last in its list; printing a sympy expression could take for ever.
+    extracted = storable(target[-1]) if isinstance(target[-1], str) else ""
+    failures = list[str]()
     for index, gold in enumerate(golds):
         try:
             equal = verify(gold, target, timeout_seconds=None, raise_on_error=True)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - one comparison failed, the next may still find a match
-            failed = True
-            reasons.append(f"comparison with solution {index}: {type(error).__name__}: {error}")
+            failures.append(f"comparison with solution {index}: {type(error).__name__}: {error}")
             equal = verify(gold, target, timeout_seconds=None, raise_on_error=False)
         if equal:
             return Verdict("correct", extracted, solutions[index])
-    return Verdict("error" if failed else "wrong", extracted, solutions[0], _join(reasons))
+    return Verdict("error" if failures else "wrong", extracted, solutions[0], _join([*reasons, *failures]))
 
 
 def _read(what: str, text: str) -> tuple[list[Any], str]:
@@ -157,11 +154,6 @@ def _delimited(solution: str) -> str:
 def _parse(text: str) -> list[Any]:
     found: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
     return found
-
-
-def _text(found: list[Any]) -> str:
-    """Return the text that math-verify extracted, last in its list; printing a sympy expression could take for ever."""
-    return storable(found[-1]) if isinstance(found[-1], str) else ""
 
 
 def _join(reasons: Sequence[str]) -> str:

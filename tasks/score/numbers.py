@@ -31,11 +31,11 @@ _LARGEST_POWER = 400  # of ten
 class Number:
     """A plain number.
 
-    Example: "18.50 km" is Number(Fraction(37, 2), places=2, unit="km")
+    Example: "18.50 km" is Number(Fraction(37, 2), decimals=2, unit="km")
     """
 
     value: Fraction
-    places: int | None = None  # decimals that were written, fewer than 0 before powers of ten; None: a fraction
+    decimals: int | None = None  # how many were written, fewer than 0 before powers of ten; None: a fraction
     unit: str = ""
     percent: bool = False
 
@@ -55,8 +55,8 @@ def same(left: Number, right: Number) -> bool:
 
 
 def _hundredth(number: Number) -> Number:
-    places = None if number.places is None else number.places + 2
-    return replace(number, value=number.value / 100, places=places)
+    decimals = None if number.decimals is None else number.decimals + 2
+    return replace(number, value=number.value / 100, decimals=decimals)
 
 
 def _equal(left: Number, right: Number) -> bool:
@@ -65,10 +65,10 @@ def _equal(left: Number, right: Number) -> bool:
 
 def _rounded(decimal: Number, exact: Number) -> bool:
     """Return whether a decimal with enough digits is a fraction without an end, correctly rounded."""
-    if decimal.places is None or exact.places is not None or _ends(exact.value.denominator):
+    if decimal.decimals is None or exact.decimals is not None or _ends(exact.value.denominator):
         return False
-    shown = abs(decimal.value) * Fraction(10) ** decimal.places
-    return shown >= 10 ** (_ENOUGH - 1) and 2 * abs(decimal.value - exact.value) * Fraction(10) ** decimal.places <= 1
+    shown = abs(decimal.value) * Fraction(10) ** decimal.decimals
+    return shown >= 10 ** (_ENOUGH - 1) and 2 * abs(decimal.value - exact.value) * Fraction(10) ** decimal.decimals <= 1
 
 
 def _ends(denominator: int) -> bool:
@@ -84,11 +84,8 @@ def simplified(text: str) -> str:
     """
     text = _DELIMITERS.sub(" ", text) if "\\" in text else text
     text = _CROSS.sub("\\\\times ", text) if "x" in text else text
-    return (
-        unmarked(unstyled(in_ascii(text.replace("\\$", "$").replace("\\%", "%"))))
-        .strip(" \t\r\n,;:\"'")
-        .rstrip(" .,;:\"'\\")
-    )
+    text = unmarked(unstyled(in_ascii(text.replace("\\$", "$").replace("\\%", "%"))))
+    return text.strip(" \t\r\n,;:\"'").rstrip(" .,;:\"'\\")
 
 
 _DELIMITERS = re.compile(r"\\[()\[\]]")
@@ -126,13 +123,13 @@ def readings(text: str) -> list[Number]:
     if not all(_is_name(side) or _computes(side) for side in sides):
         return []
     before, roughly = _side(sides[-1]), ROUGHLY.search(plain) is not None
-    if before is None and roughly and not _is_name(sides[-1]):  # nobody looks whether it is near
-        return [number] if number.places and number.value else []
+    if before is None and roughly and not _is_name(sides[-1]):  # whether it is near cannot be checked
+        return [number] if number.decimals and number.value else []
     if before is None or before.unit:
         return [number]
     if roughly:
-        difference = abs(before.value - number.value)  # rounded or cut to as many places as it has
-        return [before, number] if difference * Fraction(10) ** max(number.places or 0, 0) < 1 else []
+        difference = abs(before.value - number.value)  # rounded or cut to as many decimals as it has
+        return [before, number] if difference * Fraction(10) ** max(number.decimals or 0, 0) < 1 else []
     return [number] if same(before, number) else []
 
 
@@ -261,7 +258,7 @@ def _scientific(text: str) -> Found:
     number = _decimal_number(found[1] or "1")
     if abs(power) > _LARGEST_POWER:
         return None
-    return Number(number.value * Fraction(10) ** power, (number.places or 0) - power), text[found.end() :]
+    return Number(number.value * Fraction(10) ** power, (number.decimals or 0) - power), text[found.end() :]
 
 
 def _decimal(text: str) -> Found:
@@ -339,7 +336,7 @@ def _with_unit(number: Number, rest: str) -> Number | None:
     """Return the number with the scale, percent sign or unit that follows it, or None if something else follows."""
     if scale := _SCALE.match(rest):
         factor, rest = SCALES[scale[0].strip()], rest[scale.end() :]
-        number = replace(number, value=number.value * factor, places=None if number.places is None else 0)
+        number = replace(number, value=number.value * factor, decimals=None if number.decimals is None else 0)
     if percent := _PERCENT.match(rest):
         number, rest = replace(number, percent=True), rest[percent.end() :]
     rest = _DEGREES.sub(" degrees ", _BASE_TEN.sub("", rest), count=1)

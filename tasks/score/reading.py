@@ -354,10 +354,8 @@ def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
         else:
             groups.append([formula])
     chosen = groups[0] if first else groups[-1]
-    either = re.search(r"\bor\b", text[chosen[0].end() : chosen[-1].start()]) and re.search(
-        r"[<>]|\\[lg]e", chosen[0][0]
-    )
-    joint = " or " if either else ", "
+    between = text[chosen[0].end() : chosen[-1].start()]
+    joint = " or " if re.search(r"\bor\b", between) and re.search(r"[<>]|\\[lg]e", chosen[0][0]) else ", "
     return joint.join(next(filter(None, formula.groups()), "").strip(" .,") for formula in chosen)
 
 

@@ -1,4 +1,4 @@
-"""The scorers by name, and those of a configuration: which one judges the problems of which source.
+"""The scorers by name, and those of a configuration: which one grades the problems of which source.
 
 Add one with `register_scorer("name", Class)`, or configure a user's function as `package.module:function`:
 
@@ -68,7 +68,7 @@ class SuccessRule:
 
     @classmethod
     def while_playing(cls, settings: ScoreSettings) -> Self:
-        """Return the rule for filters and progress, before any scorer has judged."""
+        """Return the rule for filters and progress, before any scorer has given a verdict."""
         if settings.success == "reward":  # older programs took any reward above 0 for a success here
             return cls(by_part=False)
         return cls(success_above=as_stored(settings.args.get("environment", {}).get("success_above", 0.0)))
@@ -90,7 +90,7 @@ class EnvironmentScorer:
     """A turn has the environment's reward with its parts, and is right by the `SuccessRule`.
 
     Args:
-        context: what scorers share.
+        context: what all scorers get.
         success_above: a turn without a verdict, and without a part `correct`, is right if its reward is above it.
     """
 
@@ -191,10 +191,7 @@ def identity(settings: ScoreSettings) -> dict[str, Any]:
 
 def _source(name: str) -> str:
     SCORERS.find(name)  # imports the module
-    path = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
-    if not path:
-        raise ValueError(f"score.type={name!r}: its module has no file, so its scores could not be told from others'")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(inspect.getfile(sys.modules[name.partition(":")[0]])).read_bytes()).hexdigest()
 
 
 class Scorers:
@@ -231,7 +228,7 @@ class Scorers:
 
 
 def _judge(scorer: Scorer, answers: Sequence[Answer]) -> list[Verdict]:
-    """Let a scorer judge all answers at once or, if it raises, one by one, so that each error costs one turn."""
+    """Let a scorer grade all answers at once or, if it raises, one by one, so that each error costs one turn."""
     try:
         return scorer.judge(answers)
     except VerifierBrokenError:

@@ -55,9 +55,6 @@ class Grades:
     counts: Counter[str] = field(default_factory=Counter)  # turns in each of the sums
     example: str = ""  # the first timeout or error; empty if there was none
 
-    def mean(self, name: str) -> float | None:
-        return self.totals[name] / self.counts[name] if self.counts[name] else None
-
     def add(self, score: Score) -> None:
         self.verdicts[score.verdict] += 1
         numbers = {f"parts/{name}": value for name, value in score.parts.items()}
@@ -125,7 +122,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     """Return the metrics of scores that took `seconds`.
 
     Raises:
-        ValueError: the share of timeouts and errors exceeds `score.max_failure_share`.
+        ValueError: the fraction of timeouts and errors exceeds `score.max_failure_share`.
     """
     verdicts = grades.verdicts
     total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)
@@ -135,7 +132,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
             f"{settings.max_failure_share:g} (score.max_failure_share, in evaluations also "
             f"evaluation.max_failed_share); the first one is {grades.example}"
         )
-    means = {name: grades.mean(name) for name in sorted(grades.counts)}
+    means = {name: grades.totals[name] / count for name, count in sorted(grades.counts.items())}
     return {
         "turns": verdicts.total(),
         "verdicts": dict(verdicts),
@@ -152,18 +149,8 @@ def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)
-            yield _score(turn, verdict)
-
-
-def _score(turn: Answer, verdict: Verdict) -> Score:
-    return Score(
-        trajectory_id=turn.row["trajectory_id"],
-        turn=turn.turn,
-        verdict=verdict.name,
-        success=verdict.success,
-        extracted=verdict.extracted,
-        solution=verdict.solution,
-        reason=verdict.reason,
-        reward=verdict.success if verdict.reward is None else verdict.reward,
-        parts=verdict.parts,
-    )
+            said = verdict.extracted, verdict.solution, verdict.reason
+            reward = verdict.success if verdict.reward is None else verdict.reward
+            yield Score(
+                turn.row["trajectory_id"], turn.turn, verdict.name, verdict.success, *said, reward, verdict.parts
+            )

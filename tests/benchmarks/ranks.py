@@ -99,7 +99,6 @@ def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
     import ray
 
     from tasks.cluster.connection import connected
-    from tests.benchmarks.rank_memory import memory_row
     from tests.support.training_run import TrainingRun
 
     for shard in SHARDS:
@@ -110,8 +109,6 @@ def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
                 run.train(ranks, iteration)
             peaks = [peak_memory_mb(ray.get(rank.process.remote())) for rank in ranks._ranks]
         yield Row(f"peak memory of a rank, {shard} shards", f"{max(peaks):.0f} MB", detail="libraries included")
-    for shard in SHARDS:
-        yield memory_row(model, shard, {**DATA, "problems": 48}, folder / f"{shard}.json")
 
 
 def _ranks(run: "TrainingRun", *settings: str) -> "RayTrainer":

@@ -38,12 +38,10 @@ def open_browser() -> Iterator[Browser]:
         browser.close()
 
 
-def shoot(context: BrowserContext, address: str, path: Path, wait_for: str = "") -> None:
-    """Save the first screen of the page at `address`; `wait_for` is text that it must show first."""
+def shoot(context: BrowserContext, address: str, path: Path) -> None:
+    """Save the first screen of the page at `address`."""
     page = context.new_page()
     page.goto(address)
-    if wait_for:
-        page.get_by_text(wait_for).first.wait_for()
     page.wait_for_timeout(SETTLE_MS)
     path.parent.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=path)

@@ -67,27 +67,6 @@ def test_leaving_out_everything_is_an_error() -> None:
         plan_curriculum([PROBLEMS[0], PROBLEMS[2]], PAST, STRICT)
 
 
-@given(
-    counts=st.lists(st.tuples(st.integers(0, 64), st.integers(1, 64)), max_size=5),
-    retire_at=st.none() | st.floats(0.1, 1),
-    leave_out=st.booleans(),
-    prefer=st.sampled_from(["all", "middle"]),
-)
-def test_weights_are_those_of_the_standing(
-    counts: list[tuple[int, int]], retire_at: float | None, leave_out: bool, prefer: str
-) -> None:
-    """Only retired problems, and suspects if asked for, have weight 0; all other weights are in [FLOOR, 1]."""
-    history = [past(p, min(solved, n), n) for p, (solved, n) in zip(PROBLEMS, counts, strict=False)]
-    knobs = {"prefer": prefer, "retire_at": retire_at, "leave_out_suspects": leave_out}
-    spare = Problem("new", "?", ["0"])  # never seen, so something is always left
-    for row in plan_curriculum([*PROBLEMS, spare], history, ProblemSampling.model_validate(knobs)):
-        left_out = row.standing == "retired" or (row.standing == "suspect" and leave_out)
-        assert row.weight == 0 if left_out else FLOOR <= row.weight <= 1
-        assert (row.standing == "unknown") == (row.episodes < 16)
-        assert row.standing != "retired" or retire_at is not None
-        assert row.standing != "suspect" or row.success_rate == 0
-
-
 def test_tables_for_people() -> None:
     """The tables sum up the standings and list suspects, the one with most episodes first."""
     history = [*PAST, past(PROBLEMS[4], 0, episodes=64)]

@@ -205,11 +205,14 @@ def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: S
     remedy = r"ls --kind exclusions` lists the existing ones, `python -m tasks.provenance .* exclude` makes one"
     root = [f"storage.root={store.root}", f"storage.cache={tmp_path}/cache"]
     config = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
-    with pytest.raises(StorageError, match=f"exclusions/ab12 was never committed.*{remedy}"), open_leased(config):
+    with (
+        pytest.raises(StorageError, match=f"exclusions/ab12 is no version of exclusions.*{remedy}"),
+        open_leased(config),
+    ):
         pytest.fail("it began")
     assert list(store.walk()) == []
     version = Place(store, tmp_path / "model").problems(ONE)
-    with pytest.raises(StorageError, match=f"is a problems version. .*{remedy}"):
+    with pytest.raises(StorageError, match=f"is no version of exclusions. .*{remedy}"):
         check_exclusions(store, [version])
     for other in ("champion", "./var/exclusions/ab12", "exclusions/AB", version):
         with pytest.raises(ConfigError, match="should match pattern"):

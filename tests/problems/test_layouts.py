@@ -13,9 +13,8 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
-from tasks.problems.contamination import find_repeats
 from tasks.problems.messages import first_messages
-from tasks.problems.problem_set import Place, RowError
+from tasks.problems.problem_set import RowError, Where
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
@@ -52,7 +51,7 @@ def test_verls_rows(tmp_path: Path, kind: str) -> None:
         Problem("id-0", "Compute.\n\n12 + 30", ["42"], "mine", '{"ability": "MATH"}'),
         Problem("id-1", "Compute.\n\n7 * 8", ["56"], "mine", '{"ability": "MATH"}'),
     ]
-    assert (found.bad, found.left_out) == ([], [BadRow(Place(3), "it is the same as line 1")])
+    assert (found.bad, found.left_out) == ([], [BadRow(Where(3), "it is the same as line 1")])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -151,12 +150,9 @@ def test_columns_of_numbers_in_parquet(tmp_path: Path) -> None:
         return load_problems(FileSource.model_validate(source), 0.5)
 
     assert [problem.solutions for problem in read("gold").problems] == [["18"], ["7"]]
-    assert read("gold").bad == [BadRow(Place(2), "column 'gold' is not text: None")]
+    assert read("gold").bad == [BadRow(Where(2), "column 'gold' is not text: None")]
     assert [problem.solutions for problem in read("price").problems] == [["1"], ["2"], ["3.50"]]
     assert as_text(Decimal("1E+2"), "gold") == "100"
-
-
-FIELDS = {"id": "key", "prompt": "ask", "solutions": "gold"}
 
 
 def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:
@@ -164,20 +160,8 @@ def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:
     rows = [{"ask": "p", "gold": "1", "rate": rate} for rate in (0.5, None, float("nan"))]
     fields = {"prompt": "ask", "solutions": "gold", "metadata": ["rate"]}
     found = load(tmp_path, [*rows, {"ask": "q", "gold": "2"}], fields=fields)
-    assert [json.loads(problem.metadata) for problem in found.problems] == [
-        {"rate": 0.5},
-        {"rate": None},
-        {"rate": None},
-        {},
-    ]
+    metadata = [json.loads(problem.metadata) for problem in found.problems]
+    assert metadata == [{"rate": 0.5}, {"rate": None}, {"rate": None}, {}]
     assert load(tmp_path, [{"ask": "p", "gold": "1", "rate": [float("nan")]}, *rows], fields=fields).bad
     with pytest.raises(ProblemError, match=r"no row has the column 'ratio', which fields.metadata names"):
         load(tmp_path, rows, fields=fields | {"metadata": ["rate", "ratio"]})
-
-
-def test_repeated_rows_are_named(tmp_path: Path) -> None:
-    """They are drawn more often than others; of those with other gold answers one is wrong."""
-    rows = [("a", "Compute 12 + 30.", "42"), ("b", "Compute  12+30", "42"), ("c", "Compute 12 + 30.", "43")]
-    rows += [("d", "Compute 12 + 31.", "43")]
-    problems = load(tmp_path, [dict(zip(("key", "ask", "gold"), row, strict=True)) for row in rows], fields=FIELDS)
-    assert find_repeats(problems.problems) == ["b as a", "c as a with other solutions"]

@@ -13,16 +13,7 @@ from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.records import (
-    SCORE_SCHEMA,
-    TRAJECTORY_SCHEMA,
-    Fault,
-    Problem,
-    ProblemHistory,
-    Score,
-    Status,
-    Trajectory,
-)
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Fault, Problem, ProblemHistory, Score, Status, Trajectory
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
@@ -71,18 +62,9 @@ def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
         episode("b", 0, 1, status="failed"),
     ]
     (found,) = summary(*rows)
-    assert found == ProblemHistory(
-        problem_key=key(Problem("a", "What is a?", ["a"])),
-        problem_id="a",
-        prompt="What is a?",
-        solutions=["a"],
-        run="r",
-        iteration=0,
-        policy_version=3,
-        episodes=5,
-        first_turn=2,
-        any_turn=3,
-    )
+    content = key(Problem("a", "What is a?", ["a"]))
+    counted = ProblemHistory(content, "a", "What is a?", ["a"], "r", 0, 3, episodes=5, first_turn=2, any_turn=3)
+    assert found == counted
 
 
 def test_an_episode_that_the_policy_ended_is_not_solved() -> None:

@@ -20,6 +20,11 @@ def labelled(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(__file__).parent / name).read_text().splitlines()]
 
 
+def cells(table: str) -> list[str]:
+    """Return the cells of a table whose rows are lines."""
+    return [cell for line in table.strip().splitlines() for cell in line.split(" | ")]
+
+
 CASES = labelled("grading.jsonl")
 FIRST = 568
 """Labels of all kinds; those behind them are mostly of words, about which the second checker has no opinion."""
@@ -46,21 +51,14 @@ def test_the_second_checker_contradicts_no_label() -> None:
     assert of_numbers.count("cannot say") < 0.4 * len(of_numbers)
 
 
-REPEATED = [
-    *("12 + 7", "$12+7$", r"\boxed{12+7}", r"\boxed{12 + 7 = ?}", "**12 + 7**", "12+7=", "Answer: 12 + 7", "#### 12+7"),
-    *("The answer is 12 + 7.", "To find 12 + 7, we first need to combine", "12 plus 7", "The sum of 12 and 7"),
-    *(
-        "What is 12 + 7?",
-        "12 + 7 = 12 + 7",
-        r"\boxed{x = 12+7}",
-        r"\boxed{\text{sum} = 12 + 7}",
-        "(12) + (7)",
-        "19 + 0",
-    ),
-    *("19*1", r"\boxed{38/2}", r"\boxed{\frac{38}{2}}", r"\boxed{\sqrt{361}}", r"\boxed{19^1}", "7 + 12", "12 + 7,"),
-    '<tool_call>{"name": "calculator", "arguments": {"expression": "12 + 7"}}',
-    '{"name": "final_result", "arguments": {"answer": "12 + 7"}}',
-]
+REPEATED = cells(r"""
+12 + 7 | $12+7$ | \boxed{12+7} | \boxed{12 + 7 = ?} | **12 + 7** | 12+7= | Answer: 12 + 7 | #### 12+7 | 12 plus 7
+The answer is 12 + 7. | To find 12 + 7, we first need to combine | The sum of 12 and 7 | What is 12 + 7? | (12) + (7)
+12 + 7 = 12 + 7 | \boxed{x = 12+7} | \boxed{\text{sum} = 12 + 7} | 19 + 0 | 19*1 | \boxed{38/2} | 7 + 12
+12 + 7, | \boxed{\frac{38}{2}} | \boxed{\sqrt{361}} | \boxed{19^1}
+<tool_call>{"name": "calculator", "arguments": {"expression": "12 + 7"}}
+{"name": "final_result", "arguments": {"answer": "12 + 7"}}
+""")
 
 
 @pytest.mark.parametrize("answer", REPEATED)
@@ -71,29 +69,10 @@ def test_repeating_the_question_is_never_paid(answer: str) -> None:
 
 
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, r"\\times": operator.mul, "×": operator.mul}
-QUESTIONS = [
-    *(
-        "{}",
-        "${}$",
-        "\\boxed{{{}}}",
-        "The answer is {}.",
-        "To find {}, we first",
-        "{} =",
-        "What is {}?",
-        "#### {}",
-        "x = {}",
-    ),
-    *(
-        "First {}. Then",
-        "A: {}",
-        "**{}**",
-        "Answer: **{}**",
-        "({})",
-        "<answer>{}</answer>",
-        "The sum {} is asked.",
-        "`{}`",
-    ),
-]
+QUESTIONS = cells(r"""
+{} | ${}$ | \boxed{{{}}} | The answer is {}. | To find {}, we first | {} = | What is {}? | #### {} | x = {}
+First {}. Then | A: {} | **{}** | Answer: **{}** | ({}) | <answer>{}</answer> | The sum {} is asked. | `{}`
+""")
 
 
 @given(

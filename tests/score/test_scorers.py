@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,14 +18,8 @@ from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks.rollout.workers import LocalWorkers
-from tasks.score.interface import Answer, ScorerContext
-from tasks.score.scorers import (
-    EnvironmentScorer,
-    MathVerifyScorer,
-    Scorers,
-    check_scorers,
-    identity,
-)
+from tasks.score.interface import Answer, Reading, ScorerContext
+from tasks.score.scorers import EnvironmentScorer, MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier, VerifierBrokenError
@@ -94,17 +88,19 @@ def test_a_mapping_needs_a_default() -> None:
 # The fingerprint
 
 
-@pytest.mark.parametrize("reading", ["answer", "library"])
-def test_math_verify_alone_keeps_its_fingerprint(reading: Literal["answer", "library"]) -> None:
+def test_stored_scores_keep_their_fingerprint() -> None:
     """Scores of runs from before there was a choice are found again, and are no others'."""
     both = {"default": "math-verify", "gsm8k": "math-verify"}
-    prints = {scorer_fingerprint(ScoreSettings(type=each, reading=reading)) for each in ("math-verify", both)}
-    assert len(prints) == 1
+    for reading in get_args(Reading):
+        prints = {scorer_fingerprint(ScoreSettings(type=each, reading=reading)) for each in ("math-verify", both)}
+        assert len(prints) == 1
     assert identity(ScoreSettings(reading="library")) == {}
     assert identity(ScoreSettings()) == {"reading": "answer", "version": MathVerifyScorer.version}
     mixed = {"default": "math-verify", "code": "code"}
     assert "reading" not in identity(ScoreSettings(type=mixed, reading="library"))
     assert identity(ScoreSettings(type=mixed, reading="library"))["scorers"]["math-verify"] == 1
+    before_parts = identity(ScoreSettings(type="environment", success="reward"))  # there was no rule for parts
+    assert before_parts == {"type": {"default": "environment"}, "args": {}, "scorers": {"environment": 1}}
 
 
 def test_what_the_environment_got_is_graded(verifier: Verifier) -> None:
@@ -128,13 +124,6 @@ def test_the_reading_belongs_to_the_run(verifier: Verifier) -> None:
             assert judged(verifier, settings, repeated)[0].name == name
 
 
-def test_scores_by_the_older_rule_keep_their_fingerprint() -> None:
-    """Runs that began before there was a rule for parts find the scores that the environment's rewards gave."""
-    settings = ScoreSettings(type="environment", success="reward")
-    versions = {"environment": EnvironmentScorer.version}
-    assert identity(settings) == {"type": {"default": "environment"}, "args": {}, "scorers": versions}
-
-
 def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that may differ never share a version: another scorer, argument, mapping, or source of one's module."""
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -155,8 +144,8 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
     assert len(set(prints)) == len(prints)
 
 
-def verifier_libraries() -> set[str]:
-    """Return math-verify and all its direct and indirect requirements on this machine."""
+def test_every_library_of_the_verifier_names_it() -> None:
+    """Another version of math-verify or of what it needs may change verdicts, so it changes the fingerprint."""
     found, pending = set[str](), ["math-verify"]
     while pending:
         name = pending.pop()
@@ -164,16 +153,8 @@ def verifier_libraries() -> set[str]:
         needed = [Requirement(line) for line in importlib.metadata.requires(name) or []]
         here = [library.name for library in needed if not library.marker or library.marker.evaluate({"extra": ""})]
         pending += set(here) - found
-    return found
-
-
-def test_every_library_of_the_verifier_names_it() -> None:
-    """Another version of any of these libraries may change verdicts, so it changes the fingerprint."""
-    assert verifier_libraries() <= set(_LIBRARIES)
-
-
-def test_every_limit_that_decides_verdicts_names_the_verifier() -> None:
-    """The time limit changes the fingerprint; number of workers and allowed failures do not."""
+    assert found <= set(_LIBRARIES)
+    # The time limit changes the fingerprint, too; number of workers and allowed failures do not.
     now = scorer_fingerprint(ScoreSettings())
     assert now != scorer_fingerprint(ScoreSettings(timeout_s=6))
     assert scorer_fingerprint(ScoreSettings(workers=3, max_failure_share=0.5)) == now
@@ -276,19 +257,22 @@ def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reward", "name"),
+    ("verdict", "reward", "above", "name"),
     [
-        ("correct", 0.0, "correct"),
-        ("wrong", 0.9, "wrong"),
-        ("unparsable", 0.0, "unparsable"),
-        ("", 0.5, "wrong"),
-        ("", 0.6, "correct"),
-        ("3 tests passed", 0.6, "correct"),
+        ("correct", 0.0, 0.5, "correct"),
+        ("wrong", 0.9, 0.5, "wrong"),
+        ("unparsable", 0.0, 0.5, "unparsable"),
+        ("", 0.5, 0.5, "wrong"),
+        ("", 0.6, 0.5, "correct"),
+        ("", float(np.float32(0.2)), 0.2, "wrong"),  # rewards are stored as float32, in which 0.2 is a little more
+        ("3 tests passed", 0.6, 0.5, "correct"),
     ],
 )
-def test_what_the_environment_said_counts(verifier: Verifier, verdict: str, reward: float, name: str) -> None:
+def test_what_the_environment_said_counts(
+    verifier: Verifier, verdict: str, reward: float, above: float, name: str
+) -> None:
     """Its verdict decides; where it has none, the reward does. The reward is stored as it was, with its parts."""
-    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.5)
+    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=above)
     turns = [{"text": "x", "verdict": verdict, "reward": reward}]
     (judged,) = scorer.judge([Answer(row("x", turns=turns, reward_parts=[[("speed", 0.25)]]), 0)])
     assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
@@ -315,13 +299,6 @@ def test_the_part_named_correct_says_what_is_right(
     for rule, name in (("said", now), ("reward", before)):
         scorers = Scorers(ScoreSettings(type="environment", success=rule), verifier)  # type: ignore[arg-type]
         assert scorers.judge([answer])[0].name == name
-
-
-def test_a_reward_at_the_threshold_is_not_above_it(verifier: Verifier) -> None:
-    """Rewards are stored as float32, in which 0.2 is a little more."""
-    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.2)
-    turns = [{"text": "x", "verdict": "", "reward": float(np.float32(0.2))}]
-    assert scorer.judge([Answer(row("x", turns=turns, reward_parts=[]), 0)])[0].name == "wrong"
 
 
 # Stored data
@@ -378,15 +355,8 @@ def test_stored_data_is_scored_by_several_scorers(tmp_path: Path, verifier: Veri
     assert metrics["verdicts"] == {"correct": 4, "wrong": 1, "none": 2}
     assert (metrics["reward"], metrics["parts"]["hp"]) == ((1 + 1 + 0.5 + 2 + 1.25) / 5, 1.25)
     again, _ = scored(store, tmp_path, verifier, ScoreSettings())
-    assert [score.verdict for score in again] == [
-        "correct",
-        "none",
-        "correct",
-        "unparsable",
-        "unparsable",
-        "none",
-        "correct",
-    ]
+    expected = "correct none correct unparsable unparsable none correct"
+    assert [score.verdict for score in again] == expected.split()
 
 
 def test_calls_of_tools_do_not_hide_failures() -> None:

@@ -71,47 +71,24 @@ SINGLE = (  # one call in a turn, with a closing tag and an end of its own; name
 )
 
 _CHATML = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+_GLM = ["<|endoftext|>", "[gMASK]", "<sop>"]
+_ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
+_HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]
 _OWN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+_RESPONSE = ["<tool_response>", "</tool_response>"]
 FORMATS: dict[str, tuple[str, list[str], list[str], str]] = {
-    "qwen3": (QWEN3, _CHATML, [*_OWN, "<tool_response>", "</tool_response>"], "<|im_end|>"),
+    "qwen3": (QWEN3, _CHATML, [*_OWN, *_RESPONSE], "<|im_end|>"),
     "opening": (OPENING, _CHATML, _OWN, "<|im_end|>"),
-    "llama": (
-        LLAMA,
-        [
-            "<|begin_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|eot_id|>",
-            "<|eom_id|>",
-            "<|end_of_text|>",
-        ],
-        [],
-        "<|eot_id|>",
-    ),
-    "glm": (
-        GLM,
-        ["<|endoftext|>", "[gMASK]", "<sop>"],
-        [*_OWN, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
-        "<|endoftext|>",
-    ),
-    "strict": (
-        STRICT,
-        ["<|endoftext|>", "[gMASK]", "<sop>"],
-        [*_OWN, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
-        "<|endoftext|>",
-    ),
+    "llama": (LLAMA, [*_HEADERS, "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"], [], "<|eot_id|>"),
+    "glm": (GLM, _GLM, [*_OWN, *_ROLES], "<|endoftext|>"),
+    "strict": (STRICT, _GLM, [*_OWN, *_ROLES], "<|endoftext|>"),
     "harmony": (
         HARMONY,
         ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"],
         [],
         "<|end|>",
     ),
-    "single": (
-        SINGLE,
-        ["<|start|>", "<|eot|>"],
-        [*_OWN, "<|eom|>", "<tool_response>", "</tool_response>"],
-        "<|eot|>",
-    ),
+    "single": (SINGLE, ["<|start|>", "<|eot|>"], [*_OWN, "<|eom|>", *_RESPONSE], "<|eot|>"),
 }
 """By name: template, special tokens, other added tokens, and the tokenizer's end of text."""
 _TEXTS = ["The answer is wrong.\n\n Try again, please: what is the sum? <|user|> system assistant </a><b>"] * 4

@@ -10,15 +10,7 @@ from tasks.rollout.plan import draw
 from tests.benchmarks.peers.sides import WORKLOADS, Side, check_same_work, job, ratios
 from tests.benchmarks.peers.trl_side import TEMPLATE, Job
 
-SIDE = Side(
-    seconds=[2.0, 1.0, 3.0],
-    lengths=[5, 6, 7, 6] * 100,
-    samples=400,
-    updates=6,
-    parameters=10,
-    dtypes=("float32",),
-    threads=2,
-)
+SIDE = Side([2.0, 1.0, 3.0], [5, 6, 7, 6] * 100, samples=400, updates=6, parameters=10, dtypes=("float32",), threads=2)
 
 
 def test_equal_work_is_accepted() -> None:

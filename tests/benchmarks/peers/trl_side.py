@@ -84,18 +84,15 @@ def main(path: Path) -> None:
         )
         trainer.train()
     parameters = list(trainer.model.parameters())
-    print(
-        json.dumps(
-            {
-                "seconds": [end - begin for begin, end in pairwise(moments)],
-                "lengths": lengths,
-                "updates": trainer.state.global_step,
-                "parameters": sum(parameter.numel() for parameter in parameters),
-                "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
-                "threads": torch.get_num_threads(),
-            }
-        )
-    )
+    found = {
+        "seconds": [end - begin for begin, end in pairwise(moments)],
+        "lengths": lengths,
+        "updates": trainer.state.global_step,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
+        "threads": torch.get_num_threads(),
+    }
+    print(json.dumps(found))
 
 
 def _arguments(job: Job, scratch: str) -> dict[str, Any]:
@@ -134,12 +131,8 @@ def _arguments(job: Job, scratch: str) -> dict[str, Any]:
 def _dataset(job: Job) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_list(
-        [
-            {"prompt": [{"role": "user", "content": problem["prompt"]}], "solution": problem["solution"]}
-            for problem in job.problems
-        ]
-    )
+    asked = [[{"role": "user", "content": problem["prompt"]}] for problem in job.problems]
+    return Dataset.from_dict({"prompt": asked, "solution": [problem["solution"] for problem in job.problems]})
 
 
 def _tokenizer(job: Job) -> Any:
