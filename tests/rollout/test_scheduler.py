@@ -160,20 +160,6 @@ def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Veri
     assert metrics["episodes"] == len(rows)
 
 
-def test_a_worker_without_more_groups_stores_what_it_has(
-    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the last group is played, finished ones are stored: otherwise a lost worker costs all of them."""
-    monkeypatch.setattr("tasks.rollout.remote.worker.KEPT_S", 0.3)
-    prepare(store)
-    calls = iter(range(10**6))
-    with team(store, verifier, 1, lambda _: 5.0 if next(calls) == 4 else 0.01) as made:
-        check_whole(play_batch(made, settings("rollout.rows_per_shard=999")))
-    rows = [file.rows or 0 for file in manifests.read(store, layout.trajectories(RUN, 0)).files]
-    assert len(rows) == 2
-    assert rows[0] > rows[1]
-
-
 def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
     """The rounds of replacement go on over workers, one of which is lost."""
     prepare(store)

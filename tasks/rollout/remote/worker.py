@@ -10,7 +10,6 @@ import functools
 import logging
 import shutil
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,11 +42,6 @@ from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 2.0
 """Longest time between two reports."""
-KEPT_S = 30.0
-"""A worker that has got no group for so long stores what it has finished, although no shard is full.
-
-At the end of an iteration the last groups take long, and in so long a time some worker of many is always lost.
-"""
 logger = logging.getLogger(__name__)
 
 Problems = Callable[[str], Mapping[str, Problem]]
@@ -76,8 +70,7 @@ class Worker:
         self._finished: list[tuple[int, FinishedGroup]] = []
         self._stored: list[StoredShard] = []
         self._failure: Failure | None = None
-        self._has_news = self._closed = False
-        self._flushed = time.monotonic()
+        self._has_events = self._closed = False
         self._writers: dict[Destination, _Writer] = {}  # used by the thread that stores
         self._storing = ThreadPoolExecutor(1, "store")
         self._threads: list[threading.Thread] = []
@@ -115,7 +108,7 @@ class Worker:
                 rollout = PlayedRollout(number, plan, self._problems, self.note)
                 self._rollouts[number] = rollout
                 self._start_thread(self._play, rollout)
-            self._has_news |= bool(orders.begin)
+            self._has_events |= bool(orders.begin)
             self._changed.notify_all()
         for number, groups in orders.groups.items():
             self._rollouts[number].add(groups)
@@ -132,23 +125,18 @@ class Worker:
     def report(self) -> Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_news or self._closed, BEAT_S)
-            rollouts, now = self._rollouts.items(), time.monotonic()
-            capacities = {number: rollout.capacity for number, rollout in rollouts}
+            self._changed.wait_for(lambda: self._has_events or self._closed, BEAT_S)
+            capacities = {number: rollout.capacity for number, rollout in self._rollouts.items()}
             report = Report(self._served, capacities, self._finished, self._stored, self._failure)
-            self._finished, self._stored, self._has_news = [], [], False
-            idle = now - self._flushed > KEPT_S and any(rollout.idle_s > KEPT_S for _, rollout in rollouts)
-            self._flushed = now if idle else self._flushed
-        if idle:
-            self._storing.submit(self._guarded, self._flush_all)
-        return report
+            self._finished, self._stored, self._has_events = [], [], False
+            return report
 
     def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
         """Report something; without arguments, that the worker has capacity or serves another policy."""
         with self._changed:
             self._finished += [finished] if finished else []
             self._stored += [stored] if stored else []
-            self._has_news = True
+            self._has_events = True
             self._changed.notify_all()
 
     def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -200,10 +188,6 @@ class Worker:
             writer.flush()
             writer.close()
 
-    def _flush_all(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
-
     def _close_writers(self, rollout: int) -> None:
         """Close the writers that were not told to flush at the end, because all that they had was stored."""
         for destination in [each for each, writer in self._writers.items() if writer.rollout == rollout]:
@@ -220,8 +204,8 @@ class PlayedRollout:
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
         self._ended = False
-        self._lacking_since: float | None = None
-        """Since when it could have begun another group, on the monotonic clock."""
+        self._lacks = False
+        """Whether it could have begun another group since it got the last one."""
         self._task: asyncio.Task[None] | None = None
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
@@ -230,21 +214,14 @@ class PlayedRollout:
     def capacity(self) -> Capacity:
         """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
-            lacks = self._lacking_since is not None
-            free = max(self._at_once - self._running - len(self._waiting), int(lacks))
+            free = max(self._at_once - self._running - len(self._waiting), int(self._lacks))
             return Capacity(0 if self._ended else free, self._got)
-
-    @property
-    def idle_s(self) -> float:
-        """For how long it could have begun another group."""
-        with self._lock:
-            return time.monotonic() - self._lacking_since if self._lacking_since else 0.0
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
             self._got += len(orders)
-            self._lacking_since = None
+            self._lacks = False
         self.changed.note()
 
     async def play(self, local: LocalWorkers) -> None:
@@ -278,12 +255,9 @@ class PlayedRollout:
 
     def next(self, policy: PolicyVersion) -> Group | None:  # a newer one may be served by now
         with self._lock:
-            if self._waiting:
-                order = self._waiting.popleft()
-                self._running += 1
-            else:
-                order = None
-                self._lacking_since = self._lacking_since or time.monotonic()
+            order = self._waiting.popleft() if self._waiting else None
+            self._running += order is not None
+            self._lacks |= order is None
         if order is None:
             self._note()
             return None
