@@ -54,7 +54,7 @@ def connected(config: Config) -> Iterator[None]:
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
     elif address == LOCAL:
-        with _started(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
+        with _own_ray(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
             yield
     else:
         _loader().reset_cache()
@@ -85,15 +85,13 @@ def _connection(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-@contextmanager
-def _started(config: Config) -> Iterator[tuple[str, Path]]:
-    """Start Ray on this host, with as many cores for it as the run's processes ask for; yield address and token."""
+def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
+    """Return the block with a Ray of this host, which has as many cores for it as the run's processes ask for."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
     ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
     visible, needed = visible_devices(), workers * settings.replicas * devices_of_a_server(settings.extra_args)
     gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
-    with local_ray(log, cpus=ranks + workers, gpus=gpus) as started:
-        yield started
+    return local_ray(log, cpus=ranks + workers, gpus=gpus)
 
 
 @contextmanager

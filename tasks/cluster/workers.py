@@ -158,18 +158,15 @@ class NodeWorkers:
                 present = nodes()
                 if not present:
                     raise ConnectionError("Ray has lost all its nodes. The same command continues the run")
-                self._start_missing(present)
+                with self._lock:
+                    free = [node for node in present if self._lost.may_start(node.id)]
+                    seats, cause = place(free, self._needs, self._workers), self._cause(present)
+                if cause:
+                    self.scheduler.fail(cause)
+                if seats:
+                    self._start(free, seats)
         except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
             self.scheduler.fail(error)
-
-    def _start_missing(self, present: Sequence[Node]) -> None:
-        with self._lock:
-            free = [node for node in present if self._lost.may_start(node.id)]
-            seats, cause = place(free, self._needs, self._workers), self._cause(present)
-        if cause:
-            self.scheduler.fail(cause)
-        if seats:
-            self._start(free, seats)
 
     def _cause(self, present: Sequence[Node]) -> BaseException | None:
         """Return why nobody plays and no node without a worker will, if it is so.

@@ -56,7 +56,7 @@ class Engine:
         logs: folder for the servers' logs.
 
     Raises:
-        InferenceError: this machine has fewer GPUs than the servers need, or allows too few open files.
+        InferenceError: this machine has fewer GPUs than the servers need.
     """
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
@@ -86,13 +86,6 @@ class Engine:
     def servers(self) -> list[Server]:
         """The servers that this engine has started itself."""
         return [replica.server for replica in self._replicas if replica.server]
-
-    def forget(self) -> None:
-        """Make the next `serve` swap and prove the weights again: another program may have swapped them."""
-        with self._serving:
-            self._policy = None
-            for replica in self._replicas:
-                replica.proven = None
 
     def serve(self, policy: Checkpoint) -> None:
         """Make every replica serve `policy`; start the servers at the first call.
@@ -200,17 +193,8 @@ class Engine:
 
 
 def _allow_open_files(episodes: int) -> None:
-    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open.
-
-    Raises:
-        InferenceError: the hard limit is too low.
-    """
+    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < episodes + _OTHER_FILES:
-        raise InferenceError(
-            f"rollout.concurrency={episodes} needs {episodes + _OTHER_FILES} open files, but the hard limit is {hard} "
-            "(`ulimit -Hn`): raise it, or lower rollout.concurrency"
-        )
     useful = episodes * (1 + _AGENTS_FILES) + _OTHER_FILES
     most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

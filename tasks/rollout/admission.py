@@ -52,10 +52,8 @@ def check_observation(observation: Any) -> Observation:
     Raises:
         RefusedError: it is no observation.
     """
-    if not isinstance(observation, tuple) or len(observation) != 3:
-        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it")
-    if not isinstance(observation[0], str):
-        raise RefusedError(f"the qid of an observation is {shown(observation[0])}: give prompt.qid, or another text")
+    if not isinstance(observation, tuple) or len(observation) != 3 or not isinstance(observation[0], str):
+        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it, prompt.qid first")
     return observation
 
 
@@ -77,18 +75,7 @@ def check_request(
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
         raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
-    if sampling:
-        _check_distribution(gconfig, sampling)
-    check_ids("the token_ids of an observation", token_ids, vocabulary)
-    if not token_ids:
-        raise RefusedError("an observation has no token ids: give the ids of a prompt")
-    check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
-    return list(token_ids), gconfig
-
-
-def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -> None:
-    """Check that a request samples from the distribution of the run, or of the evaluation that is played."""
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k") if sampling else ():
         asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
         if asked != given:
             raise RefusedError(
@@ -96,6 +83,11 @@ def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -
                 "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
                 "rollout.allow_own_sampling=true"
             )
+    check_ids("the token_ids of an observation", token_ids, vocabulary)
+    if not token_ids:
+        raise RefusedError("an observation has no token ids: give the ids of a prompt")
+    check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
+    return list(token_ids), gconfig
 
 
 def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:

@@ -209,22 +209,18 @@ class BatchedEngine:
                 await asyncio.wait([before])
             if self._closed:
                 await _never()
-            outputs = await self._ask((qid, token_ids, gconfig), number)
+            if not self._asked:
+                self._idle_s += time.monotonic() - self._idle_since
+            self._asked[number] = time.monotonic()
+            source = (number,) if gconfig.seed is None else ("seed", gconfig.seed)
+            outputs = await self._turns.ask((qid, token_ids, gconfig), derive(self._prompt.seed, *source))
+            del self._asked[number]
+            self._idle_since = time.monotonic()
         except Exception as error:  # noqa: BLE001  # the conversation raises it
             self.fail(error)
             await _never()
         self.exchanges.append(_copy_outputs(outputs))
         self.slots.release()
-        return outputs
-
-    async def _ask(self, observation: Observation, number: int) -> BundledGenerationOutputs:
-        source = (number,) if observation[2].seed is None else ("seed", observation[2].seed)
-        if not self._asked:
-            self._idle_s += time.monotonic() - self._idle_since
-        self._asked[number] = time.monotonic()
-        outputs = await self._turns.ask(observation, derive(self._prompt.seed, *source))
-        del self._asked[number]
-        self._idle_since = time.monotonic()
         return outputs
 
 

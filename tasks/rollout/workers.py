@@ -13,8 +13,8 @@ from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
-from tasks.agents.chat import Chat, load_chat
-from tasks.agents.interface import Agent, AgentContext, entered
+from tasks.agents.chat import load_chat
+from tasks.agents.interface import AgentContext, entered
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import EnvironmentContext
 from tasks.inference.api import EngineClosedError
@@ -84,10 +84,20 @@ class LocalWorkers:
 
     async def play(self, plan: RolloutPlan, groups: Groups) -> None:
         """See `Workers.play`."""
-        collected = partial(self._store, plan, groups)
+
+        def served() -> PolicyVersion:
+            assert self._policy
+            return self._policy.version
+
+        def store(group: Group, trajectories: list[Trajectory]) -> None:
+            if self._engine and self._engine.closed:  # episodes may have failed only because it or the verifier is gone
+                raise EngineClosedError("the engine was closed while a rollout was playing")
+            rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
+            groups.finish(FinishedGroup.of(group, trajectories, rows, plan.config), rows)
+
         with groups.changed.listening():
             async with self.open_collector(plan) as collector:
-                await collector.collect(as_they_begin(groups, self._served), plan.together, collected)
+                await collector.collect(as_they_begin(groups, served), plan.together, store)
 
     def score(
         self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
@@ -103,7 +113,9 @@ class LocalWorkers:
         assert self._engine
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
-        agent = _make_agent(plan, chat)
+        settings, room = plan.config.agent, plan.config.inference.max_model_len
+        toolbox = partial(open_toolbox, settings.tools, ToolContext(_sandboxes()))
+        agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, room, toolbox), settings.args)
         environment, context = plan.config.environment, EnvironmentContext(self._verifier)
         async with self._engine.connect() as connection, entered(agent):
             yield Collector(
@@ -115,26 +127,6 @@ class LocalWorkers:
                 gconfig=plan.gconfig,
                 private=private_metadata(plan.config.score),
             )
-
-    def _served(self) -> PolicyVersion:
-        assert self._policy
-        return self._policy.version
-
-    def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
-        if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
-            raise EngineClosedError("the engine was closed while a rollout was playing")
-        rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
-        finished = FinishedGroup.of(group, trajectories, rows, plan.config)
-        groups.finish(finished, rows)
-
-
-def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:
-    settings = plan.config.agent
-    tools = ToolContext(_sandboxes())
-    context = AgentContext(
-        chat, plan.gconfig, plan.config.inference.max_model_len, partial(open_toolbox, settings.tools, tools)
-    )
-    return AGENTS.make(settings.type, context, settings.args)
 
 
 @lru_cache(maxsize=1)

@@ -191,7 +191,7 @@ PROMPT = [5, 6, 7]
 OBSERVATIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "put (qid, token_ids, gconfig)"),
     "pair": (("q", PROMPT), "put (qid, token_ids, gconfig)"),
-    "qid": ((7, PROMPT, GCONFIG), "the qid of an observation is 7"),
+    "qid": ((7, PROMPT, GCONFIG), "prompt.qid first"),
     "text": (("q", "5 6 7", GCONFIG), "the token_ids of an observation: '5 6 7' is not a list"),
     "numpy": (("q", list(np.array(PROMPT)), GCONFIG), "holds values of type int64, not int"),
     "array": (("q", np.array(PROMPT), GCONFIG), "type ndarray is not a list"),

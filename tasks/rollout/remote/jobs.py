@@ -114,7 +114,8 @@ class Ledger:
                 order = StoreOrder(self.rollout, finished.number, _destination(data_set))
                 orders[each.worker].store.append(order)
             for shard in each.stored:
-                data_set = self._data_set_of(shard)
+                path = shard.file.path
+                data_set = next(each for each in self.holders if path.startswith(f"{each.draft.version}/"))
                 self.holders[data_set][each.worker].difference_update(shard.numbers)
                 shards[data_set].append(shard)
         for data_set, stored in shards.items():
@@ -135,9 +136,6 @@ class Ledger:
         held = [holders.pop(worker, set()) for holders in self.holders.values()]
         for number in sorted(playing.union(*held)):
             self.groups.lose(number)
-
-    def _data_set_of(self, shard: StoredShard) -> OpenDataSet:
-        return next(each for each in self.holders if shard.file.path.startswith(f"{each.draft.version}/"))
 
     def _accept(self, data_set: OpenDataSet, stored: Sequence[StoredShard]) -> None:
         numbers = [number for shard in stored for number in shard.numbers]
