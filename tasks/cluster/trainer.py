@@ -126,18 +126,16 @@ class RayTrainer:
         groups: dict[str, Any] = {"concurrency_groups": {ASIDE: 8}}
         actor: Any = ray.remote(**groups)(TrainerRank)
         around = environment()
-        around["env_vars"] |= {"OMP_NUM_THREADS": str(self._config.ppo.threads)} | self._shared_devices()
+        around["env_vars"]["OMP_NUM_THREADS"] = str(self._config.ppo.threads)
+        if self._config.ray_address == "local" and "GPU" not in self._bundle and (visible := visible_devices()):
+            # Ray gives it no GPU, but it may use those that the flow sees.
+            around["env_vars"]["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         return actor.options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._reserved, bundle),
             runtime_env=around,
         ).remote(for_nodes(self._config), number, node_ids)
-
-    def _shared_devices(self) -> dict[str, str]:
-        """Let a trainer to which Ray gives no GPU, on this host, see those that the flow sees."""
-        visible = visible_devices() if self._config.ray_address == "local" and "GPU" not in self._bundle else []
-        return {"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}
 
     def _order(self, method: str, *arguments: Any, progress: Progress) -> list[Any]:
         return self._answers([getattr(rank, method).remote(*arguments) for rank in self._ranks], progress)

@@ -135,13 +135,19 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     turns = [_checked_turn(f"turn {index}", turn) for index, turn in enumerate(trajectory.turns)]
     _check_calls(trajectory.calls)
     _check_columns_of_turns(trajectory)
+    for name in {name for parts in trajectory.reward_parts for name in parts}:
+        check_text("the name of a reward's part", name)
+    parts = [
+        {name: number(f"part {name!r} of a reward", value) for name, value in named.items()}
+        for named in trajectory.reward_parts
+    ]
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
         trajectory,
         turns=turns,
         turn_discount=discount,
         solutions=record.solutions,
-        reward_parts=_checked_parts(trajectory.reward_parts),
+        reward_parts=parts,
         fault=trajectory.fault or _fault(trajectory),
     )
 
@@ -255,13 +261,6 @@ def _check_columns_of_turns(trajectory: Trajectory) -> None:
             "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
             "three columns, or none".format(*(shown(str(column)) for column in columns))
         )
-
-
-def _checked_parts(parts: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """Check the named parts of the turns' rewards and return them as Python's own numbers."""
-    for name in {name for named in parts for name in named}:
-        check_text("the name of a reward's part", name)
-    return [{name: number(f"part {name!r} of a reward", value) for name, value in named.items()} for named in parts]
 
 
 def _checked_turn(where: str, turn: Turn) -> Turn:

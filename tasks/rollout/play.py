@@ -20,6 +20,7 @@ from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
+from storage.versions.manifests import File
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
@@ -91,10 +92,11 @@ class OpenDataSet:
         """Store the trajectories of a group that was entered."""
         self._writer.write_group([replace(row, iteration=self.iteration) for row in rows], self.note(finished))
 
-    def accept(self, shards: Sequence[Shard], numbers: Iterable[int]) -> None:
-        """Take over shards that a worker has stored, with all trajectories of the groups with these numbers."""
+    def accept(self, stored: Sequence[tuple[File, Sequence[int]]]) -> None:
+        """Take over shards that workers have stored, each with all trajectories of the groups with some numbers."""
+        shards = [Shard(file, [self.note(self.entered[number]) for number in numbers]) for file, numbers in stored]
         self.draft.accept_shards(shards)
-        self.pending.difference_update(numbers)
+        self.pending.difference_update(*(numbers for _, numbers in stored))
 
     def lose(self, number: int) -> FinishedGroup:
         """Take back a group that is pending: the worker with its trajectories is gone."""

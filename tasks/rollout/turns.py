@@ -234,36 +234,31 @@ async def play_with_queues(agent: QueueAgent, prompt: EpisodeSpec, env: Environm
     """Let an agent with two queues play; return what it returns."""
     observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
     actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-    answering = asyncio.create_task(_answer_queue(engine, observations, actions))
-    try:
-        return await agent.collect_trajectory(prompt, env, observations, actions)
-    finally:
-        answering.cancel()
-
-
-async def _answer_queue(
-    engine: BatchedEngine,
-    observations: "asyncio.Queue[Observation]",
-    actions: "asyncio.Queue[BundledGenerationOutputs]",
-) -> None:
-    """Answer observations until one is refused: those of one qid in order, others at the same time."""
-    last: dict[str, Answer] = {}
 
     def deliver(answer: Answer) -> None:
         if not answer.cancelled():
             actions.put_nowait(answer.result())
 
+    async def answer_all() -> None:
+        """Answer observations until one is refused: those of one qid in order, others at the same time."""
+        last: dict[str, Answer] = {}
+        try:
+            while True:
+                await engine.slots.acquire()
+                observation = check_observation(await observations.get())
+                if actions.qsize() >= MOST_UNREAD:
+                    raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
+                qid = observation[0]
+                last[qid] = engine.begin(observation, last.get(qid))
+                last[qid].add_done_callback(deliver)
+        except RefusedError as error:
+            engine.fail(error)
+
+    answering = asyncio.create_task(answer_all())
     try:
-        while True:
-            await engine.slots.acquire()
-            observation = check_observation(await observations.get())
-            if actions.qsize() >= MOST_UNREAD:
-                raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
-            qid = observation[0]
-            last[qid] = engine.begin(observation, last.get(qid))
-            last[qid].add_done_callback(deliver)
-    except RefusedError as error:
-        engine.fail(error)
+        return await agent.collect_trajectory(prompt, env, observations, actions)
+    finally:
+        answering.cancel()
 
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:

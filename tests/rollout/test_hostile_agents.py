@@ -443,32 +443,33 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
     assert "continues from the stored shards" in ended
 
 
-def test_an_exit_in_an_agents_task_is_an_error() -> None:
-    """asyncio ends its loop on `sys.exit` in any task. With status 0 the run would look complete."""
+async def exits(_: asyncio.Task[Any]) -> None:
+    sys.exit(0)
+
+
+async def cancels(rollout: asyncio.Task[Any]) -> None:
+    rollout.cancel()
+
+
+async def stops(rollout: asyncio.Task[Any]) -> None:
+    rollout.get_loop().stop()
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (exits, r"called sys.exit\(0\)"),
+        (cancels, "has cancelled the rollout's own tasks"),
+        (stops, "stopped the event loop"),
+    ],
+)
+def test_what_ends_asyncios_loop_is_an_error(act: Callable[[asyncio.Task[Any]], Any], says: str) -> None:
+    """Tests and scripts with their own loop clean up in this way. With status 0 the run would look complete."""
 
     async def rounds() -> None:
-        async def leave() -> None:
-            sys.exit(0)
+        rollout = asyncio.current_task()
+        assert rollout
+        await asyncio.gather(asyncio.create_task(act(rollout)), asyncio.sleep(60))
 
-        await asyncio.gather(asyncio.create_task(leave()))
-
-    with pytest.raises(RuntimeError, match=r"called sys.exit\(0\)"):
+    with pytest.raises(RuntimeError, match=f"an agent {says}"):
         run_loop(rounds())
-
-
-def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reason() -> None:
-    """Tests and scripts with their own loop clean up in this way."""
-
-    async def cancels() -> None:
-        for task in asyncio.all_tasks():
-            task.cancel()
-        await asyncio.sleep(60)
-
-    async def stops() -> None:
-        asyncio.get_running_loop().stop()
-        await asyncio.sleep(60)
-
-    with pytest.raises(RuntimeError, match="an agent has cancelled the rollout's own tasks"):
-        run_loop(cancels())
-    with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
-        run_loop(stops())

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from storage.version_names import PolicyVersion
-from storage.versions.drafts import Shard
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import OpenDataSet, SharedGroups
@@ -119,11 +118,15 @@ class Ledger:
                 self.holders[data_set][each.worker].difference_update(shard.numbers)
                 shards[data_set].append(shard)
         for data_set, stored in shards.items():
-            self._accept(data_set, stored)
+            data_set.accept([(shard.file, shard.numbers) for shard in stored])
+            if not any(self.holders[data_set].values()):
+                del self.holders[data_set]
         self.groups.settle()
         for data_set in self.groups.unstored():
-            for worker in self._to_flush(data_set):
-                orders[worker].flush.append(_destination(data_set))
+            for worker, numbers in self.holders.get(data_set, {}).items():
+                if numbers and (data_set, worker) not in self.flushing:
+                    self.flushing.add((data_set, worker))
+                    orders[worker].flush.append(_destination(data_set))
         return orders
 
     def _finish(self, worker: Attended, finished: FinishedGroup) -> OpenDataSet:
@@ -136,20 +139,6 @@ class Ledger:
         held = [holders.pop(worker, set()) for holders in self.holders.values()]
         for number in sorted(playing.union(*held)):
             self.groups.lose(number)
-
-    def _accept(self, data_set: OpenDataSet, stored: Sequence[StoredShard]) -> None:
-        numbers = [number for shard in stored for number in shard.numbers]
-        notes = {number: data_set.note(data_set.entered[number]) for number in numbers}
-        data_set.accept([Shard(shard.file, [notes[n] for n in shard.numbers]) for shard in stored], numbers)
-        if not any(self.holders[data_set].values()):
-            del self.holders[data_set]
-
-    def _to_flush(self, data_set: OpenDataSet) -> list[Attended]:
-        """Return the workers that still hold groups of a data set, and were not told to flush them."""
-        holding = [worker for worker, numbers in self.holders.get(data_set, {}).items() if numbers]
-        told = [worker for worker in holding if (data_set, worker) not in self.flushing]
-        self.flushing.update((data_set, worker) for worker in told)
-        return told
 
 
 def _destination(data_set: OpenDataSet) -> Destination:
