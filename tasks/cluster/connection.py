@@ -86,7 +86,7 @@ def _connection(address: str) -> Iterator[None]:
 
 
 def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
-    """Return the block with a Ray of this host, which has as many cores for it as the run's processes ask for."""
+    """Return the block in which Ray runs on this host. It takes the host to have a core for each process of the run."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
     ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
     visible, needed = visible_devices(), workers * settings.replicas * devices_of_a_server(settings.extra_args)

@@ -44,7 +44,7 @@ class RayTrainer:
         progress: called with lines of text.
 
     Raises:
-        PlacementError: the cluster has too little room.
+        PlacementError: the ranks do not fit on the cluster.
     """
 
     def __init__(self, config: Config, progress: Progress) -> None:
@@ -62,7 +62,7 @@ class RayTrainer:
     def __enter__(self) -> Self:
         if not self._reserved.wait(int(self._config.trainer.startup_timeout_s)):
             remove_placement_group(self._reserved)
-            raise PlacementError("another job has taken the room of the trainer's ranks: start the flow again later")
+            raise PlacementError("another job has taken the nodes of the trainer's ranks: start the flow again later")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -83,7 +83,7 @@ class RayTrainer:
         def once() -> Made:
             nonce = new_nonce()
             made = self._order("update", order, nonce, progress=progress)
-            return Made(nonce, [file for part in made for file in part.files], made[0].metrics)
+            return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
 
         return self._with_restarts(once, progress)
 
@@ -110,7 +110,7 @@ class RayTrainer:
         """Start all ranks, and wait until they have met."""
         started, limit = time.monotonic(), self._config.trainer.startup_timeout_s
         if not self._reserved.wait(int(limit)):
-            raise RanksLostError(f"there was no room for the ranks within trainer.startup_timeout_s={limit:g}")
+            raise RanksLostError(f"no nodes were free for the ranks within trainer.startup_timeout_s={limit:g}")
         bundles: dict[int, str] = placement_group_table(self._reserved)["bundles_to_node_id"]
         order = sorted(bundles, key=lambda bundle: (bundles[bundle], bundle))  # those of a node get consecutive numbers
         node_ids = [bundles[bundle] for bundle in order]
@@ -177,26 +177,18 @@ class RayTrainer:
 
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
         """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
-        deadline = time.monotonic() + _END_S
-        while True:
-            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_POLL_S)
-            errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
-            for number, error in errors.items():
-                if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
-                    return self._own_error(number, error)
-            if not left or time.monotonic() > deadline:
-                break
+        ray.wait(list(waiting), num_returns=len(waiting), timeout=_END_S)
+        errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
+        for number, error in errors.items():
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
+                own = Failure.of(error.cause).as_own(f"rank {number} failed: " if len(self._ranks) > 1 else "")
+                own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
+                return own
         for number, error in errors.items():
             if not isinstance(error, RayTaskError):
                 return RanksLostError(f"rank {number} has ended: its process or its node is gone")
         noticed = next(iter(errors.values()), None)
         return RanksLostError(str(noticed.cause) if isinstance(noticed, RayTaskError) else "the first rank has ended")
-
-    def _own_error(self, number: int, error: RayTaskError) -> Exception:
-        prefix = f"rank {number} failed: " if len(self._ranks) > 1 else ""
-        own = Failure.of(cast(Exception, error.cause)).as_own(prefix)
-        own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
-        return own
 
     def _kill(self) -> None:
         for rank in self._ranks:

@@ -1,4 +1,4 @@
-"""The flow's workers as actors of Ray: on each node with room, also if it joins later."""
+"""The flow's workers as actors of Ray: on each node with free cores and GPUs, also if it joins later."""
 
 import contextvars
 import threading

@@ -47,12 +47,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        url: str,
-        api_key: str | None,
-        timeout_s: float,
-        max_model_len: int,
-        longest_s: float | None = None,
+        self, url: str, api_key: str | None, timeout_s: float, max_model_len: int, longest_s: float | None = None
     ) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

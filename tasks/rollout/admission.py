@@ -236,7 +236,7 @@ def _check_calls(calls: Sequence[Call]) -> None:
 
 
 def _check_columns_of_turns(trajectory: Trajectory) -> None:
-    """Check the columns that name turns of this trajectory or have a value for each, and the order that they tell."""
+    """Check the columns that name turns of this trajectory or have a value for each, and that they are possible."""
     count = len(trajectory.turns)
     for name, kinds in _OF_TURNS.items():
         values = getattr(trajectory, name)

@@ -59,7 +59,7 @@ class Conversation:
         self.left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False
-        """Whether the deadline struck while the engine sampled, which took more than half of the time."""
+        """Whether the deadline came while the engine sampled, and sampling took more than half of the time."""
 
     async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], deadline: asyncio.Timeout

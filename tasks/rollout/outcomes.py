@@ -63,7 +63,7 @@ def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
 
 
 def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
-    """Return the share of right turns among all graded turns of the played episodes; None if there is none.
+    """Return the fraction of right turns among all graded turns of the played episodes; None if there is none.
 
     The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
     of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn,
@@ -285,9 +285,9 @@ class Tally:
 
 
 class FaultAlarm:
-    """An alarm for each kind of fault whose share reaches 5, 10, 20, 40 or 80 % for the first time in a flow run.
+    """Raises an alarm when 5, 10, 20, 40 or 80 % of the episodes have a kind of fault for the first time in a flow run.
 
-    A comparison with the iterations just before would miss a share that grows slowly.
+    A comparison with the iterations just before would miss a fraction that grows slowly.
     """
 
     def __init__(self) -> None:

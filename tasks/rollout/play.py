@@ -44,13 +44,7 @@ class OpenDataSet:
     """
 
     def __init__(
-        self,
-        draft: Draft,
-        iteration: int,
-        config: Config,
-        progress: Callable[[str], None],
-        *,
-        numbered: bool = False,
+        self, draft: Draft, iteration: int, config: Config, progress: Callable[[str], None], *, numbered: bool = False
     ) -> None:
         self.draft, self.iteration = draft, iteration
         self.tally = Tally(progress, SuccessRule.while_playing(config.score))
@@ -137,15 +131,12 @@ class Groups(Protocol):
     @property
     def complete(self) -> bool:
         """True if nothing is left to play or to store."""
-        ...
 
     def next(self, policy: PolicyVersion) -> Group | None:
         """Begin a group with a policy and return it; None if none may begin now."""
-        ...
 
     def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
         """Count a finished group, and store its trajectories."""
-        ...
 
 
 class SharedGroups(Groups, Protocol):
@@ -156,23 +147,18 @@ class SharedGroups(Groups, Protocol):
 
     def available(self, policy: PolicyVersion) -> int:
         """Return about how many groups may begin now with a policy."""
-        ...
 
     def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
-        ...
 
     def settle(self) -> None:
         """Commit every data set that has stored all its groups; call it after groups were stored."""
-        ...
 
     def unstored(self) -> list[OpenDataSet]:
         """Return the data sets that get no more groups, but have some that are pending."""
-        ...
 
     def lose(self, number: int) -> None:
         """Take back a group that runs or is pending, because its worker is gone: it is played again."""
-        ...
 
     def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
         """See `Groups.finish`; commits what is complete then."""

@@ -34,11 +34,7 @@ _DRAIN_S = 5.0
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def rollout(
-    workspace: Workspace,
-    workers: "Workers",
-    iteration: int,
-    policy: PolicyVersion,
-    problem_set: ProblemsVersion,
+    workspace: Workspace, workers: "Workers", iteration: int, policy: PolicyVersion, problem_set: ProblemsVersion
 ) -> TrajectoriesVersion:
     """Play an iteration with checkpoint `policy`, unless it is committed; return the version of its trajectories."""
     from tasks.rollout.play import play

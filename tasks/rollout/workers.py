@@ -41,17 +41,14 @@ class Workers(Protocol):
             InferenceError: an engine does not start, or does not serve exactly this policy.
             ValueError: the policy's tokenizer cannot be used.
         """
-        ...
 
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """Play and store groups until nothing is left to do."""
-        ...
 
     def score(
         self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
     ) -> Grades:
         """Grade stored trajectories, and add the scores to a draft."""
-        ...
 
 
 class LocalWorkers:
@@ -113,9 +110,9 @@ class LocalWorkers:
         assert self._engine
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
-        settings, room = plan.config.agent, plan.config.inference.max_model_len
+        settings, longest = plan.config.agent, plan.config.inference.max_model_len
         toolbox = partial(open_toolbox, settings.tools, ToolContext(_sandboxes()))
-        agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, room, toolbox), settings.args)
+        agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
         environment, context = plan.config.environment, EnvironmentContext(self._verifier)
         async with self._engine.connect() as connection, entered(agent):
             yield Collector(

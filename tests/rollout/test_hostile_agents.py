@@ -220,7 +220,8 @@ def test_garbage_on_the_queue_never_reaches_the_engine(chat: Chat, verifier: Ver
 @pytest.mark.parametrize(
     ("knob", "value"),
     [("n", 0), ("n", "4"), ("max_new_tokens", -1), ("max_new_tokens", 0), ("top_p", 0.0), ("top_p", math.nan),
-     ("top_k", -2), ("top_k", 1.5), ("stop_token_ids", [3]), ("temperature", math.inf)],
+     ("top_k", -2), ("top_k", 1.5), ("stop_token_ids", [3]),
+     *(("temperature", value) for value in (0.009, 1e-6, -0.1, 2.1, math.nan, math.inf))],
 )  # fmt: skip
 def test_parameters_that_vllm_refuses_are_refused_by_gconfig(knob: str, value: Any) -> None:
     """The error is raised at the agent's line that makes them."""

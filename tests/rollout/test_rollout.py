@@ -20,11 +20,7 @@ from tasks.agents.interface import Agent, AgentContext, EpisodeEngine, EpisodeSp
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent, MathSingleStepAgent, NullAgent
 from tasks.environments.interface import Environment, verdict_of
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.inference.api import (
-    ContextLengthError,
-    GenerationConfig,
-    InferenceError,
-)
+from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError
 from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_rate
 from tasks.rollout.plan import draw
 from tasks.score.scorers import SuccessRule

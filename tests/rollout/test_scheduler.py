@@ -271,11 +271,11 @@ def test_a_worker_closes_its_files_after_each_rollout(
 ) -> None:
     """Also those that nobody had to flush, because all their groups were stored before."""
     prepare(store)
-    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writers[place].flush())
+    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._drafts[place].writer.flush())
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
         deadline = time.monotonic() + 30
-        while any(worker.worker._writers for worker in made.workers):
+        while any(worker.worker._drafts for worker in made.workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

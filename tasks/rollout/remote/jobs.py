@@ -41,7 +41,6 @@ class RemoteWorker(Protocol):
 
     def end(self) -> None:
         """End its process, without waiting; it may be lost already."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +113,7 @@ class Ledger:
                 orders[each.worker].store.append(order)
             for shard in each.stored:
                 path = shard.file.path
-                data_set = next(each for each in self.holders if path.startswith(f"{each.draft.version}/"))
+                data_set = next(held for held in self.holders if path.startswith(f"{held.draft.version}/"))
                 self.holders[data_set][each.worker].difference_update(shard.numbers)
                 shards[data_set].append(shard)
         for data_set, stored in shards.items():

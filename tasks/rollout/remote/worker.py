@@ -70,7 +70,7 @@ class Worker:
         self._stored: list[StoredShard] = []
         self._failure: Failure | None = None
         self._has_events = self._closed = False
-        self._writers: dict[Destination, _Writer] = {}  # used by the thread that stores
+        self._drafts: dict[Destination, _WorkersDraft] = {}  # used by the thread that stores
         self._storing = ThreadPoolExecutor(1, "store")
         self._threads: list[threading.Thread] = []
         self._start_thread(self._serve)
@@ -92,8 +92,8 @@ class Worker:
         for thread in self._threads:
             thread.join()
         self._storing.shutdown(cancel_futures=True)
-        for writer in self._writers.values():
-            writer.close()
+        for draft in self._drafts.values():
+            draft.__exit__()
 
     def give(self, orders: Sequence[Orders]) -> None:
         """Carry out orders, without waiting."""
@@ -119,7 +119,7 @@ class Worker:
             with self._changed:
                 ended = self._rollouts.pop(number)
             ended.end()
-            self._storing.submit(self._guarded, self._close_writers, number)
+            self._storing.submit(self._guarded, self._close_drafts, number)
 
     def report(self) -> Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
@@ -175,22 +175,22 @@ class Worker:
         run_loop(rollout.play(self._local))
 
     def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
-        destination = order.destination
-        if destination not in self._writers:
-            draft = _WorkersDraft(self._store, destination, self._cache, order.rollout, self.note)
-            self._writers[destination] = _Writer(draft, order.rollout, rollout.plan.config.rollout.rows_per_shard)
+        destination, rows_per_shard = order.destination, rollout.plan.config.rollout.rows_per_shard
+        if destination not in self._drafts:
+            draft = _WorkersDraft(self._store, order, rows_per_shard, self._cache, self.note)
+            self._drafts[destination] = draft
         rows = [replace(row, iteration=destination.iteration) for row in rollout.take(order.number)]
-        self._writers[destination].write_group(rows, order.number)
+        self._drafts[destination].writer.write_group(rows, order.number)
 
     def _flush(self, destination: Destination) -> None:
-        if writer := self._writers.pop(destination, None):
-            writer.flush()
-            writer.close()
+        if draft := self._drafts.pop(destination, None):
+            with draft:
+                draft.writer.flush()
 
-    def _close_writers(self, rollout: int) -> None:
-        """Close the writers that were not told to flush at the end, because all that they had was stored."""
-        for destination in [each for each, writer in self._writers.items() if writer.rollout == rollout]:
-            self._writers.pop(destination).close()
+    def _close_drafts(self, rollout: int) -> None:
+        """Close the drafts that were not told to flush at the end, because all that they had was stored."""
+        for destination in [each for each, draft in self._drafts.items() if draft.rollout == rollout]:
+            self._drafts.pop(destination).__exit__()
 
 
 class PlayedRollout:
@@ -271,25 +271,18 @@ class PlayedRollout:
         self._note((self._number, finished))
 
 
-class _Writer(ShardWriter):
-    """Writes trajectories of the rollout with a number into shards of a draft.
+class _WorkersDraft(Draft):
+    """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files.
 
-    Their names differ from those of other writers, whose files will be in the same manifest.
+    The names of its shards differ from those of other workers, whose files will be in the same manifest.
     """
 
-    def __init__(self, draft: Draft, rollout: int, rows_per_shard: int) -> None:
-        super().__init__(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
-        self.rollout, self.close = rollout, draft.__exit__
-
-
-class _WorkersDraft(Draft):
-    """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files."""
-
     def __init__(
-        self, store: Store, destination: Destination, cache: Path, rollout: int, note: Callable[..., None]
+        self, store: Store, order: StoreOrder, rows_per_shard: int, cache: Path, note: Callable[..., None]
     ) -> None:
-        super().__init__(store, destination.version, destination.kind)
-        self._cache, self._rollout, self._note = cache, rollout, note
+        super().__init__(store, order.destination.version, order.destination.kind)
+        self.rollout, self._cache, self._note = order.rollout, cache, note
+        self.writer = ShardWriter(self, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{self.nonce}")
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         file = super().add_shard(path, name, rows, notes)
@@ -298,5 +291,5 @@ class _WorkersDraft(Draft):
                 copy = self._cache / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
-        self._note(stored=StoredShard(self._rollout, file, notes))
+        self._note(stored=StoredShard(self.rollout, file, notes))
         return file
