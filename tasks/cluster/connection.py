@@ -132,30 +132,25 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _way_to(address: str) -> AbstractContextManager[None]:
-    """Return the block in which Ray reaches a cluster; one on the loopback address alone needs `_on_loopback`."""
-    try:
-        _check_reached(address)
-        return nullcontext()
-    except ConnectionError:
-        if not address.startswith(("127.0.0.1:", "localhost:")):
-            raise
-        with _on_loopback():
-            _check_reached(address)
-        return _on_loopback()
+    """Return the block in which Ray reaches a cluster; one on the loopback address alone needs `_on_loopback`.
 
-
-def _check_reached(address: str) -> None:
-    """Raise ConnectionError if nobody listens at the address of a cluster: Ray itself tries for many minutes."""
+    Raises:
+        ConnectionError: nobody listens there. Ray itself would try for many minutes.
+    """
     from ray._private.services import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)
-    if found is None:
-        raise _unreached(address, "this host belongs to no cluster")
-    host, _, port = found.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise _unreached(address, error.strerror or str(error)) from error
+    why: object = "this host belongs to no cluster"
+    for way in (nullcontext, _on_loopback) if address.startswith(("127.0.0.1:", "localhost:")) else (nullcontext,):
+        with way():
+            found = canonicalize_bootstrap_address(address)
+        if found:
+            host, _, port = found.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+                return way()
+            except OSError as error:
+                why = error.strerror or error
+    raise _unreached(address, why)
 
 
 def _unreached(address: str, why: object) -> ConnectionError:

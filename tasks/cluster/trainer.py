@@ -3,9 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -29,7 +29,6 @@ _POLL_S = 0.5
 _END_S = 5.0
 """Longest wait for the other ranks' errors after the first one."""
 _LOOPBACK = "127.0.0.1"
-Result = TypeVar("Result")
 
 
 class RayTrainer:
@@ -79,25 +78,23 @@ class RayTrainer:
         Raises:
             RanksLostError: ranks were lost more than `trainer.max_restarts` times.
         """
-
-        def once() -> Made:
-            nonce = new_nonce()
-            made = self._order("update", order, nonce, progress=progress)
-            return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
-
-        return self._with_restarts(once, progress)
+        nonce, made = self._carry_out("update", order, progress)
+        return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """See `OrderedTrainer.distance`."""
-        found = self._with_restarts(lambda: self._order("distance", order, progress=self._progress), self._progress)
+        _, found = self._carry_out("distance", order, self._progress)
         return cast(float | None, found[0])
 
-    def _with_restarts(self, action: Callable[[], Result], progress: Progress) -> Result:
+    def _carry_out(self, method: str, order: UpdateOrder | DistanceOrder, progress: Progress) -> tuple[str, list[Any]]:
+        """Let all ranks carry out an order, again after losses; return the attempt's nonce and their answers."""
         while True:
+            nonce = new_nonce()
             try:
                 if not self._ranks:
                     self._start(progress)
-                return action()
+                asked = [getattr(rank, method).remote(order, nonce) for rank in self._ranks]
+                return nonce, self._answers(asked, progress)
             except RanksLostError as error:
                 if self._restarts >= self._config.trainer.max_restarts:
                     advice = "Start the flow again: it continues from the last checkpoint"
@@ -136,9 +133,6 @@ class RayTrainer:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._reserved, bundle),
             runtime_env=around,
         ).remote(for_nodes(self._config), number, node_ids)
-
-    def _order(self, method: str, *arguments: Any, progress: Progress) -> list[Any]:
-        return self._answers([getattr(rank, method).remote(*arguments) for rank in self._ranks], progress)
 
     def _answers(self, waiting: Sequence[Any], progress: Progress, limit_s: float | None = None) -> list[Any]:
         """Return the answers of all ranks; pass on what the first one tells meanwhile.

@@ -103,8 +103,8 @@ class TrainerRank:
             assert self._trainer
             return self._trainer.update(order, self._progress, nonce)
 
-    def distance(self, order: DistanceOrder) -> float | None:
-        """See `VersionTrainer.distance`."""
+    def distance(self, order: DistanceOrder, _nonce: str) -> float | None:
+        """See `VersionTrainer.distance`; no file is written."""
         with self._logging_errors():
             assert self._trainer
             return self._trainer.distance(order)

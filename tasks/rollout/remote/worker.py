@@ -79,9 +79,6 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End the threads; what is not stored is lost."""
         with self._changed:
             self._closed = True
