@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a worker is to a node: its rollout worker with a `number`, or, with None, the one that only grades."""
+    """The position of a worker: the rollout worker of a node with a `number`, or, with None, the grader of the node."""
 
     node: str
     number: int | None

@@ -113,7 +113,8 @@ class RayTrainer:
         node_ids = [bundles[bundle] for bundle in order]
         self._ranks = [self._actor(bundle, number, node_ids) for number, bundle in enumerate(order)]
         _refuse_different(self._answers([rank.begin.remote() for rank in self._ranks], progress, limit))
-        first, addresses = self._ranks[0], _addresses(node_ids)
+        first, ips = self._ranks[0], {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        addresses = [_LOOPBACK if len(set(node_ids)) == 1 else ips[node_id] for node_id in node_ids]
         joining = [rank.join.remote(first, address) for rank, address in zip(self._ranks, addresses, strict=True)]
         self._answers(joining, progress, limit)
         took = time.monotonic() - started
@@ -170,7 +171,7 @@ class RayTrainer:
                 logging.getLogger(name).log(level, "%s", text)
 
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
-        """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
+        """Return the error of a rank that failed by itself; the others only lost it. If none did, ranks were lost."""
         ray.wait(list(waiting), num_returns=len(waiting), timeout=_END_S)
         errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
         for number, error in errors.items():
@@ -219,11 +220,3 @@ def _bundle(config: Config) -> dict[str, float]:
     alone = config.ray_address == "local" and config.ppo.parallel.ranks == 1
     on_gpu = config.ppo.device == "cuda" or (config.ppo.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
     return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})
-
-
-def _addresses(node_ids: Sequence[str]) -> list[str]:
-    """Return the IP address at which each rank is reached by the others: that of its node, if they have several."""
-    if len(set(node_ids)) == 1:
-        return [_LOOPBACK] * len(node_ids)
-    of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    return [of_nodes[node_id] for node_id in node_ids]

@@ -169,7 +169,7 @@ class NodeWorkers:
             self.scheduler.fail(error)
 
     def _cause(self, present: Sequence[Node]) -> BaseException | None:
-        """Return why nobody plays and no node without a worker will, if it is so.
+        """Return why no worker is left that can do the work, and none will come; None if one is there or may come.
 
         A node that was lost, and is not broken, may come back; the scheduler waits for it.
         """

@@ -16,7 +16,7 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
     """Return the devices of each of `replicas` servers; each gets `size` of the visible devices.
 
     No device is used by two servers. Servers get the last ones, because the trainer uses the first (PyTorch's `cuda`).
-    A server shares this one only if no other is left. Without GPUs, the lists are empty.
+    A server shares the first one only if no other is left. Without GPUs, the lists are empty.
 
         visible     replicas    size    servers
         0           1           1       [0]             shared with the trainer

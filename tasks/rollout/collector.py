@@ -117,9 +117,8 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await group_slots.acquire()
             try:
-                vocabulary, private = self.chat.vocabulary, self.private
-                conversation = Conversation(prompt, turns, vocabulary, self.settings, self.gconfig, private)
-                return await self._episode(conversation)
+                knobs, vocabulary = self.settings, self.chat.vocabulary
+                return await self._episode(Conversation(prompt, turns, vocabulary, knobs, self.gconfig, self.private))
             finally:
                 slots.release()
 

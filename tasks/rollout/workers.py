@@ -1,4 +1,4 @@
-"""Who plays the groups of a rollout: the workers. By default that is this process, with its engine and its verifier."""
+"""The workers, which play the groups of a rollout: by default this process, with its engine and its verifier."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ from tasks.tools.sandbox import Sandboxes
 
 
 class Workers(Protocol):
-    """Those who play a rollout's groups."""
+    """What plays the groups of a rollout."""
 
     def serve(self, policy: PolicyVersion) -> None:
         """Make the engines serve a policy: at once, or as soon as each worker can.

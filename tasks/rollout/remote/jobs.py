@@ -49,7 +49,7 @@ class Attended:
 
     remote: RemoteWorker
     orders: asyncio.Queue[Orders] = field(default_factory=asyncio.Queue)
-    """Those that it has not got yet."""
+    """Orders that it has not got yet."""
     policy: PolicyVersion | None = None
     asked: float = 0.0
     """When it was last asked to serve another policy, on the monotonic clock."""
@@ -108,7 +108,9 @@ class Ledger:
             if each.lost is not None:
                 self._lose(each.worker, each.lost)
             for finished in each.finished:
-                data_set = self._finish(each.worker, finished)
+                data_set = self.groups.enter(finished, pending=True)
+                self.holders.setdefault(data_set, {}).setdefault(each.worker, set()).add(finished.number)
+                self.flushing.discard((data_set, each.worker))
                 order = StoreOrder(self.rollout, finished.number, _destination(data_set))
                 orders[each.worker].store.append(order)
             for shard in each.stored:
@@ -127,12 +129,6 @@ class Ledger:
                     self.flushing.add((data_set, worker))
                     orders[worker].flush.append(_destination(data_set))
         return orders
-
-    def _finish(self, worker: Attended, finished: FinishedGroup) -> OpenDataSet:
-        data_set = self.groups.enter(finished, pending=True)
-        self.holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
-        self.flushing.discard((data_set, worker))
-        return data_set
 
     def _lose(self, worker: Attended, playing: set[int]) -> None:
         held = [holders.pop(worker, set()) for holders in self.holders.values()]
