@@ -214,7 +214,7 @@ class Scheduler:
         return [worker for worker in self._workers if worker.remote.plays]
 
     def _check(self, *, able: bool) -> None:
-        """Raise the error that ends a rollout or a score stage: a fatal one, or that no worker was able too long."""
+        """Raise the error that ends a rollout or a score stage, or InferenceError if no worker came for too long."""
         if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
             self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.startup_timeout_s)")
             self._fatal.__cause__ = self.first_loss
