@@ -174,8 +174,8 @@ def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
         for iteration in range(KILLS + 1):
             quiet.train(ranks, iteration)
         connections = [each for process in processes_of(ranks) for each in process.net_connections()]
-        places = {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
-        assert places == {"127.0.0.1"}
+        listening = {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
+        assert listening == {"127.0.0.1"}
         processes_of(ranks)[1].kill()
         with pytest.raises(RanksLostError, match=r"rank 1 has ended.*last checkpoint"):
             quiet.train(ranks, KILLS)

@@ -346,8 +346,8 @@ class FirstWaitsForAll(MathSingleStepAgent):
         return trajectories
 
 
-def test_no_place_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
-    """Where turns are long, episodes begin one by one: with two places, seven episodes end beside a long one."""
+def test_no_slot_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
+    """Where turns are long, episodes begin one by one: with two slots, seven episodes end beside a long one."""
     engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), FirstWaitsForAll(context(chat))
     problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
     settings = Rollout(concurrency=2, episode_deadline_s=60)

@@ -271,7 +271,7 @@ def test_a_worker_closes_its_files_after_each_rollout(
 ) -> None:
     """Also those that nobody had to flush, because all their groups were stored before."""
     prepare(store)
-    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._drafts[place].writer.flush())
+    monkeypatch.setattr(Worker, "_flush", lambda worker, destination: worker._drafts[destination].writer.flush())
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
         deadline = time.monotonic() + 30
