@@ -159,6 +159,13 @@ def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory)
     assert not folder.exists()
 
 
+def forget(engine: Engine) -> None:
+    """Make the next `serve` swap and prove the weights again: another engine has swapped them."""
+    engine._policy = None
+    for replica in engine._replicas:
+        replica.proven = None
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     return real_data.folder()
@@ -292,7 +299,7 @@ def overrides(
     monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
     server = engine.servers[0]
     monkeypatch.setenv("VLLM_API_KEY", secrets.token_hex(8))  # production has a key; the test server asks for none
-    engine.forget()  # the flow will swap the server's weights
+    forget(engine)  # the flow will swap the server's weights
     return [
         f"storage.root={tmp_path}/var",
         f"storage.cache={tmp_path}/cache",

@@ -54,7 +54,7 @@ def connected(config: Config) -> Iterator[None]:
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
     elif address == LOCAL:
-        with _started(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
+        with _own_ray(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
             yield
     else:
         _loader().reset_cache()
@@ -85,15 +85,13 @@ def _connection(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-@contextmanager
-def _started(config: Config) -> Iterator[tuple[str, Path]]:
-    """Start Ray on this host, with as many cores for it as the run's processes ask for; yield address and token."""
+def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
+    """Return the block in which Ray runs on this host. It takes the host to have a core for each process of the run."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
     ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
     visible, needed = visible_devices(), workers * settings.replicas * devices_of_a_server(settings.extra_args)
     gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
-    with local_ray(log, cpus=ranks + workers, gpus=gpus) as started:
-        yield started
+    return local_ray(log, cpus=ranks + workers, gpus=gpus)
 
 
 @contextmanager
@@ -134,30 +132,25 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _way_to(address: str) -> AbstractContextManager[None]:
-    """Return the block in which Ray reaches a cluster; one on the loopback address alone needs `_on_loopback`."""
-    try:
-        _check_reached(address)
-        return nullcontext()
-    except ConnectionError:
-        if not address.startswith(("127.0.0.1:", "localhost:")):
-            raise
-        with _on_loopback():
-            _check_reached(address)
-        return _on_loopback()
+    """Return the block in which Ray reaches a cluster; one on the loopback address alone needs `_on_loopback`.
 
-
-def _check_reached(address: str) -> None:
-    """Raise ConnectionError if nobody listens at the address of a cluster: Ray itself tries for many minutes."""
+    Raises:
+        ConnectionError: nobody listens there. Ray itself would try for many minutes.
+    """
     from ray._private.services import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)
-    if found is None:
-        raise _unreached(address, "this host belongs to no cluster")
-    host, _, port = found.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise _unreached(address, error.strerror or str(error)) from error
+    why: object = "this host belongs to no cluster"
+    for way in (nullcontext, _on_loopback) if address.startswith(("127.0.0.1:", "localhost:")) else (nullcontext,):
+        with way():
+            found = canonicalize_bootstrap_address(address)
+        if found:
+            host, _, port = found.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+                return way()
+            except OSError as error:
+                why = error.strerror or error
+    raise _unreached(address, why)
 
 
 def _unreached(address: str, why: object) -> ConnectionError:

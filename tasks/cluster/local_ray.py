@@ -54,7 +54,12 @@ def local_ray(log: Path, *, nodes: int = 1, cpus: int, gpus: Sequence[str] = ())
         token.write_text(secrets.token_hex(32))
         command = [sys.executable, "-P", "-m", "tasks.cluster.local_ray", str(ray.folder)]
         ray.start([*command, str(nodes), str(cpus), str(len(gpus))], _environment(ray.folder, gpus))
-        yield _address(ray), token
+        deadline, note = time.monotonic() + _START_S, ray.folder / _ADDRESS
+        while not note.exists():
+            if not ray.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"Ray did not start on this host; the end of its log:\n{ray.log_tail()}")
+            time.sleep(_POLL_S)
+        yield note.read_text(), token
     finally:
         ray.close()
 
@@ -70,16 +75,6 @@ def _environment(folder: Path, gpus: Sequence[str]) -> Mapping[str, str]:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     others = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     return others | _ENVIRONMENT | own
-
-
-def _address(ray: Child) -> str:
-    """Wait for the address that the process writes."""
-    deadline = time.monotonic() + _START_S
-    while not (note := ray.folder / _ADDRESS).exists():
-        if not ray.alive or time.monotonic() > deadline:
-            raise RuntimeError(f"Ray did not start on this host; the end of its log:\n{ray.log_tail()}")
-        time.sleep(_POLL_S)
-    return note.read_text()
 
 
 def main(folder: Path, nodes: int, cpus: int, gpus: int) -> None:

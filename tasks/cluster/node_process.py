@@ -36,7 +36,12 @@ def open_store(config: Config, log: Path) -> Store:
     """
     require_token()
     keep_compiled_code_private()
-    _log_to(log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(log)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("tasks", "storage"):
+        logging.getLogger(name).addHandler(file)
+        logging.getLogger(name).setLevel(logging.INFO)
     store = Store.of(config.storage)
     if not manifests.committed(store, layout.run(config.run.name)):
         remedy = " A folder must be the same one on all nodes; else use s3://bucket/prefix" if store.is_local else ""
@@ -56,12 +61,3 @@ def store_logs(config: Config, folder: str) -> None:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))
             store.write(f"{folder}/{os.uname().nodename}/{path.relative_to(root).as_posix()}", file.read())
-
-
-def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.FileHandler(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("tasks", "storage"):
-        logging.getLogger(name).addHandler(file)
-        logging.getLogger(name).setLevel(logging.INFO)

@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a worker is to a node: its rollout worker with a `number`, or, with None, the one that only grades."""
+    """The position of a worker: the rollout worker of a node with a `number`, or, with None, the grader of the node."""
 
     node: str
     number: int | None
@@ -53,13 +53,13 @@ class Seat:
 
 
 class PlacementError(ValueError):
-    """The cluster has no room for the run; the message says what is missing."""
+    """The run does not fit on the cluster; the message says what is missing."""
 
 
 def check_ranks(nodes: Sequence[Node], ranks: int, cpus: float, gpus: float) -> None:
-    """Raise PlacementError if the nodes have no room for the trainer's ranks, each with some cores and GPUs."""
-    room = sum(int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in nodes)
-    if room < ranks:
+    """Raise PlacementError unless the trainer's ranks fit on the nodes, each with some cores and GPUs."""
+    most = sum(int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in nodes)
+    if most < ranks:
         having = "; ".join(map(_free, nodes)) or "no node"
         raise PlacementError(
             f"the trainer needs {cpus:g} core(s) and {gpus:g} GPU(s) for each of {ranks} rank(s), but the cluster has "
@@ -84,8 +84,8 @@ def place(nodes: Sequence[Node], needs: Needs, taken: Collection[Seat] = ()) -> 
     for number in range(needs.per_node):
         for node in able:
             seat, more = Seat(node.id, number), begun[node.id] + 1
-            has_room = node.cpus >= more and node.gpus >= more * needs.gpus
-            if seat not in taken and has_room and (needs.workers is None or playing < needs.workers):
+            fits = node.cpus >= more and node.gpus >= more * needs.gpus
+            if seat not in taken and fits and (needs.workers is None or playing < needs.workers):
                 chosen.append(seat)
                 begun[node.id] += 1
                 playing += 1

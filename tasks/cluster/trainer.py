@@ -3,9 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -29,7 +29,6 @@ _POLL_S = 0.5
 _END_S = 5.0
 """Longest wait for the other ranks' errors after the first one."""
 _LOOPBACK = "127.0.0.1"
-Result = TypeVar("Result")
 
 
 class RayTrainer:
@@ -44,7 +43,7 @@ class RayTrainer:
         progress: called with lines of text.
 
     Raises:
-        PlacementError: the cluster has too little room.
+        PlacementError: the ranks do not fit on the cluster.
     """
 
     def __init__(self, config: Config, progress: Progress) -> None:
@@ -62,7 +61,7 @@ class RayTrainer:
     def __enter__(self) -> Self:
         if not self._reserved.wait(int(self._config.trainer.startup_timeout_s)):
             remove_placement_group(self._reserved)
-            raise PlacementError("another job has taken the room of the trainer's ranks: start the flow again later")
+            raise PlacementError("another job has taken the nodes of the trainer's ranks: start the flow again later")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -79,25 +78,23 @@ class RayTrainer:
         Raises:
             RanksLostError: ranks were lost more than `trainer.max_restarts` times.
         """
-
-        def once() -> Made:
-            nonce = new_nonce()
-            made = self._order("update", order, nonce, progress=progress)
-            return Made(nonce, [file for part in made for file in part.files], made[0].metrics)
-
-        return self._with_restarts(once, progress)
+        nonce, made = self._carry_out("update", order, progress)
+        return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """See `OrderedTrainer.distance`."""
-        found = self._with_restarts(lambda: self._order("distance", order, progress=self._progress), self._progress)
+        _, found = self._carry_out("distance", order, self._progress)
         return cast(float | None, found[0])
 
-    def _with_restarts(self, action: Callable[[], Result], progress: Progress) -> Result:
+    def _carry_out(self, method: str, order: UpdateOrder | DistanceOrder, progress: Progress) -> tuple[str, list[Any]]:
+        """Let all ranks carry out an order, again after losses; return the attempt's nonce and their answers."""
         while True:
+            nonce = new_nonce()
             try:
                 if not self._ranks:
                     self._start(progress)
-                return action()
+                asked = [getattr(rank, method).remote(order, nonce) for rank in self._ranks]
+                return nonce, self._answers(asked, progress)
             except RanksLostError as error:
                 if self._restarts >= self._config.trainer.max_restarts:
                     advice = "Start the flow again: it continues from the last checkpoint"
@@ -110,13 +107,14 @@ class RayTrainer:
         """Start all ranks, and wait until they have met."""
         started, limit = time.monotonic(), self._config.trainer.startup_timeout_s
         if not self._reserved.wait(int(limit)):
-            raise RanksLostError(f"there was no room for the ranks within trainer.startup_timeout_s={limit:g}")
+            raise RanksLostError(f"no nodes were free for the ranks within trainer.startup_timeout_s={limit:g}")
         bundles: dict[int, str] = placement_group_table(self._reserved)["bundles_to_node_id"]
         order = sorted(bundles, key=lambda bundle: (bundles[bundle], bundle))  # those of a node get consecutive numbers
         node_ids = [bundles[bundle] for bundle in order]
         self._ranks = [self._actor(bundle, number, node_ids) for number, bundle in enumerate(order)]
         _refuse_different(self._answers([rank.begin.remote() for rank in self._ranks], progress, limit))
-        first, addresses = self._ranks[0], _addresses(node_ids)
+        first, ips = self._ranks[0], {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        addresses = [_LOOPBACK if len(set(node_ids)) == 1 else ips[node_id] for node_id in node_ids]
         joining = [rank.join.remote(first, address) for rank, address in zip(self._ranks, addresses, strict=True)]
         self._answers(joining, progress, limit)
         took = time.monotonic() - started
@@ -126,21 +124,16 @@ class RayTrainer:
         groups: dict[str, Any] = {"concurrency_groups": {ASIDE: 8}}
         actor: Any = ray.remote(**groups)(TrainerRank)
         around = environment()
-        around["env_vars"] |= {"OMP_NUM_THREADS": str(self._config.ppo.threads)} | self._shared_devices()
+        around["env_vars"]["OMP_NUM_THREADS"] = str(self._config.ppo.threads)
+        if self._config.ray_address == "local" and "GPU" not in self._bundle and (visible := visible_devices()):
+            # Ray gives it no GPU, but it may use those that the flow sees.
+            around["env_vars"]["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         return actor.options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._reserved, bundle),
             runtime_env=around,
         ).remote(for_nodes(self._config), number, node_ids)
-
-    def _shared_devices(self) -> dict[str, str]:
-        """Let a trainer to which Ray gives no GPU, on this host, see those that the flow sees."""
-        visible = visible_devices() if self._config.ray_address == "local" and "GPU" not in self._bundle else []
-        return {"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}
-
-    def _order(self, method: str, *arguments: Any, progress: Progress) -> list[Any]:
-        return self._answers([getattr(rank, method).remote(*arguments) for rank in self._ranks], progress)
 
     def _answers(self, waiting: Sequence[Any], progress: Progress, limit_s: float | None = None) -> list[Any]:
         """Return the answers of all ranks; pass on what the first one tells meanwhile.
@@ -178,27 +171,19 @@ class RayTrainer:
                 logging.getLogger(name).log(level, "%s", text)
 
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
-        """Return the error of a rank that failed by itself, which makes others lose it; else that ranks were lost."""
-        deadline = time.monotonic() + _END_S
-        while True:
-            _, left = ray.wait(list(waiting), num_returns=len(waiting), timeout=_POLL_S)
-            errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
-            for number, error in errors.items():
-                if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
-                    return self._own_error(number, error)
-            if not left or time.monotonic() > deadline:
-                break
+        """Return the error of a rank that failed by itself; the others only lost it. If none did, ranks were lost."""
+        ray.wait(list(waiting), num_returns=len(waiting), timeout=_END_S)
+        errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
+        for number, error in errors.items():
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
+                own = Failure.of(error.cause).as_own(f"rank {number} failed: " if len(self._ranks) > 1 else "")
+                own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
+                return own
         for number, error in errors.items():
             if not isinstance(error, RayTaskError):
                 return RanksLostError(f"rank {number} has ended: its process or its node is gone")
         noticed = next(iter(errors.values()), None)
         return RanksLostError(str(noticed.cause) if isinstance(noticed, RayTaskError) else "the first rank has ended")
-
-    def _own_error(self, number: int, error: RayTaskError) -> Exception:
-        prefix = f"rank {number} failed: " if len(self._ranks) > 1 else ""
-        own = Failure.of(cast(Exception, error.cause)).as_own(prefix)
-        own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
-        return own
 
     def _kill(self) -> None:
         for rank in self._ranks:
@@ -235,11 +220,3 @@ def _bundle(config: Config) -> dict[str, float]:
     alone = config.ray_address == "local" and config.ppo.parallel.ranks == 1
     on_gpu = config.ppo.device == "cuda" or (config.ppo.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
     return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})
-
-
-def _addresses(node_ids: Sequence[str]) -> list[str]:
-    """Return the IP address at which each rank is reached by the others: that of its node, if they have several."""
-    if len(set(node_ids)) == 1:
-        return [_LOOPBACK] * len(node_ids)
-    of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    return [of_nodes[node_id] for node_id in node_ids]

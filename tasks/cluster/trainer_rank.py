@@ -43,7 +43,8 @@ class TrainerRank:
         self._number, self._nodes = number, nodes
         self._device = "cpu"
         self._trainer: VersionTrainer | None = None
-        self._notes = Notes()
+        self._notes: Any = None
+        """What the ranks write down for each other while they meet, if this is the first one."""
         self._lines: deque[Line] = deque()
 
     def begin(self) -> dict[str, str]:
@@ -58,11 +59,11 @@ class TrainerRank:
         _also_output_to(str(log))
         logging.getLogger("tasks").addHandler(_Forwarder(self._lines))
         with self._logging_errors():
-            from tasks.train.mesh import take_gpu
+            from tasks.train.mesh import new_notes, take_gpu
             from tasks.train.policy import device_of
             from tasks.train.version_trainer import scratch_of_rank
 
-            self._device = device_of(self._config.ppo).type
+            self._notes, self._device = new_notes(), device_of(self._config.ppo).type
             if self._device == "cuda":
                 take_gpu()
             shutil.rmtree(scratch_of_rank(self._config, self._number), ignore_errors=True)  # a killed rank left it
@@ -102,8 +103,8 @@ class TrainerRank:
             assert self._trainer
             return self._trainer.update(order, self._progress, nonce)
 
-    def distance(self, order: DistanceOrder) -> float | None:
-        """See `VersionTrainer.distance`."""
+    def distance(self, order: DistanceOrder, _nonce: str) -> float | None:
+        """See `VersionTrainer.distance`; no file is written."""
         with self._logging_errors():
             assert self._trainer
             return self._trainer.distance(order)
@@ -115,7 +116,7 @@ class TrainerRank:
 
     @ray.method(concurrency_group=ASIDE)
     def note(self, action: str, *arguments: Any) -> Any:
-        """Call a method of `Notes`, if this is the first rank."""
+        """Call a method of the notes (`tasks.train.mesh.NoteStore`), if this is the first rank."""
         return getattr(self._notes, action)(*arguments)
 
     @ray.method(concurrency_group=ASIDE)
@@ -144,31 +145,6 @@ class TrainerRank:
             if lost_another(error):
                 raise RanksLostError(f"rank {self._number} lost another one: {error}") from None
             raise
-
-
-class Notes:
-    """What the ranks write down for each other while they meet (`tasks.train.mesh.NoteStore`)."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-
-    def get(self, key: str) -> bytes | None:
-        return self._values.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        self._values[key] = str(int(self._values.get(key, b"0")) + amount).encode()
-        return int(self._values[key])
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        if self._values.get(key, b"") == expected:
-            self._values[key] = desired
-        return self._values.get(key, expected)
-
-    def delete(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
 
 
 class _Forwarder(logging.Handler):

@@ -1,4 +1,4 @@
-"""The flow's workers as actors of Ray: on each node with room, also if it joins later."""
+"""The flow's workers as actors of Ray: on each node with free cores and GPUs, also if it joins later."""
 
 import contextvars
 import threading
@@ -158,21 +158,18 @@ class NodeWorkers:
                 present = nodes()
                 if not present:
                     raise ConnectionError("Ray has lost all its nodes. The same command continues the run")
-                self._start_missing(present)
+                with self._lock:
+                    free = [node for node in present if self._lost.may_start(node.id)]
+                    seats, cause = place(free, self._needs, self._workers), self._cause(present)
+                if cause:
+                    self.scheduler.fail(cause)
+                if seats:
+                    self._start(free, seats)
         except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
             self.scheduler.fail(error)
 
-    def _start_missing(self, present: Sequence[Node]) -> None:
-        with self._lock:
-            free = [node for node in present if self._lost.may_start(node.id)]
-            seats, cause = place(free, self._needs, self._workers), self._cause(present)
-        if cause:
-            self.scheduler.fail(cause)
-        if seats:
-            self._start(free, seats)
-
     def _cause(self, present: Sequence[Node]) -> BaseException | None:
-        """Return why nobody plays and no node without a worker will, if it is so.
+        """Return why no worker is left that can do the work, and none will come; None if one is there or may come.
 
         A node that was lost, and is not broken, may come back; the scheduler waits for it.
         """

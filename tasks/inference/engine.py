@@ -38,7 +38,6 @@ _TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, Aborte
 @dataclass
 class _Replica:
     url: str
-    api_key: str | None
     server: Server | None  # None if the configuration gives the URL
     proven: Proven | None = None  # what it serves; None if unknown
 
@@ -56,7 +55,7 @@ class Engine:
         logs: folder for the servers' logs.
 
     Raises:
-        InferenceError: this machine has fewer GPUs than the servers need, or allows too few open files.
+        InferenceError: this machine has fewer GPUs than the servers need.
     """
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
@@ -87,13 +86,6 @@ class Engine:
         """The servers that this engine has started itself."""
         return [replica.server for replica in self._replicas if replica.server]
 
-    def forget(self) -> None:
-        """Make the next `serve` swap and prove the weights again: another program may have swapped them."""
-        with self._serving:
-            self._policy = None
-            for replica in self._replicas:
-                replica.proven = None
-
     def serve(self, policy: Checkpoint) -> None:
         """Make every replica serve `policy`; start the servers at the first call.
 
@@ -122,13 +114,12 @@ class Engine:
             everywhere = self.settings.swap == "restart"
             self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
         elif self.settings.urls:
-            key = os.environ.get("VLLM_API_KEY")
-            self._replicas = [_Replica(url, key, None) for url in self.settings.urls]
+            self._replicas = [_Replica(url, None) for url in self.settings.urls]
         else:
             logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
             servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
             # Set before the first process exists, so that __exit__ ends all of them.
-            self._replicas = [_Replica(server.url, None, server) for server in servers]
+            self._replicas = [_Replica(server.url, server) for server in servers]
             self._restart(self._replicas, policy)
         asyncio.run(self._establish(self._replicas, policy))
 
@@ -176,8 +167,9 @@ class Engine:
             server.wait_until_healthy()
 
     def _client(self, replica: _Replica) -> Client:
-        settings, longest_s = self.settings, self.rollout.longest_completion_s
-        return Client(replica.url, replica.api_key, REQUEST_TIMEOUT_S, settings.max_model_len, longest_s)
+        key = None if replica.server else os.environ.get("VLLM_API_KEY")
+        longest_s = self.rollout.longest_completion_s
+        return Client(replica.url, key, REQUEST_TIMEOUT_S, self.settings.max_model_len, longest_s)
 
     async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         """Swap the weights in and prove them, on all replicas at the same time."""
@@ -200,17 +192,8 @@ class Engine:
 
 
 def _allow_open_files(episodes: int) -> None:
-    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open.
-
-    Raises:
-        InferenceError: the hard limit is too low.
-    """
+    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < episodes + _OTHER_FILES:
-        raise InferenceError(
-            f"rollout.concurrency={episodes} needs {episodes + _OTHER_FILES} open files, but the hard limit is {hard} "
-            "(`ulimit -Hn`): raise it, or lower rollout.concurrency"
-        )
     useful = episodes * (1 + _AGENTS_FILES) + _OTHER_FILES
     most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import InferenceError
@@ -117,5 +118,4 @@ def _can_differ(before: Checkpoint, policy: Checkpoint) -> bool:
 
 def _weights(policy: Checkpoint) -> dict[str, str]:
     """Return the hashes of the model's weight files by name."""
-    files = {file.name: file.sha256 for file in policy.manifest.files if file.name.startswith("model/")}
-    return {name: sha256 for name, sha256 in files.items() if name.endswith(".safetensors")}
+    return {file.name: file.sha256 for file in policy.manifest.files if fnmatch(file.name, "model/*.safetensors")}

@@ -16,8 +16,6 @@ from tasks.inference.devices import cpu_build
 
 logger = logging.getLogger(__name__)
 
-SERVED_NAME = "policy"
-
 
 class Server(Child):
     """One vLLM process group, on a socket in its folder.
@@ -63,7 +61,7 @@ class Server(Child):
         settings = self.settings
         command = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())),
-            *("--uds", str(self._socket), "--served-model-name", SERVED_NAME),
+            *("--uds", str(self._socket), "--served-model-name", "policy"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),

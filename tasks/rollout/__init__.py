@@ -6,6 +6,6 @@ counts them, and `task` commits the data set. `play` has the groups of one data 
 without a barrier between iterations: `assignment` decides which groups may begin and in which data set a finished one
 belongs. `watch` and `threads` bound what an agent can do to the others.
 
-Who plays are the `workers`: by default this process. In `remote`, a `scheduler` gives groups to workers in other
+The `workers` play: by default this process. In `remote`, a `scheduler` gives groups to workers in other
 processes, which `tasks.cluster` starts.
 """

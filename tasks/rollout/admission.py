@@ -52,10 +52,8 @@ def check_observation(observation: Any) -> Observation:
     Raises:
         RefusedError: it is no observation.
     """
-    if not isinstance(observation, tuple) or len(observation) != 3:
-        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it")
-    if not isinstance(observation[0], str):
-        raise RefusedError(f"the qid of an observation is {shown(observation[0])}: give prompt.qid, or another text")
+    if not isinstance(observation, tuple) or len(observation) != 3 or not isinstance(observation[0], str):
+        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it, prompt.qid first")
     return observation
 
 
@@ -77,18 +75,7 @@ def check_request(
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
         raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
-    if sampling:
-        _check_distribution(gconfig, sampling)
-    check_ids("the token_ids of an observation", token_ids, vocabulary)
-    if not token_ids:
-        raise RefusedError("an observation has no token ids: give the ids of a prompt")
-    check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
-    return list(token_ids), gconfig
-
-
-def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -> None:
-    """Check that a request samples from the distribution of the run, or of the evaluation that is played."""
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k") if sampling else ():
         asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
         if asked != given:
             raise RefusedError(
@@ -96,6 +83,11 @@ def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -
                 "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
                 "rollout.allow_own_sampling=true"
             )
+    check_ids("the token_ids of an observation", token_ids, vocabulary)
+    if not token_ids:
+        raise RefusedError("an observation has no token ids: give the ids of a prompt")
+    check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
+    return list(token_ids), gconfig
 
 
 def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:
@@ -143,13 +135,19 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     turns = [_checked_turn(f"turn {index}", turn) for index, turn in enumerate(trajectory.turns)]
     _check_calls(trajectory.calls)
     _check_columns_of_turns(trajectory)
+    for name in {name for parts in trajectory.reward_parts for name in parts}:
+        check_text("the name of a reward's part", name)
+    parts = [
+        {name: number(f"part {name!r} of a reward", value) for name, value in named.items()}
+        for named in trajectory.reward_parts
+    ]
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
         trajectory,
         turns=turns,
         turn_discount=discount,
         solutions=record.solutions,
-        reward_parts=_checked_parts(trajectory.reward_parts),
+        reward_parts=parts,
         fault=trajectory.fault or _fault(trajectory),
     )
 
@@ -238,7 +236,7 @@ def _check_calls(calls: Sequence[Call]) -> None:
 
 
 def _check_columns_of_turns(trajectory: Trajectory) -> None:
-    """Check the columns that name turns of this trajectory or have a value for each, and the order that they tell."""
+    """Check the columns that name turns of this trajectory or have a value for each, and that they are possible."""
     count = len(trajectory.turns)
     for name, kinds in _OF_TURNS.items():
         values = getattr(trajectory, name)
@@ -263,13 +261,6 @@ def _check_columns_of_turns(trajectory: Trajectory) -> None:
             "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
             "three columns, or none".format(*(shown(str(column)) for column in columns))
         )
-
-
-def _checked_parts(parts: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """Check the named parts of the turns' rewards and return them as Python's own numbers."""
-    for name in {name for named in parts for name in named}:
-        check_text("the name of a reward's part", name)
-    return [{name: number(f"part {name!r} of a reward", value) for name, value in named.items()} for named in parts]
 
 
 def _checked_turn(where: str, turn: Turn) -> Turn:

@@ -82,7 +82,11 @@ class Collector:
         try:
             with Watch(self.settings.episode_deadline_s):
                 async with asyncio.TaskGroup() as playing:
-                    while group := await _next(groups, together, slots):
+                    while True:
+                        for _ in range(together):
+                            await slots.acquire()
+                        if not (group := await anext(groups, None)):
+                            break
                         group_slots = asyncio.Semaphore(together)
                         playing.create_task(play_group(group, group_slots), name=f"group {group.problem.problem_id}")
                         for _ in group.prompts[together:]:
@@ -113,9 +117,8 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await group_slots.acquire()
             try:
-                vocabulary, private = self.chat.vocabulary, self.private
-                conversation = Conversation(prompt, turns, vocabulary, self.settings, self.gconfig, private)
-                return await self._episode(conversation)
+                knobs, vocabulary = self.settings, self.chat.vocabulary
+                return await self._episode(Conversation(prompt, turns, vocabulary, knobs, self.gconfig, self.private))
             finally:
                 slots.release()
 
@@ -165,13 +168,6 @@ class Collector:
                 episode.add_feedback("", outputs.prompt_ids[len(sequence) :])
             episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
         return episode.trajectory(status=status, reason=reason)
-
-
-async def _next(groups: AsyncIterator[Group], together: int, slots: asyncio.Semaphore) -> Group | None:
-    """Wait for slots, then return the next group; None after the last one."""
-    for _ in range(together):
-        await slots.acquire()
-    return await anext(groups, None)
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

@@ -6,8 +6,8 @@ The agent makes its trajectory with `tasks.agents.episode.Episode`, whose docstr
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Set
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Set
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class Conversation:
         self.left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False
-        """Whether the deadline struck while the engine sampled, which took more than half of the time."""
+        """Whether the deadline came while the engine sampled, and sampling took more than half of the time."""
 
     async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], deadline: asyncio.Timeout
@@ -91,7 +91,8 @@ class Conversation:
                     "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
                     task.get_name(),
                 )
-            self.left = _left_by(player)
+            returned = player.done() and not player.cancelled() and not player.exception()
+            self.left = player.result() if returned else []
 
     async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
         """Run the agent and check its trajectories.
@@ -102,8 +103,12 @@ class Conversation:
         assert task
         try:
             asked = _copy_for_agent(self.prompt, self._shown)
-            async with _opened(make_environment()) as environment:
-                whole = self._whole(environment)
+            async with AsyncExitStack() as stack:
+                environment, metadata = make_environment(), self.prompt.problem.metadata
+                if close := getattr(environment, "close", None):
+                    stack.push_async_callback(close)
+                private = self._shown != metadata
+                whole = WholeProblem(environment, self._shown, metadata) if private else environment
                 if isinstance(agent, QueueAgent):
                     returned = await play_with_queues(agent, asked, whole, self.engine)
                 else:
@@ -119,11 +124,6 @@ class Conversation:
             if cancelled or interrupts.raised_by_handler(error):
                 raise
             raise AgentError(reason_of(error)) from error
-
-    def _whole(self, environment: Environment) -> Environment:
-        """Return an environment that gets the problem's private metadata, too, if there are any."""
-        whole = self.prompt.problem.metadata
-        return environment if self._shown == whole else WholeProblem(environment, self._shown, whole)
 
 
 async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
@@ -149,21 +149,6 @@ def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         if own and own.cancelling():
             raise
         raise AgentError(reason_of(error)) from error
-
-
-def _left_by(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
-    """Return what an agent returned, if it has ended without an error."""
-    return player.result() if player.done() and not player.cancelled() and not player.exception() else []
-
-
-@asynccontextmanager
-async def _opened(environment: Environment) -> AsyncIterator[Environment]:
-    """Close an environment at the end, if it can be closed."""
-    try:
-        yield environment
-    finally:
-        if close := getattr(environment, "close", None):
-            await close()
 
 
 def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:

@@ -63,7 +63,7 @@ def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
 
 
 def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
-    """Return the share of right turns among all graded turns of the played episodes; None if there is none.
+    """Return the fraction of right turns among all graded turns of the played episodes; None if there is none.
 
     The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
     of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn,
@@ -90,20 +90,15 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     scores = [score for row in group for score in _scores(row, rule)]
     samples = build_samples(group, scores, config.reward, scorers=config.score.by_source, credit=credit)
     faults = {row.fault for row in group if is_trainable(row, config.reward)}
-    if len(faults) > 1 and _least_is_unknown(group[0], config):
+    by_source, reward = config.score.by_source, config.reward
+    shape = reward.shape_of(by_source.get(group[0].source, by_source["default"]))
+    if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
         return False
     returns = defaultdict[int, set[float]](set)
     for sample in with_known_returns(samples):
         for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
             returns[position].add(round(value, _DIGITS))
     return bool(returns) and all(len(values) == 1 for values in returns.values())
-
-
-def _least_is_unknown(row: Trajectory, config: Config) -> bool:
-    """Return whether the least reward of a problem's episodes follows from the other rewards of an update."""
-    scorers, reward = config.score.by_source, config.reward
-    shape = reward.shape_of(scorers.get(row.source, scorers["default"]))
-    return shape == "raw" and reward.least is None and reward.counts_unfinished
 
 
 def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
@@ -290,9 +285,9 @@ class Tally:
 
 
 class FaultAlarm:
-    """An alarm for each kind of fault whose share reaches 5, 10, 20, 40 or 80 % for the first time in a flow run.
+    """Raises an alarm when 5, 10, 20, 40 or 80 % of the episodes have a kind of fault for the first time in a flow run.
 
-    A comparison with the iterations just before would miss a share that grows slowly.
+    A comparison with the iterations just before would miss a fraction that grows slowly.
     """
 
     def __init__(self) -> None:
@@ -303,12 +298,9 @@ class FaultAlarm:
         alarms = list[str]()
         for fault, share in metrics.get("faults", {}).items():
             before = self._highest[fault]
-            if _level(share) > _level(before):
+            # How often each has doubled since `LEAST`; -1 below it.
+            level, known = (math.floor(math.log2(max(value, LEAST / 2) / LEAST)) for value in (share, before))
+            if level > known:
                 alarms.append(f"{share:.1%} of the episodes ended without a verdict by {_WHOSE[fault]}?")
             self._highest[fault] = max(share, before)
         return alarms
-
-
-def _level(share: float) -> int:
-    """Return how often a share has doubled since `LEAST`; -1 below it."""
-    return math.floor(math.log2(share / LEAST)) if share >= LEAST else -1

@@ -118,14 +118,8 @@ def drawable(
         weights: 0 or more for each problem id.
 
     Raises:
-        ValueError: all problems have weight 0; or a problem has no weight or an invalid one.
+        ValueError: all problems have weight 0.
     """
-    bad = [p.problem_id for p in problems if not 0 <= weights.get(p.problem_id, math.nan) < math.inf]
-    if bad:
-        raise ValueError(
-            f"{len(bad)} problems have no weight of 0 or more, such as {bad[0]!r}: the curriculum belongs to another "
-            "problem set, or is damaged"
-        )
     left = [problem for problem in problems if weights[problem.problem_id] > 0]
     if problems and not left:
         raise ValueError("all problems have weight 0: the curriculum leaves nothing to draw (problems.sampling)")

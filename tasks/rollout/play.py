@@ -20,6 +20,7 @@ from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
+from storage.versions.manifests import File
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
@@ -43,13 +44,7 @@ class OpenDataSet:
     """
 
     def __init__(
-        self,
-        draft: Draft,
-        iteration: int,
-        config: Config,
-        progress: Callable[[str], None],
-        *,
-        numbered: bool = False,
+        self, draft: Draft, iteration: int, config: Config, progress: Callable[[str], None], *, numbered: bool = False
     ) -> None:
         self.draft, self.iteration = draft, iteration
         self.tally = Tally(progress, SuccessRule.while_playing(config.score))
@@ -91,10 +86,11 @@ class OpenDataSet:
         """Store the trajectories of a group that was entered."""
         self._writer.write_group([replace(row, iteration=self.iteration) for row in rows], self.note(finished))
 
-    def accept(self, shards: Sequence[Shard], numbers: Iterable[int]) -> None:
-        """Take over shards that a worker has stored, with all trajectories of the groups with these numbers."""
+    def accept(self, stored: Sequence[tuple[File, Sequence[int]]]) -> None:
+        """Take over shards that workers have stored, each with all trajectories of the groups with some numbers."""
+        shards = [Shard(file, [self.note(self.entered[number]) for number in numbers]) for file, numbers in stored]
         self.draft.accept_shards(shards)
-        self.pending.difference_update(numbers)
+        self.pending.difference_update(*(numbers for _, numbers in stored))
 
     def lose(self, number: int) -> FinishedGroup:
         """Take back a group that is pending: the worker with its trajectories is gone."""
@@ -135,15 +131,12 @@ class Groups(Protocol):
     @property
     def complete(self) -> bool:
         """True if nothing is left to play or to store."""
-        ...
 
     def next(self, policy: PolicyVersion) -> Group | None:
         """Begin a group with a policy and return it; None if none may begin now."""
-        ...
 
     def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
         """Count a finished group, and store its trajectories."""
-        ...
 
 
 class SharedGroups(Groups, Protocol):
@@ -154,23 +147,18 @@ class SharedGroups(Groups, Protocol):
 
     def available(self, policy: PolicyVersion) -> int:
         """Return about how many groups may begin now with a policy."""
-        ...
 
     def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
-        ...
 
     def settle(self) -> None:
         """Commit every data set that has stored all its groups; call it after groups were stored."""
-        ...
 
     def unstored(self) -> list[OpenDataSet]:
         """Return the data sets that get no more groups, but have some that are pending."""
-        ...
 
     def lose(self, number: int) -> None:
         """Take back a group that runs or is pending, because its worker is gone: it is played again."""
-        ...
 
     def finish(self, finished: FinishedGroup, rows: Iterable[Trajectory]) -> None:
         """See `Groups.finish`; commits what is complete then."""

@@ -135,9 +135,7 @@ class Stream(SharedGroups):
     def advance(self, policy: PolicyVersion) -> None:
         """Forget the data sets that a newer policy is trained on already; the workers begin groups with it."""
         with self._condition:
-            trained = [n for n, index in self._data_set_of.items() if index is not None and index < policy.number]
-            for number in trained:
-                del self._data_set_of[number]
+            self._data_set_of = {n: i for n, i in self._data_set_of.items() if i is None or i >= policy.number}
         self.changed.note()
 
     def stop(self) -> None:

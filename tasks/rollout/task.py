@@ -2,9 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from prefect import State, get_run_logger, task
@@ -20,7 +18,7 @@ from storage.versions.drafts import JournaledDraft
 from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
-from tasks.problems.exclusions import Excluded, left_of, read_exclusions
+from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
@@ -36,11 +34,7 @@ _DRAIN_S = 5.0
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def rollout(
-    workspace: Workspace,
-    workers: "Workers",
-    iteration: int,
-    policy: PolicyVersion,
-    problem_set: ProblemsVersion,
+    workspace: Workspace, workers: "Workers", iteration: int, policy: PolicyVersion, problem_set: ProblemsVersion
 ) -> TrajectoriesVersion:
     """Play an iteration with checkpoint `policy`, unless it is committed; return the version of its trajectories."""
     from tasks.rollout.play import play
@@ -83,22 +77,14 @@ def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
     return stream.wait(iteration)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """The problems of a run, the chances of each to be drawn, and those that are never played."""
-
-    problems: Sequence[Problem]
-    weights: Sequence[float] | None
-    excluded: Excluded
-    without_room: Set[str]  # ids
-
-    def may_play(self, problem: Problem) -> bool:
-        return problem.problem_id not in self.without_room and not self.excluded.has_problem(problem)
-
-
 @functools.lru_cache(maxsize=1)
-def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
-    """Read problem set, curriculum and exclusions, once in a flow run, because none of them changes meanwhile."""
+def _read_pool(
+    workspace: Workspace, problem_set: ProblemsVersion
+) -> tuple[Sequence[Problem], Sequence[float] | None, Callable[[Problem], bool]]:
+    """Return the problems of a run, the chances of each to be drawn, and whether one may be played.
+
+    Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
+    """
     problems: Sequence[Problem] = read_problems(workspace, problem_set)
     chances, curriculum = None, weights(workspace)
     if curriculum is not None:
@@ -108,7 +94,12 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
     if versions:
         count = len(problems) - len(left_of(problems, excluded))
         get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
-    return _Pool(problems, chances, excluded, unplayable(workspace, layout.checkpoint(workspace.name, 0), problems))
+    without_room = unplayable(workspace, layout.checkpoint(workspace.name, 0), problems)
+
+    def may_play(problem: Problem) -> bool:
+        return problem.problem_id not in without_room and not excluded.has_problem(problem)
+
+    return problems, chances, may_play
 
 
 def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> set[str]:
@@ -141,11 +132,10 @@ def _draw(
     Problems that `problems.exclusions` names, or that have no room, are replaced like rejected ones: the other problems
     stay the same.
     """
-    pool, seed = _read_pool(workspace, problem_set), workspace.config.run.seed
-    count = workspace.config.rollout.problems_per_iteration
-    drawn = draw(pool.problems, count, iteration, seed, pool.weights)
-    in_order = itertools.chain(drawn, spares(pool.problems, drawn, iteration, seed, pool.weights))
-    left = filter(pool.may_play, in_order)
+    problems, chances, may_play = _read_pool(workspace, problem_set)
+    count, seed = workspace.config.rollout.problems_per_iteration, workspace.config.run.seed
+    drawn = draw(problems, count, iteration, seed, chances)
+    left = filter(may_play, itertools.chain(drawn, spares(problems, drawn, iteration, seed, chances)))
     return list(itertools.islice(left, count)), left
 
 
@@ -166,7 +156,7 @@ class Rollouts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._stream and self._playing:
             self._stream.stop()
             self._playing.wait(None if kind is None else _DRAIN_S)
@@ -176,24 +166,22 @@ class Rollouts:
 
         An alarm is logged if more episodes than before ended without a verdict.
         """
-        version = self._take(iteration, policy)
-        for alarm in self._alarm.raised_by(manifests.read(self._workspace.store, version).metrics):
+        workspace = self._workspace
+        if not self._warned:  # all policies of a run have the same tokenizer
+            warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set)[0])
+            self._warned = True
+        if not workspace.config.run.overlap:
+            version = rollout(workspace, self._workers, iteration, policy, self._problem_set)
+        else:
+            if self._stream is None:
+                self._stream = self._begin(iteration, policy)
+                self._playing = _play_stream.submit(self._stream)
+            version = _wait_for(self._stream, iteration)
+        for alarm in self._alarm.raised_by(manifests.read(workspace.store, version).metrics):
             get_run_logger().warning(
                 "ALARM: iteration %d: %s. See the column `reason` of %s", iteration, alarm, version
             )
         return version
-
-    def _take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
-        workspace = self._workspace
-        if not self._warned:  # all policies of a run have the same tokenizer
-            warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set).problems)
-            self._warned = True
-        if not workspace.config.run.overlap:
-            return rollout(workspace, self._workers, iteration, policy, self._problem_set)
-        if self._stream is None:
-            self._stream = self._begin(iteration, policy)
-            self._playing = _play_stream.submit(self._stream)
-        return _wait_for(self._stream, iteration)
 
     def swap(self, policy: PolicyVersion) -> None:
         """Serve a new checkpoint to the stream; its requests go on."""

@@ -1,6 +1,5 @@
 """Threads for what agents and environments run with `asyncio.to_thread`, LangGraph's synchronous tools, for example."""
 
-import functools
 import logging
 import sys
 import threading
@@ -42,9 +41,15 @@ class AgentThreads(ThreadPoolExecutor):
         if self._ended:
             raise RuntimeError("the rollout has ended")
         future = Future[T]()
-        thread = threading.Thread(
-            target=_call, args=(future, functools.partial(call, *args, **kwargs)), name="agent", daemon=True
-        )
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001  # whoever awaits the call gets it
+                    future.set_exception(error)
+
+        thread = threading.Thread(target=run, name="agent", daemon=True)
         thread.start()
         self._threads.add(thread)
         return future
@@ -61,11 +66,3 @@ class AgentThreads(ThreadPoolExecutor):
                     "asyncio.to_thread must end by itself, soon after the deadline of its episode",
                     location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0))),
                 )
-
-
-def _call(future: Future[T], call: Callable[[], T]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  # whoever awaits the call gets it
-            future.set_exception(error)

@@ -209,22 +209,18 @@ class BatchedEngine:
                 await asyncio.wait([before])
             if self._closed:
                 await _never()
-            outputs = await self._ask((qid, token_ids, gconfig), number)
+            if not self._asked:
+                self._idle_s += time.monotonic() - self._idle_since
+            self._asked[number] = time.monotonic()
+            source = (number,) if gconfig.seed is None else ("seed", gconfig.seed)
+            outputs = await self._turns.ask((qid, token_ids, gconfig), derive(self._prompt.seed, *source))
+            del self._asked[number]
+            self._idle_since = time.monotonic()
         except Exception as error:  # noqa: BLE001  # the conversation raises it
             self.fail(error)
             await _never()
         self.exchanges.append(_copy_outputs(outputs))
         self.slots.release()
-        return outputs
-
-    async def _ask(self, observation: Observation, number: int) -> BundledGenerationOutputs:
-        source = (number,) if observation[2].seed is None else ("seed", observation[2].seed)
-        if not self._asked:
-            self._idle_s += time.monotonic() - self._idle_since
-        self._asked[number] = time.monotonic()
-        outputs = await self._turns.ask(observation, derive(self._prompt.seed, *source))
-        del self._asked[number]
-        self._idle_since = time.monotonic()
         return outputs
 
 
@@ -238,36 +234,31 @@ async def play_with_queues(agent: QueueAgent, prompt: EpisodeSpec, env: Environm
     """Let an agent with two queues play; return what it returns."""
     observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
     actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-    answering = asyncio.create_task(_answer_queue(engine, observations, actions))
-    try:
-        return await agent.collect_trajectory(prompt, env, observations, actions)
-    finally:
-        answering.cancel()
-
-
-async def _answer_queue(
-    engine: BatchedEngine,
-    observations: "asyncio.Queue[Observation]",
-    actions: "asyncio.Queue[BundledGenerationOutputs]",
-) -> None:
-    """Answer observations until one is refused: those of one qid in order, others at the same time."""
-    last: dict[str, Answer] = {}
 
     def deliver(answer: Answer) -> None:
         if not answer.cancelled():
             actions.put_nowait(answer.result())
 
+    async def answer_all() -> None:
+        """Answer observations until one is refused: those of one qid in order, others at the same time."""
+        last: dict[str, Answer] = {}
+        try:
+            while True:
+                await engine.slots.acquire()
+                observation = check_observation(await observations.get())
+                if actions.qsize() >= MOST_UNREAD:
+                    raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
+                qid = observation[0]
+                last[qid] = engine.begin(observation, last.get(qid))
+                last[qid].add_done_callback(deliver)
+        except RefusedError as error:
+            engine.fail(error)
+
+    answering = asyncio.create_task(answer_all())
     try:
-        while True:
-            await engine.slots.acquire()
-            observation = check_observation(await observations.get())
-            if actions.qsize() >= MOST_UNREAD:
-                raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
-            qid = observation[0]
-            last[qid] = engine.begin(observation, last.get(qid))
-            last[qid].add_done_callback(deliver)
-    except RefusedError as error:
-        engine.fail(error)
+        return await agent.collect_trajectory(prompt, env, observations, actions)
+    finally:
+        answering.cancel()
 
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:

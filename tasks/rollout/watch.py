@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import traceback
-from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class Watch:
         self._watcher.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._watcher.join()
 
@@ -57,7 +56,14 @@ class Watch:
             if blocked_s > WARN_S and not warned:
                 logger.warning("%s has blocked all episodes for %.0f s: %s", self._culprit(), blocked_s, _ADVICE)
             if blocked_s > self._last_s:
-                self._end_the_process()
+                logger.critical(
+                    "%s has blocked all episodes until its deadline, and only the end of this process can end that: "
+                    "%s. The same command continues from the stored shards",
+                    self._culprit(),
+                    _ADVICE,
+                )
+                logging.shutdown()
+                os._exit(1)
             warned = blocked_s > WARN_S
             self._unanswered += 1
             self._loop.call_soon_threadsafe(self._on_response)
@@ -69,16 +75,6 @@ class Watch:
         task = asyncio.current_task(self._loop)
         location = location_of(traceback.extract_stack(sys._current_frames().get(self._thread)))
         return f"{task.get_name() if task else 'something'}, {location},"
-
-    def _end_the_process(self) -> None:
-        logger.critical(
-            "%s has blocked all episodes until its deadline, and only the end of this process can end that: %s. "
-            "The same command continues from the stored shards",
-            self._culprit(),
-            _ADVICE,
-        )
-        logging.shutdown()
-        os._exit(1)
 
 
 def location_of(stack: traceback.StackSummary) -> str:

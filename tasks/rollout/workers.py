@@ -1,4 +1,4 @@
-"""Who plays the groups of a rollout: the workers. By default that is this process, with its engine and its verifier."""
+"""The workers, which play the groups of a rollout: by default this process, with its engine and its verifier."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,8 +13,8 @@ from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
-from tasks.agents.chat import Chat, load_chat
-from tasks.agents.interface import Agent, AgentContext, entered
+from tasks.agents.chat import load_chat
+from tasks.agents.interface import AgentContext, entered
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import EnvironmentContext
 from tasks.inference.api import EngineClosedError
@@ -32,7 +32,7 @@ from tasks.tools.sandbox import Sandboxes
 
 
 class Workers(Protocol):
-    """Those who play a rollout's groups."""
+    """What plays the groups of a rollout."""
 
     def serve(self, policy: PolicyVersion) -> None:
         """Make the engines serve a policy: at once, or as soon as each worker can.
@@ -41,17 +41,14 @@ class Workers(Protocol):
             InferenceError: an engine does not start, or does not serve exactly this policy.
             ValueError: the policy's tokenizer cannot be used.
         """
-        ...
 
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """Play and store groups until nothing is left to do."""
-        ...
 
     def score(
         self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
     ) -> Grades:
         """Grade stored trajectories, and add the scores to a draft."""
-        ...
 
 
 class LocalWorkers:
@@ -84,10 +81,20 @@ class LocalWorkers:
 
     async def play(self, plan: RolloutPlan, groups: Groups) -> None:
         """See `Workers.play`."""
-        collected = partial(self._store, plan, groups)
+
+        def served() -> PolicyVersion:
+            assert self._policy
+            return self._policy.version
+
+        def store(group: Group, trajectories: list[Trajectory]) -> None:
+            if self._engine and self._engine.closed:  # episodes may have failed only because it or the verifier is gone
+                raise EngineClosedError("the engine was closed while a rollout was playing")
+            rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
+            groups.finish(FinishedGroup.of(group, trajectories, rows, plan.config), rows)
+
         with groups.changed.listening():
             async with self.open_collector(plan) as collector:
-                await collector.collect(as_they_begin(groups, self._served), plan.together, collected)
+                await collector.collect(as_they_begin(groups, served), plan.together, store)
 
     def score(
         self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
@@ -103,7 +110,9 @@ class LocalWorkers:
         assert self._engine
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
-        agent = _make_agent(plan, chat)
+        settings, longest = plan.config.agent, plan.config.inference.max_model_len
+        toolbox = partial(open_toolbox, settings.tools, ToolContext(_sandboxes()))
+        agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
         environment, context = plan.config.environment, EnvironmentContext(self._verifier)
         async with self._engine.connect() as connection, entered(agent):
             yield Collector(
@@ -115,26 +124,6 @@ class LocalWorkers:
                 gconfig=plan.gconfig,
                 private=private_metadata(plan.config.score),
             )
-
-    def _served(self) -> PolicyVersion:
-        assert self._policy
-        return self._policy.version
-
-    def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
-        if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
-            raise EngineClosedError("the engine was closed while a rollout was playing")
-        rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
-        finished = FinishedGroup.of(group, trajectories, rows, plan.config)
-        groups.finish(finished, rows)
-
-
-def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:
-    settings = plan.config.agent
-    tools = ToolContext(_sandboxes())
-    context = AgentContext(
-        chat, plan.gconfig, plan.config.inference.max_model_len, partial(open_toolbox, settings.tools, tools)
-    )
-    return AGENTS.make(settings.type, context, settings.args)
 
 
 @lru_cache(maxsize=1)

@@ -159,7 +159,7 @@ class NoteStore(Store):
     """What torch's groups need to meet: a store of notes.
 
     Args:
-        ask: calls a method of the notes, wherever they are (`tasks.cluster.trainer_rank.Notes`).
+        ask: calls a method of `new_notes`, wherever they are.
         timeout_s: longest wait for a note.
     """
 
@@ -168,7 +168,7 @@ class NoteStore(Store):
         self._ask, self._timeout = ask, timedelta(seconds=timeout_s)
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask("set", key, _bytes(value))
+        self._ask("set", key, value)
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -179,11 +179,11 @@ class NoteStore(Store):
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        value: bytes = self._ask("compare_set", key, _bytes(expected), _bytes(desired))
+        value: bytes = self._ask("compare_set", key, expected, desired)
         return value
 
     def check(self, keys: list[str]) -> bool:
-        return all(self._ask("get", key) is not None for key in keys)
+        return bool(self._ask("check", keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         limit = timeout or self._timeout
@@ -194,14 +194,15 @@ class NoteStore(Store):
             time.sleep(_POLL_S)
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask("delete", key))
+        return bool(self._ask("delete_key", key))
 
     def clone(self) -> "NoteStore":
         return self
 
 
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+def new_notes() -> Store:
+    """Return what the first rank keeps for a `NoteStore` of each."""
+    return dist.HashStore()  # type: ignore[attr-defined]
 
 
 def join_group(rank: int, size: int, device: str, store: Store, address: str, timeout_s: float) -> None:

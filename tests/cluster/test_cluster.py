@@ -17,7 +17,7 @@ from storage.versions import manifests
 from tasks.cluster.connection import connected
 from tests.support import ray_cluster
 from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
-from tests.support.soak import SOAK, scaled
+from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
 ENDPOINT = "agent={type: openai, args: {entry: 'tests.agents.endpoint.solvers:two_turns'}}"
@@ -69,20 +69,6 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     states = [file.name for file in manifests.read(store, made).files if file.name.startswith("state/")]
     assert len(states) >= 2  # of two ranks
     assert no_actor_is_left(20, "ray::TrainerRank")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not SOAK, reason="two vLLM servers start, over a minute: SOAK=1")
-@pytest.mark.usefixtures("prefect_api")
-def test_each_worker_has_its_own_server(tmp_path: Path) -> None:
-    """Two real servers play: the canary proves each of them at every swap, and both have played."""
-    store, two = f"storage.root={tmp_path}/var", ["cluster.workers_per_node=2", "score.workers=1"]
-    math_mt_ppo("smoke", [store, f"storage.cache={tmp_path}/cache", *two])
-    check_whole(store_of([store]), 2)
-    files = manifests.read(store_of([store]), layout.trajectories("smoke", 1)).files
-    assert len({file.name.split("-")[1] for file in files}) == 2  # writers
-    logs = sorted((tmp_path / "cache" / "logs").rglob("vllm-*.log"))
-    assert [log.parent.name[-2:] for log in logs] == ["-0", "-1"]
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.sandbox_helpers import wait_gone
 
 SETTINGS = ["storage.root={0}/store", "storage.cache={0}/cache", "cluster.address=local"]
 FLOW = """
@@ -60,15 +60,6 @@ def answer(process: "subprocess.Popen[str]") -> Any:
     return json.loads(line)
 
 
-def no_process_is_left(started: list[psutil.Process], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(process.is_running() and process.status() != "zombie" for process in started):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
-
-
 def test_it_is_private_and_ends_with_the_flow(tmp_path: Path) -> None:
     """Two at once, with a proxy, a token of the user's and a long TMPDIR: each is alone, and leaves nothing."""
     scratch = tmp_path / f"a-long-place-for-temporary-files-{'x' * 60}"
@@ -91,12 +82,12 @@ def test_it_is_private_and_ends_with_the_flow(tmp_path: Path) -> None:
             token = Path(folder).read_text()
             assert not any(token in " ".join(process.cmdline()) for process in own)
         first.kill()
-        assert no_process_is_left(started[0], 15)
+        wait_gone(started[0], 15)
         assert second.stdin
         second.stdin.write("\n")
         second.stdin.flush()
         assert answer(second) == "ended"
-        assert no_process_is_left(started[1], 15)
+        wait_gone(started[1], 15)
     assert not Path(folder).parent.exists()
 
 

@@ -118,7 +118,7 @@ def test_a_host_that_is_cut_off_commits_nothing(two: TwoHosts, comes_back: bool)
             time.sleep(0.05)
     if comes_back:
         two.hosts.cable("up")
-        two.hosts.wait_for("workers start on more nodes")
+        two.hosts.wait_for("workers start on 1 node(s)")
     assert flow.wait(300) == 0, two.hosts.log(0)[-4000:]
     print(f"the run ended {time.monotonic() - cut:.1f} s after the cut")
     check_whole(two.store, ITERATIONS)

@@ -26,7 +26,7 @@ from storage.versions import aliases, checkpoints, manifests
 from storage.versions.drafts import shards
 from tasks.audit.record import read_audit
 from tasks.inference.engine import Engine
-from tests.conftest import INFERENCE
+from tests.conftest import INFERENCE, forget
 from tests.support.chain_helpers import nonces
 from tests.support.paths import ROOT
 
@@ -79,7 +79,7 @@ def engine(kept: Kept) -> Iterator[Engine]:
 def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
     """Return the overrides that a moved store needs: where the flows work."""
     server = engine.servers[0]
-    engine.forget()
+    forget(engine)
     return [
         f"storage.root={kept.store.root}",
         f"storage.cache={kept.folder}/cache",

@@ -23,7 +23,7 @@ from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 from tasks.rollout.admission import MOST_COMPLETIONS
-from tests.conftest import INFERENCE, commit_policy
+from tests.conftest import INFERENCE, commit_policy, forget
 from tests.support.sandbox_helpers import wait_gone
 
 pytestmark = pytest.mark.slow
@@ -74,13 +74,6 @@ def test_logprobs_use_the_sampling_temperature(engine: Engine, policies: list[Ch
     engine.serve(policies[1])
     completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
     assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
-
-
-@pytest.mark.parametrize("temperature", [0.009, 1e-6, -0.1, 2.1, float("nan")])
-def test_a_temperature_that_vllm_changes_or_refuses_is_an_error(temperature: float) -> None:
-    """vLLM would replace it silently, and the logprobs would belong to another temperature."""
-    with pytest.raises(ValueError, match="not a temperature that vLLM samples with"):
-        GenerationConfig(temperature=temperature)
 
 
 async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
@@ -147,15 +140,13 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
     ("limits", "asked"), [((1024, 4096), [(1156, 4096)]), ((64, 500), [(500, 500)]), ((5000, 5000), [])]
 )
 def test_open_files(limits: tuple[int, int], asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The soft limit is raised to what connections and agents need; a hard limit below the connections is an error."""
+    """The soft limit is raised to what connections and agents need, as far as the hard one allows."""
     changed: list[tuple[int, int]] = []
     monkeypatch.setattr("resource.getrlimit", lambda _: limits)
     monkeypatch.setattr("resource.setrlimit", lambda _, limit: changed.append(limit))
     settings = Inference(urls=["http://127.0.0.1:9"])
     Engine(settings, Rollout(concurrency=100), Path())
     assert changed == asked
-    with pytest.raises(InferenceError, match=r"concurrency=6000 needs 6256 open files.*ulimit -Hn"):
-        Engine(settings, Rollout(concurrency=6000), Path())
 
 
 def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
@@ -220,7 +211,7 @@ def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engi
     """When the flow fails, an overlapped rollout must neither wait for retries nor restart servers."""
     with Engine(Inference(urls=[engine.servers[0].url], max_model_len=128), Rollout(), tmp_path) as other:
         other.serve(policies[0])
-        engine.forget()
+        forget(engine)
     with pytest.raises(InferenceError, match="closed while a rollout was playing"):
         generate(other, GenerationConfig())
 
@@ -231,7 +222,7 @@ def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     settings = Inference(urls=[engine.servers[0].url], max_model_len=128, canary_tolerance=0.1)
     with Engine(settings, Rollout(), tmp_path) as other:
         yield other
-    engine.forget()
+    forget(engine)
 
 
 def test_other_weights_than_asked_for_stop_the_run(wide: Engine, policies: list[Checkpoint]) -> None:

@@ -49,12 +49,12 @@ def rowed(**changes: Any) -> Change:
     return lambda row: [replace(row, **changes)]
 
 
-def at(place: int, column: str, value: Any) -> Change:
+def at(position: int, column: str, value: Any) -> Change:
     """Return a change of one value of a column."""
 
     def change(row: Trajectory) -> list[Trajectory]:
         values: Any = list(getattr(row, column))
-        values[place] = value
+        values[position] = value
         return [replace(row, **{column: values})]
 
     return change
@@ -67,7 +67,7 @@ def whole(column: str, convert: Callable[[Any], Any]) -> Change:
 def in_one(row: Trajectory) -> list[Trajectory]:
     """Join both turns, and the feedback between them, into one turn."""
     turn = replace(row.turns[0], end=row.turns[1].end)
-    return [replace(row, turns=[turn], action_mask=[place >= turn.start for place in range(len(row.token_ids))])]
+    return [replace(row, turns=[turn], action_mask=[position >= turn.start for position in range(len(row.token_ids))])]
 
 
 def shorter(row: Trajectory) -> list[Trajectory]:

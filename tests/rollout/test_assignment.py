@@ -25,18 +25,6 @@ def test_the_example() -> None:
     assert [plan.finish(number, rejected=False) for number in (4, 1, 5, 2)] == [2, 1, 2, 1]
 
 
-def test_without_staleness_each_data_set_is_what_its_version_played() -> None:
-    """A bound of 0 is the synchronous pipeline: nothing begins before the next version."""
-    plan = Assignment(first=0, end=3, size=3, staleness=0, most_played=9)
-    for version in range(3):
-        numbers = [number for number in range(3 * version, 3 * version + 4) if plan.may_begin(version)][:3]
-        for number in numbers:
-            plan.begin(number, version)
-        assert not plan.may_begin(version)
-        assert [plan.finish(number, rejected=False) for number in reversed(numbers)] == [version] * 3
-    assert plan.complete
-
-
 def test_groups_that_are_all_rejected_close_a_smaller_data_set() -> None:
     """A data set is closed with fewer groups after `most_played`, unless a running group needs its places."""
     plan = Assignment(first=0, end=2, size=2, staleness=1, most_played=4)

@@ -1,6 +1,5 @@
 """The draws of a run: what it draws from is read once, and each draw is the same as when all was read each time."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,16 @@ WEIGHTS = {problem.problem_id: [0.0, 0.05, 0.5, 1.0][number % 4] for number, pro
 EXCLUDED = [PROBLEMS[number] for number in (1, 7, 8, 14, 22)]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run with or without a curriculum and exclusions, and what the first programs drew in iterations 0, 4 and 5."""
-
-    weighted: bool
-    excluding: bool
-    drawn: list[str]
-
-
-CASES = [
-    Case(weighted=False, excluding=False, drawn=["p9 p11 p21 p2 p14", "p22 p15 p0 p2 p14", "p6 p13 p7 p12 p3"]),
-    Case(weighted=False, excluding=True, drawn=["p9 p11 p21 p2 p20", "p15 p0 p2 p6 p16", "p6 p13 p12 p3 p9"]),
-    Case(weighted=True, excluding=False, drawn=["p2 p11 p14 p19 p3", "p9 p10 p15 p6 p3", "p7 p19 p18 p15 p2"]),
-    Case(weighted=True, excluding=True, drawn=["p2 p11 p19 p3 p6", "p9 p10 p15 p6 p3", "p19 p18 p15 p2 p11"]),
-]
+Case = frozenset[str]
+"""What a run draws by: `curriculum`, `exclusions`, both, or nothing."""
+BOTH: Case = frozenset({"curriculum", "exclusions"})
+DRAWN: dict[Case, list[str]] = {
+    frozenset(): ["p9 p11 p21 p2 p14", "p22 p15 p0 p2 p14", "p6 p13 p7 p12 p3"],
+    frozenset({"exclusions"}): ["p9 p11 p21 p2 p20", "p15 p0 p2 p6 p16", "p6 p13 p12 p3 p9"],
+    frozenset({"curriculum"}): ["p2 p11 p14 p19 p3", "p9 p10 p15 p6 p3", "p7 p19 p18 p15 p2"],
+    BOTH: ["p2 p11 p19 p3 p6", "p9 p10 p15 p6 p3", "p19 p18 p15 p2 p11"],
+}
+"""What the first programs drew in iterations 0, 4 and 5."""
 
 
 def open_workspace(tmp_path: Path, case: Case) -> Workspace:
@@ -50,11 +44,11 @@ def open_workspace(tmp_path: Path, case: Case) -> Workspace:
     settings += [f"rollout.problems_per_iteration={COUNT}", "problems.without_room=play"]
     workspace = Workspace(load("smoke", settings))
     commit(workspace, SET, "problems", PROBLEM_SCHEMA, PROBLEMS)
-    if case.weighted:
+    if "curriculum" in case:
         settings += ["problems.sampling.prefer=middle"]
         entries = [CurriculumEntry(name, "", 16, 0.5, "middle", weight) for name, weight in WEIGHTS.items()]
         commit(workspace, layout.curriculum("r"), "curriculum", CURRICULUM_SCHEMA, entries)
-    if case.excluding:
+    if "exclusions" in case:
         rows = [Exclusion("", "", "", -1, problem.problem_id, key(problem), True, "wrong") for problem in EXCLUDED]
         settings += [f"problems.exclusions=[{commit_exclusions(workspace.store, rows)}]"]
     return Workspace(load("smoke", settings))
@@ -68,15 +62,15 @@ def commit(workspace: Workspace, version: str, kind: Any, schema: Any, rows: lis
 
 def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]]:
     """Draw from everything, as the first programs did in each iteration: all spares, and all problems' keys."""
-    problems, chances = drawable(PROBLEMS, WEIGHTS) if case.weighted else (PROBLEMS, None)
+    problems, chances = drawable(PROBLEMS, WEIGHTS) if "curriculum" in case else (PROBLEMS, None)
     drawn = draw(problems, COUNT, iteration, SEED, chances)
     everything = [*drawn, *spares(problems, drawn, iteration, SEED, chances)]
-    if case.excluding:
+    if "exclusions" in case:
         everything = left_of(everything, Excluded(problems=frozenset(map(key, EXCLUDED))))
     return everything[:COUNT], everything[COUNT:]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", DRAWN, ids=lambda case: "+".join(sorted(case)) or "nothing")
 def test_draws_are_those_of_the_first_programs(case: Case, tmp_path: Path) -> None:
     """A run that is continued by this program draws what the program before it would have drawn, spares included."""
     workspace = open_workspace(tmp_path, case)
@@ -85,7 +79,7 @@ def test_draws_are_those_of_the_first_programs(case: Case, tmp_path: Path) -> No
             drawn, spare = task._draw(workspace, ProblemsVersion(SET), iteration)
             assert (drawn, list(spare)) == drawn_anew(case, iteration)
         ids = [[p.problem_id for p in task._draw(workspace, ProblemsVersion(SET), number)[0]] for number in (0, 4, 5)]
-    assert [" ".join(row) for row in ids] == case.drawn
+    assert [" ".join(row) for row in ids] == DRAWN[case]
 
 
 def test_a_flow_run_reads_once_what_it_draws_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +91,7 @@ def test_a_flow_run_reads_once_what_it_draws_from(tmp_path: Path, monkeypatch: p
         return original(store, version, *rest)
 
     monkeypatch.setattr(datasets, "rows", rows)
-    first, second = (open_workspace(tmp_path / name, CASES[-1]) for name in ("first", "second"))
+    first, second = (open_workspace(tmp_path / name, BOTH) for name in ("first", "second"))
     with disable_run_logger():
         for iteration in range(3):
             task._draw(first, ProblemsVersion(SET), iteration)
@@ -108,7 +102,7 @@ def test_a_flow_run_reads_once_what_it_draws_from(tmp_path: Path, monkeypatch: p
 
 def test_a_pool_without_a_drawable_problem_is_refused(tmp_path: Path) -> None:
     """If exclusions leave only problems of weight 0, the message names the exclusions."""
-    workspace = open_workspace(tmp_path, CASES[-1])
+    workspace = open_workspace(tmp_path, BOTH)
     live = [problem for problem in PROBLEMS if WEIGHTS[problem.problem_id]]
     rows = [Exclusion("", "", "", -1, problem.problem_id, key(problem), True, "wrong") for problem in live]
     version = commit_exclusions(workspace.store, rows)

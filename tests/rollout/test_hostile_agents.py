@@ -191,7 +191,7 @@ PROMPT = [5, 6, 7]
 OBSERVATIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "put (qid, token_ids, gconfig)"),
     "pair": (("q", PROMPT), "put (qid, token_ids, gconfig)"),
-    "qid": ((7, PROMPT, GCONFIG), "the qid of an observation is 7"),
+    "qid": ((7, PROMPT, GCONFIG), "prompt.qid first"),
     "text": (("q", "5 6 7", GCONFIG), "the token_ids of an observation: '5 6 7' is not a list"),
     "numpy": (("q", list(np.array(PROMPT)), GCONFIG), "holds values of type int64, not int"),
     "array": (("q", np.array(PROMPT), GCONFIG), "type ndarray is not a list"),
@@ -220,7 +220,8 @@ def test_garbage_on_the_queue_never_reaches_the_engine(chat: Chat, verifier: Ver
 @pytest.mark.parametrize(
     ("knob", "value"),
     [("n", 0), ("n", "4"), ("max_new_tokens", -1), ("max_new_tokens", 0), ("top_p", 0.0), ("top_p", math.nan),
-     ("top_k", -2), ("top_k", 1.5), ("stop_token_ids", [3]), ("temperature", math.inf)],
+     ("top_k", -2), ("top_k", 1.5), ("stop_token_ids", [3]),
+     *(("temperature", value) for value in (0.009, 1e-6, -0.1, 2.1, math.nan, math.inf))],
 )  # fmt: skip
 def test_parameters_that_vllm_refuses_are_refused_by_gconfig(knob: str, value: Any) -> None:
     """The error is raised at the agent's line that makes them."""
@@ -443,32 +444,33 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
     assert "continues from the stored shards" in ended
 
 
-def test_an_exit_in_an_agents_task_is_an_error() -> None:
-    """asyncio ends its loop on `sys.exit` in any task. With status 0 the run would look complete."""
+async def exits(_: asyncio.Task[Any]) -> None:
+    sys.exit(0)
+
+
+async def cancels(rollout: asyncio.Task[Any]) -> None:
+    rollout.cancel()
+
+
+async def stops(rollout: asyncio.Task[Any]) -> None:
+    rollout.get_loop().stop()
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (exits, r"called sys.exit\(0\)"),
+        (cancels, "has cancelled the rollout's own tasks"),
+        (stops, "stopped the event loop"),
+    ],
+)
+def test_what_ends_asyncios_loop_is_an_error(act: Callable[[asyncio.Task[Any]], Any], says: str) -> None:
+    """Tests and scripts with their own loop clean up in this way. With status 0 the run would look complete."""
 
     async def rounds() -> None:
-        async def leave() -> None:
-            sys.exit(0)
+        rollout = asyncio.current_task()
+        assert rollout
+        await asyncio.gather(asyncio.create_task(act(rollout)), asyncio.sleep(60))
 
-        await asyncio.gather(asyncio.create_task(leave()))
-
-    with pytest.raises(RuntimeError, match=r"called sys.exit\(0\)"):
+    with pytest.raises(RuntimeError, match=f"an agent {says}"):
         run_loop(rounds())
-
-
-def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reason() -> None:
-    """Tests and scripts with their own loop clean up in this way."""
-
-    async def cancels() -> None:
-        for task in asyncio.all_tasks():
-            task.cancel()
-        await asyncio.sleep(60)
-
-    async def stops() -> None:
-        asyncio.get_running_loop().stop()
-        await asyncio.sleep(60)
-
-    with pytest.raises(RuntimeError, match="an agent has cancelled the rollout's own tasks"):
-        run_loop(cancels())
-    with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
-        run_loop(stops())

@@ -20,13 +20,7 @@ from tasks.agents.interface import Agent, AgentContext, EpisodeEngine, EpisodeSp
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent, MathSingleStepAgent, NullAgent
 from tasks.environments.interface import Environment, verdict_of
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.inference.api import (
-    BundledGenerationOutputs,
-    ContextLengthError,
-    GenerationConfig,
-    InferenceError,
-    Observation,
-)
+from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError
 from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_rate
 from tasks.rollout.plan import draw
 from tasks.score.scorers import SuccessRule
@@ -87,13 +81,8 @@ class Generous(MathVerifyEnvironment):
         assert self._problem
         paid = float(json.loads(self._problem.metadata)["pays"])
         right = action == RIGHT
-        return (
-            "",
-            paid * (1 + right),
-            right,
-            False,
-            {"success": right, "parts": {"played": paid, "right": paid * right}},
-        )
+        info = {"success": right, "parts": {"played": paid, "right": paid * right}}
+        return "", paid * (1 + right), right, False, info
 
 
 def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
@@ -128,9 +117,8 @@ def test_calls_of_tools_are_neither_right_nor_wrong() -> None:
     calls = replace(make_trajectory("calls", [[1], [2]]), ungraded=[0])
     calls = replace(calls, turns=[calls.turns[0], replace(calls.turns[1], verdict="correct", reward=1.0)])
     wrong = make_trajectory("wrong", [[1]])
-    formatted = replace(
-        make_trajectory("formatted", [[1]]), turns=[replace(wrong.turns[0], reward=0.2)]
-    )  # wrong, but paid
+    paid = [replace(wrong.turns[0], reward=0.2)]
+    formatted = replace(make_trajectory("formatted", [[1]]), turns=paid)
     assert success_rate([calls, formatted], load("smoke")) == 0.5
     assert success_rate([replace(calls, ungraded=[0, 1])], load("smoke")) is None
     kept = select_episodes([wrong, calls, formatted], load("smoke", ["rollout={group_size: 2, generation_size: 3}"]))
@@ -247,30 +235,21 @@ def test_a_completion_that_an_agent_no_longer_awaits_is_kept(chat: Chat, verifie
     assert (row.status, [turn.text for turn in row.turns]) == ("failed", [RIGHT])
 
 
-class EndsItself(MathMultiTurnAgent):
-    """An agent with its own sampling parameters and its own stop token."""
-
-    def __init__(self, context: AgentContext) -> None:
-        super().__init__(replace(context, gconfig=GenerationConfig(temperature=0.5, stop_token_ids=(9,))), num_turns=2)
+class SamplesItsOwnWay(MathMultiTurnAgent):
+    def __init__(self, context: AgentContext, **own: Any) -> None:
+        super().__init__(replace(context, gconfig=replace(context.gconfig, **own)), num_turns=2)
 
 
 def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> None:
     """The template's end of turn is added to the agent's own sampling parameters in every turn."""
     end = chat.encode("<|im_end|>")[0]
-    for agent, stops in (
-        (MathMultiTurnAgent(context(chat), num_turns=2), (end,)),
-        (EndsItself(context(chat)), (9, end)),
-    ):
+    own = SamplesItsOwnWay(context(chat), temperature=0.5, stop_token_ids=(9,))
+    for agent, stops in ((MathMultiTurnAgent(context(chat), num_turns=2), (end,)), (own, (9, end))):
         engine = ScriptedEngine(chat, lambda *_: WRONG)
         play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
         assert len({tuple(ids) for ids, _, _, _ in engine.requests}) == 2  # one prompt for each turn
         assert {gconfig.stop_token_ids for _, gconfig, _, _ in engine.requests} == {stops}
         assert {gconfig.temperature for _, gconfig, _, _ in engine.requests} == {agent.context.gconfig.temperature}
-
-
-class SamplesItsOwnWay(MathMultiTurnAgent):
-    def __init__(self, context: AgentContext, **own: Any) -> None:
-        super().__init__(replace(context, gconfig=replace(context.gconfig, **own)))
 
 
 @pytest.mark.parametrize(
@@ -308,14 +287,8 @@ class Failing:
     def __init__(self, inner: MathMultiTurnAgent) -> None:
         self._inner = inner
 
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
-        trajectories = await self._inner.collect_trajectory(prompt, env, obs_queue, act_queue)
+    async def collect_trajectory(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
+        trajectories = await self._inner.collect_trajectory(prompt, *others)
         if prompt.record.sample == 1:
             raise RuntimeError("broken agent")
         if prompt.record.sample == 3:
@@ -361,26 +334,20 @@ class FirstWaitsForAll(MathSingleStepAgent):
         super().__init__(context)
         self.others_ended = asyncio.Event()
 
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
+    async def collect_trajectory(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
         self.running += 1
         self.most = max(self.most, self.running)
         if prompt.qid == f"{PROBLEM.problem_id}/0":
             await self.others_ended.wait()
-        trajectories = await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+        trajectories = await super().collect_trajectory(prompt, *others)
         self.running, self.ended = self.running - 1, self.ended + 1
         if self.ended == 7:
             self.others_ended.set()
         return trajectories
 
 
-def test_no_place_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
-    """Where turns are long, episodes begin one by one: with two places, seven episodes end beside a long one."""
+def test_no_slot_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
+    """Where turns are long, episodes begin one by one: with two slots, seven episodes end beside a long one."""
     engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), FirstWaitsForAll(context(chat))
     problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
     settings = Rollout(concurrency=2, episode_deadline_s=60)
@@ -421,13 +388,7 @@ class Waits(MathMultiTurnAgent):
 
     wait_s = 0.0
 
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
+    async def collect_trajectory(self, prompt: EpisodeSpec, env: Environment, *queues: Any) -> list[Trajectory]:
         step = env.step
 
         async def slow_step(action: str) -> Any:
@@ -435,7 +396,7 @@ class Waits(MathMultiTurnAgent):
             return await step(action)
 
         env.step = slow_step  # type: ignore[method-assign]
-        return await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+        return await super().collect_trajectory(prompt, env, *queues)
 
 
 def test_an_engine_that_stops_answering_is_not_the_policys_fault(

@@ -160,20 +160,6 @@ def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Veri
     assert metrics["episodes"] == len(rows)
 
 
-def test_a_worker_without_more_groups_stores_what_it_has(
-    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the last group is played, finished ones are stored: otherwise a lost worker costs all of them."""
-    monkeypatch.setattr("tasks.rollout.remote.worker.KEPT_S", 0.3)
-    prepare(store)
-    calls = iter(range(10**6))
-    with team(store, verifier, 1, lambda _: 5.0 if next(calls) == 4 else 0.01) as made:
-        check_whole(play_batch(made, settings("rollout.rows_per_shard=999")))
-    rows = [file.rows or 0 for file in manifests.read(store, layout.trajectories(RUN, 0)).files]
-    assert len(rows) == 2
-    assert rows[0] > rows[1]
-
-
 def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
     """The rounds of replacement go on over workers, one of which is lost."""
     prepare(store)
@@ -214,7 +200,10 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
 
 @pytest.mark.parametrize("loss", [False, True])
 def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> None:
-    """The bound on staleness holds, each group is in one data set, and swaps reach all workers while they play."""
+    """The bound on staleness holds, each group is in one data set, and swaps reach all workers while they play.
+
+    Where workers are lost, an evaluation is played at the same time: its groups are all there, too.
+    """
     iterations, staleness = 6, 2
     prepare(store, iterations)
     config = settings(f"rollout.max_head_offpolicyness={staleness}", f"run.iterations={iterations}", "run.overlap=true")
@@ -222,17 +211,17 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     with team(store, verifier, 3, heavy_tail) as made:
         made.scheduler.serve(policy(0).version)
         plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-        stream = Stream(
-            plan,
-            iterations,
-            lambda number: draw(PROBLEMS, size, number, seed=1),
-            made.scheduler,
-            store,
-            Provenance(config={}),
-            made.log.append,
-        )
+        drawn = partial(draw, PROBLEMS, size, seed=1)
+        stream = Stream(plan, iterations, drawn, made.scheduler, store, Provenance(config={}), made.log.append)
         player = threading.Thread(target=stream.play)
         player.start()
+        if loss:
+            threading.Timer(0.2, made.workers[2].kill).start()
+            with Draft(store, layout.trajectories(RUN, 9), "trajectories") as draft:
+                evaluation = replace(plan, name=f"{RUN}/evaluation", selecting=False)
+                metrics = play(evaluation, PROBLEMS, made.scheduler, draft, made.log.append)
+                draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
+            check_whole(rows_of(store, 9))
         for iteration in range(iterations):
             stream.wait(iteration)
             made.scheduler.serve(policy(iteration + 1).version)
@@ -252,30 +241,6 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     committed = [manifests.read(store, layout.trajectories(RUN, index)) for index in range(iterations)]
     numbers = [manifest.metrics["stream"]["groups"] for manifest in committed]
     assert sorted(itertools.chain(*numbers)) == list(range(size * iterations))
-
-
-def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) -> None:
-    """Both get groups, and a lost worker costs neither of them anything."""
-    prepare(store, 2)
-    config = settings("rollout.max_head_offpolicyness=1", "run.iterations=2", "run.overlap=true")
-    with team(store, verifier, 2, heavy_tail) as made:
-        made.scheduler.serve(policy(0).version)
-        plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-        drawn = partial(draw, PROBLEMS, config.rollout.problems_per_iteration, seed=1)
-        stream = Stream(plan, 2, drawn, made.scheduler, store, Provenance(config={}), made.log.append)
-        player = threading.Thread(target=stream.play)
-        player.start()
-        threading.Timer(0.2, made.workers[0].kill).start()
-        with Draft(store, layout.trajectories(RUN, 9), "trajectories") as draft:
-            evaluation = replace(plan, name=f"{RUN}/evaluation", selecting=False)
-            metrics = play(evaluation, PROBLEMS, made.scheduler, draft, made.log.append)
-            draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
-        stream.wait(0)
-        stream.wait(1)
-        stream.stop()
-        player.join()
-    check_whole(rows_of(store, 9))
-    assert [len(rows_of(store, index)) for index in range(2)] == [12, 12]
 
 
 def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, caplog: pytest.LogCaptureFixture) -> None:
@@ -306,11 +271,11 @@ def test_a_worker_closes_its_files_after_each_rollout(
 ) -> None:
     """Also those that nobody had to flush, because all their groups were stored before."""
     prepare(store)
-    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writers[place].flush())
+    monkeypatch.setattr(Worker, "_flush", lambda worker, destination: worker._drafts[destination].writer.flush())
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
         deadline = time.monotonic() + 30
-        while any(worker.worker._writers for worker in made.workers):
+        while any(worker.worker._drafts for worker in made.workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

@@ -175,21 +175,6 @@ def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
     assert orders[0] == orders[2] != orders[1]
 
 
-def play_all(
-    rollout: dict[str, Any], engine: Engine, verifier: Verifier, policy: Checkpoint, store: Store, problems: int
-) -> tuple[dict[str, Any], list[Trajectory]]:
-    """Return the metrics and rows of a rollout of 2 problems, with the others as spares."""
-    config = settings(group_size=3, **rollout)
-    everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
-    plan = RolloutPlan("r/000000", config, 0, policy.version, "problems/x", GCONFIG, 3, selecting=True)
-    workers = LocalWorkers(engine, verifier, lambda _: policy)
-    workers.serve(policy.version)
-    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
-        metrics = play(plan, everything[:2], workers, draft, lambda _: None, everything[2:])
-        draft.commit(Provenance(config={}), [], metrics)
-    return metrics, list(datasets.trajectories(store, "runs/r/trajectories/000000", Path(store.root)))
-
-
 @pytest.mark.parametrize(
     ("bound", "rounds", "problems", "groups"), [(0.9, 0, 9, 2), (0.9, 2, 9, 6), (0.9, 2, 3, 3), (0.0, 2, 9, 2)]
 )
@@ -204,8 +189,15 @@ def test_rejected_groups_are_replaced_for_some_rounds(
     groups: int,
 ) -> None:
     """An untaught policy fails every bound: each round plays two problems, until rounds or problems are used up."""
-    bounds = {"success_rate_lb": bound, "max_resampling_rounds": rounds}
-    metrics, rows = play_all(bounds, engine, verifier, policies[0], store, problems)
+    config = settings(group_size=3, success_rate_lb=bound, max_resampling_rounds=rounds)
+    everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
+    plan = RolloutPlan("r/000000", config, 0, policies[0].version, "problems/x", GCONFIG, 3, selecting=True)
+    workers = LocalWorkers(engine, verifier, lambda _: policies[0])
+    workers.serve(plan.policy)
+    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
+        metrics = play(plan, everything[:2], workers, draft, lambda _: None, everything[2:])
+        draft.commit(Provenance(config={}), [], metrics)
+    rows = list(datasets.trajectories(store, draft.version, Path(store.root)))
     assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups if bound else 0)
     assert metrics["episodes"] == len(rows) == 3 * groups
     assert not bound or metrics["status"] == {"rejected": 3 * groups}

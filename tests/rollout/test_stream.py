@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 
@@ -40,28 +41,15 @@ def settings(staleness: int, *more: str) -> Config:
 
 @contextmanager
 def streaming(
-    store: Store,
-    verifier: Verifier,
-    config: Config,
-    first: int,
-    engine: WaitingEngine,
-    *,
-    end: int = ITERATIONS,
+    store: Store, verifier: Verifier, config: Config, first: int, engine: WaitingEngine, *, end: int = ITERATIONS
 ) -> Iterator[tuple[Stream, Callable[[int], None]]]:
     """Play a stream in a thread until the block ends."""
     version = policy(first).version
     plan = RolloutPlan(f"{RUN}/0", config, first, version, "problems/x", GCONFIG, SAMPLES, selecting=True)
     workers = LocalWorkers(engine, verifier, lambda version: policy(version.number))  # type: ignore[arg-type]
     workers.serve(version)
-    stream = Stream(
-        plan,
-        end,
-        lambda number: draw(PROBLEMS, GROUPS, number, seed=1),
-        workers,
-        store,
-        Provenance(config={}),
-        lambda _: None,
-    )
+    drawn = partial(draw, PROBLEMS, GROUPS, seed=1)
+    stream = Stream(plan, end, drawn, workers, store, Provenance(config={}), lambda _: None)
 
     def play() -> None:
         with suppress(InferenceError):  # `wait` raises it
@@ -97,10 +85,7 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
     prepare(store, ITERATIONS)
     iteration, engine = 0, WaitingEngine(heavy_tail)
     for _ in range(flow_runs):
-        with streaming(store, verifier, settings(staleness), iteration, engine) as (
-            stream,
-            advance,
-        ):
+        with streaming(store, verifier, settings(staleness), iteration, engine) as (stream, advance):
             for _ in range(ITERATIONS // flow_runs):
                 assert stream.wait(iteration) == layout.trajectories(RUN, iteration)
                 iteration += 1

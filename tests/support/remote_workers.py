@@ -92,7 +92,7 @@ class ThreadWorker:
         self.killed = True
 
     def close(self) -> None:
-        self.worker.close()
+        self.worker.__exit__()
 
     def _check(self) -> None:
         if self.killed:

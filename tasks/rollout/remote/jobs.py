@@ -1,20 +1,28 @@
 """What many workers do together, a rollout or the grading of a data set, and what the flow knows of each of them."""
 
 import asyncio
-import heapq
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from storage.version_names import PolicyVersion
+from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.play import SharedGroups
-from tasks.rollout.remote.ledger import Events, Ledger
-from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Report, WorkerFailedError
+from tasks.rollout.play import OpenDataSet, SharedGroups
+from tasks.rollout.remote.messages import (
+    Destination,
+    Failure,
+    GroupOrder,
+    Orders,
+    Report,
+    StoredShard,
+    StoreOrder,
+    WorkerFailedError,
+)
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 
@@ -33,7 +41,6 @@ class RemoteWorker(Protocol):
 
     def end(self) -> None:
         """End its process, without waiting; it may be lost already."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -42,19 +49,16 @@ class Attended:
 
     remote: RemoteWorker
     orders: asyncio.Queue[Orders] = field(default_factory=asyncio.Queue)
-    """Those that it has not got yet."""
+    """Orders that it has not got yet."""
     policy: PolicyVersion | None = None
     asked: float = 0.0
     """When it was last asked to serve another policy, on the monotonic clock."""
     wrote: set[str] = field(default_factory=set)
     """Paths of shards in its cache that are not scored yet."""
     grading: set[asyncio.Task[None]] = field(default_factory=set)
-    graded: int = 0
-    """Shards."""
     answered: bool = False
-    episodes: int = 0
-    tokens: int = 0
-    heard: float = field(default_factory=time.monotonic)
+    useful: bool = False
+    """Whether it has finished an episode or graded a shard."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,67 @@ CALLS = 3 + AT_ONCE
 """Calls that a worker's process answers at the same time: orders, a report, its end, and shards to grade."""
 SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What a worker has reported; `lost` has the numbers of the groups that it played, if the worker is lost."""
+
+    worker: Attended
+    finished: Sequence[FinishedGroup] = ()
+    stored: Sequence[StoredShard] = ()
+    lost: set[int] | None = None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The finished groups of the rollout with a number and the workers that hold them; used by one thread at a time."""
+
+    rollout: int
+    groups: SharedGroups
+    holders: dict[OpenDataSet, dict[Attended, set[int]]] = field(default_factory=dict)
+    flushing: set[tuple[OpenDataSet, Attended]] = field(default_factory=set)
+    """Workers that were told to flush, and got nothing more to store since."""
+
+    def enter(self, events: Sequence[Events]) -> dict[Attended, Orders]:
+        """Enter what workers have reported, commit what is complete, and return the orders that follow."""
+        orders: dict[Attended, Orders] = defaultdict(Orders)
+        shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
+        for each in events:
+            if each.lost is not None:
+                self._lose(each.worker, each.lost)
+            for finished in each.finished:
+                data_set = self.groups.enter(finished, pending=True)
+                self.holders.setdefault(data_set, {}).setdefault(each.worker, set()).add(finished.number)
+                self.flushing.discard((data_set, each.worker))
+                order = StoreOrder(self.rollout, finished.number, _destination(data_set))
+                orders[each.worker].store.append(order)
+            for shard in each.stored:
+                path = shard.file.path
+                data_set = next(held for held in self.holders if path.startswith(f"{held.draft.version}/"))
+                self.holders[data_set][each.worker].difference_update(shard.numbers)
+                shards[data_set].append(shard)
+        for data_set, stored in shards.items():
+            data_set.accept([(shard.file, shard.numbers) for shard in stored])
+            if not any(self.holders[data_set].values()):
+                del self.holders[data_set]
+        self.groups.settle()
+        for data_set in self.groups.unstored():
+            for worker, numbers in self.holders.get(data_set, {}).items():
+                if numbers and (data_set, worker) not in self.flushing:
+                    self.flushing.add((data_set, worker))
+                    orders[worker].flush.append(_destination(data_set))
+        return orders
+
+    def _lose(self, worker: Attended, playing: set[int]) -> None:
+        held = [holders.pop(worker, set()) for holders in self.holders.values()]
+        for number in sorted(playing.union(*held)):
+            self.groups.lose(number)
+
+
+def _destination(data_set: OpenDataSet) -> Destination:
+    draft = data_set.draft
+    return Destination(draft.version, draft.kind, data_set.iteration)
 
 
 class SharedRollout:
@@ -120,18 +185,19 @@ class SharedRollout:
         """
         recently = time.monotonic() - SWAP_S
         free = [
-            (len(load.playing), number, worker, load)
-            for number, (worker, load) in enumerate(self.loads.items())
+            (worker, load)
+            for worker, load in self.loads.items()
             if load.capacity != 0 and worker.policy and (worker.policy == newest or worker.asked > recently)
         ]
-        policies = {worker.policy for _, _, worker, _ in free if worker.policy}
+        policies = {worker.policy for worker, _ in free if worker.policy}
         available = max(map(self.groups.available, policies), default=0)
-        most = math.ceil((available + sum(playing for playing, *_ in free)) / max(1, len(free)))
-        heapq.heapify(free)
-        while available and free and free[0][0] < most:
-            playing, number, worker, load = heapq.heappop(free)
-            if load.capacity and self._give_group(worker, load):
-                heapq.heappush(free, (playing + 1, number, worker, load))
+        most = math.ceil((available + sum(len(load.playing) for _, load in free)) / max(1, len(free)))
+        while available and free:
+            worker, load = least = min(free, key=lambda each: len(each[1].playing))
+            if len(load.playing) >= most:
+                break
+            if not (load.capacity and self._give_group(worker, load)):
+                free.remove(least)
 
     def _give_group(self, worker: Attended, load: Load) -> bool:
         """Give a worker a group; return False if none may begin with its policy."""
@@ -146,19 +212,6 @@ class SharedRollout:
         load.capacity -= 1
         return True
 
-    def summary(self) -> str:
-        """Say what the workers do."""
-        workers = self.loads.keys()
-        playing = sum(len(load.playing) for load in self.loads.values())
-        policies = Counter(worker.policy.number if worker.policy else "none yet" for worker in workers)
-        serving = ", ".join(f"policy {policy} on {count}" for policy, count in policies.items())
-        episodes, tokens = sum(worker.episodes for worker in workers), sum(worker.tokens for worker in workers)
-        quiet = min(workers, key=lambda worker: worker.heard)
-        return (
-            f"{len(workers)} worker(s): {episodes} episodes, {tokens} tokens, {playing} groups playing, {serving}; "
-            f"{quiet.remote.name} is the quietest, heard {time.monotonic() - quiet.heard:.0f} s ago"
-        )
-
 
 class ScoringJob:
     """Deals out shards to workers that ask for more; the shard of a worker that is lost goes to another one.
@@ -170,16 +223,8 @@ class ScoringJob:
         self.changed = asyncio.Event()
         """Set when a shard is done or waits again."""
         self.scored: list[ScoredShard] = []
-        self._waiting = {order.shard.path: order for order in orders}
-        self._count = len(orders)
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self._waiting)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.scored) == self._count
+        self.waiting = {order.shard.path: order for order in orders}
+        """By path of the trajectories."""
 
     async def grade(self, worker: Attended) -> None:
         """Let a worker grade shards until none waits, first those that it wrote itself.
@@ -188,17 +233,17 @@ class ScoringJob:
             WorkerLostError: the worker is gone.
             WorkerFailedError: it cannot grade.
         """
-        while self._waiting:
-            path = next((path for path in worker.wrote if path in self._waiting), next(iter(self._waiting)))
-            order, result = self._waiting.pop(path), None
+        while self.waiting:
+            path = next((path for path in worker.wrote if path in self.waiting), next(iter(self.waiting)))
+            order, result = self.waiting.pop(path), None
             try:
                 result = await worker.remote.score(order)
             finally:
                 if isinstance(result, ScoredShard):
                     self.scored.append(result)
-                    worker.graded += 1
+                    worker.useful = True
                 else:  # the worker is lost or has failed
-                    self._waiting[path] = order
+                    self.waiting[path] = order
                 self.changed.set()
             if isinstance(result, Failure):
                 raise WorkerFailedError(result)

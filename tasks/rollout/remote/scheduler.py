@@ -3,7 +3,7 @@
 A worker gets a group when it has capacity for it, and may begin it (`SharedGroups.next`). When it reports the group as
 finished, the flow says which data set stores it. When it reports a shard, the flow enters that into the journal of the
 data set; only then its groups are safe. A data set with all its groups is flushed by each worker that still holds some,
-then it is committed (`tasks.rollout.remote.ledger`).
+then it is committed (`tasks.rollout.remote.jobs.Ledger`).
 
 A worker that is lost (`RemoteWorker.report` raises, or does not answer) loses the groups that it played and those that
 it had not stored: they are handed out again. Whatever it still uploads is named by no journal and no manifest.
@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from configs.score import Score as ScoreSettings
 from storage.version_names import PolicyVersion, TrajectoriesVersion
@@ -33,9 +33,6 @@ from tasks.score.scoring import Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0
 """Time between two checks for what nothing notes, such as a worker that never came."""
-_TELL_S = 30.0
-"""Time between two lines in the log about the workers."""
-Result = TypeVar("Result")
 
 
 class Scheduler:
@@ -128,7 +125,7 @@ class Scheduler:
     async def _score(self, orders: Sequence[ShardOrder]) -> list[ScoredShard]:
         job = self._scoring = ScoringJob(orders)
         try:
-            while not job.complete:
+            while len(job.scored) < len(orders):
                 self._check(able=bool(self._workers))
                 self._let_grade(job)
                 job.changed.clear()
@@ -195,7 +192,6 @@ class Scheduler:
         for worker in self._players:
             rollout.add(worker)
         with groups.changed.listening():
-            telling = self._loop.create_task(self._tell(rollout))
             try:
                 while not groups.complete and not rollout.stopping:
                     self._check(able=any(worker.remote.plays for worker in self._workers))
@@ -204,7 +200,6 @@ class Scheduler:
                 if rollout.stopping:
                     raise asyncio.CancelledError
             finally:
-                telling.cancel()
                 if rollout.entering:  # the caller goes on with the data sets
                     await asyncio.wait([rollout.entering])
                 rollout.ledger_thread.shutdown()
@@ -219,7 +214,7 @@ class Scheduler:
         return [worker for worker in self._workers if worker.remote.plays]
 
     def _check(self, *, able: bool) -> None:
-        """Raise what ends a rollout or a score stage, or that nobody was able to do it for too long."""
+        """Raise the error that ends a rollout or a score stage, or InferenceError if no worker came for too long."""
         if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
             self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.startup_timeout_s)")
             self._fatal.__cause__ = self.first_loss
@@ -262,13 +257,10 @@ class Scheduler:
             raise WorkerLostError(f"no answer for {seconds:g} s") from None
 
     def _take(self, worker: Attended, report: Report) -> None:
-        worker.heard, worker.policy, worker.answered = time.monotonic(), report.policy, True
+        worker.policy, worker.answered = report.policy, True
         if report.finished:
-            self.first_loss = None  # the others do without it
+            self.first_loss, worker.useful = None, True  # the others do without the one that was lost
         worker.wrote.update(shard.file.path for shard in report.stored)
-        for _, group in report.finished:
-            worker.episodes += sum(count for (kind, _), count in group.counts.items() if kind == "status")
-            worker.tokens += group.counts["generated", None]
         for rollout in self._rollouts:
             if rollout.take(worker, report):
                 rollout.groups.changed.note()
@@ -287,7 +279,7 @@ class Scheduler:
             self._enter_events(rollout)
         if isinstance(error, WorkerFailedError) and not error.failure.of_its_host:
             self._fail(error.failure.as_own())
-        self._on_loss(worker.remote, error, worker.episodes + worker.graded > 0)
+        self._on_loss(worker.remote, error, worker.useful)
         worker.remote.end()
 
     def _enter_events(self, rollout: SharedRollout) -> None:
@@ -297,31 +289,17 @@ class Scheduler:
 
     async def _enter_all(self, rollout: SharedRollout) -> None:
         try:
-            while True:
+            while rollout.events:
                 events, rollout.events = rollout.events, []
-                orders = await _in_ledger_thread(rollout, rollout.ledger.enter, events)
-                for worker, own in orders.items():
+                within = contextvars.copy_context().run  # Prefect's context
+                entering = self._loop.run_in_executor(rollout.ledger_thread, within, rollout.ledger.enter, events)
+                for worker, own in (await entering).items():
                     worker.orders.put_nowait(own)
-                if not rollout.events:
-                    break
         except Exception as error:  # noqa: BLE001 # the rollout ends with it
             self._fail(error)
         finally:
             rollout.entering = None
             rollout.groups.changed.note()
-
-    async def _tell(self, rollout: SharedRollout) -> None:
-        """Tell from time to time what the workers do."""
-        while True:
-            await asyncio.sleep(_TELL_S)
-            if rollout.loads:
-                self._progress(rollout.summary())
-
-
-async def _in_ledger_thread(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:
-    """Do something in the only thread that calls the groups' methods for finished ones."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(rollout.ledger_thread, contextvars.copy_context().run, action, *arguments)
 
 
 async def _within(waiting: Coroutine[Any, Any, object], seconds: float) -> None:

@@ -10,13 +10,11 @@ import functools
 import logging
 import shutil
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from storage.objects.store import Store
@@ -43,11 +41,6 @@ from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 2.0
 """Longest time between two reports."""
-KEPT_S = 30.0
-"""A worker that has got no group for so long stores what it has finished, although no shard is full.
-
-At the end of an iteration the last groups take long, and in so long a time some worker of many is always lost.
-"""
 logger = logging.getLogger(__name__)
 
 Problems = Callable[[str], Mapping[str, Problem]]
@@ -76,9 +69,8 @@ class Worker:
         self._finished: list[tuple[int, FinishedGroup]] = []
         self._stored: list[StoredShard] = []
         self._failure: Failure | None = None
-        self._has_news = self._closed = False
-        self._flushed = time.monotonic()
-        self._writers: dict[Destination, _Writer] = {}  # used by the thread that stores
+        self._has_events = self._closed = False
+        self._drafts: dict[Destination, _WorkersDraft] = {}  # used by the thread that stores
         self._storing = ThreadPoolExecutor(1, "store")
         self._threads: list[threading.Thread] = []
         self._start_thread(self._serve)
@@ -86,10 +78,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the threads; what is not stored is lost."""
         with self._changed:
             self._closed = True
@@ -100,8 +89,8 @@ class Worker:
         for thread in self._threads:
             thread.join()
         self._storing.shutdown(cancel_futures=True)
-        for writer in self._writers.values():
-            writer.close()
+        for draft in self._drafts.values():
+            draft.__exit__()
 
     def give(self, orders: Sequence[Orders]) -> None:
         """Carry out orders, without waiting."""
@@ -115,7 +104,7 @@ class Worker:
                 rollout = PlayedRollout(number, plan, self._problems, self.note)
                 self._rollouts[number] = rollout
                 self._start_thread(self._play, rollout)
-            self._has_news |= bool(orders.begin)
+            self._has_events |= bool(orders.begin)
             self._changed.notify_all()
         for number, groups in orders.groups.items():
             self._rollouts[number].add(groups)
@@ -127,28 +116,23 @@ class Worker:
             with self._changed:
                 ended = self._rollouts.pop(number)
             ended.end()
-            self._storing.submit(self._guarded, self._close_writers, number)
+            self._storing.submit(self._guarded, self._close_drafts, number)
 
     def report(self) -> Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_news or self._closed, BEAT_S)
-            rollouts, now = self._rollouts.items(), time.monotonic()
-            capacities = {number: rollout.capacity for number, rollout in rollouts}
+            self._changed.wait_for(lambda: self._has_events or self._closed, BEAT_S)
+            capacities = {number: rollout.capacity for number, rollout in self._rollouts.items()}
             report = Report(self._served, capacities, self._finished, self._stored, self._failure)
-            self._finished, self._stored, self._has_news = [], [], False
-            idle = now - self._flushed > KEPT_S and any(rollout.idle_s > KEPT_S for _, rollout in rollouts)
-            self._flushed = now if idle else self._flushed
-        if idle:
-            self._storing.submit(self._guarded, self._flush_all)
-        return report
+            self._finished, self._stored, self._has_events = [], [], False
+            return report
 
     def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
         """Report something; without arguments, that the worker has capacity or serves another policy."""
         with self._changed:
             self._finished += [finished] if finished else []
             self._stored += [stored] if stored else []
-            self._has_news = True
+            self._has_events = True
             self._changed.notify_all()
 
     def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -188,26 +172,22 @@ class Worker:
         run_loop(rollout.play(self._local))
 
     def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
-        destination = order.destination
-        if destination not in self._writers:
-            draft = _WorkersDraft(self._store, destination, self._cache, order.rollout, self.note)
-            self._writers[destination] = _Writer(draft, order.rollout, rollout.plan.config.rollout.rows_per_shard)
+        destination, rows_per_shard = order.destination, rollout.plan.config.rollout.rows_per_shard
+        if destination not in self._drafts:
+            draft = _WorkersDraft(self._store, order, rows_per_shard, self._cache, self.note)
+            self._drafts[destination] = draft
         rows = [replace(row, iteration=destination.iteration) for row in rollout.take(order.number)]
-        self._writers[destination].write_group(rows, order.number)
+        self._drafts[destination].writer.write_group(rows, order.number)
 
     def _flush(self, destination: Destination) -> None:
-        if writer := self._writers.pop(destination, None):
-            writer.flush()
-            writer.close()
+        if draft := self._drafts.pop(destination, None):
+            with draft:
+                draft.writer.flush()
 
-    def _flush_all(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
-
-    def _close_writers(self, rollout: int) -> None:
-        """Close the writers that were not told to flush at the end, because all that they had was stored."""
-        for destination in [each for each, writer in self._writers.items() if writer.rollout == rollout]:
-            self._writers.pop(destination).close()
+    def _close_drafts(self, rollout: int) -> None:
+        """Close the drafts that were not told to flush at the end, because all that they had was stored."""
+        for destination in [each for each, draft in self._drafts.items() if draft.rollout == rollout]:
+            self._drafts.pop(destination).__exit__()
 
 
 class PlayedRollout:
@@ -220,8 +200,8 @@ class PlayedRollout:
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
         self._ended = False
-        self._lacking_since: float | None = None
-        """Since when it could have begun another group, on the monotonic clock."""
+        self._lacks = False
+        """Whether it could have begun another group since it got the last one."""
         self._task: asyncio.Task[None] | None = None
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
@@ -230,21 +210,14 @@ class PlayedRollout:
     def capacity(self) -> Capacity:
         """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
-            lacks = self._lacking_since is not None
-            free = max(self._at_once - self._running - len(self._waiting), int(lacks))
+            free = max(self._at_once - self._running - len(self._waiting), int(self._lacks))
             return Capacity(0 if self._ended else free, self._got)
-
-    @property
-    def idle_s(self) -> float:
-        """For how long it could have begun another group."""
-        with self._lock:
-            return time.monotonic() - self._lacking_since if self._lacking_since else 0.0
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
             self._got += len(orders)
-            self._lacking_since = None
+            self._lacks = False
         self.changed.note()
 
     async def play(self, local: LocalWorkers) -> None:
@@ -278,12 +251,9 @@ class PlayedRollout:
 
     def next(self, policy: PolicyVersion) -> Group | None:  # a newer one may be served by now
         with self._lock:
-            if self._waiting:
-                order = self._waiting.popleft()
-                self._running += 1
-            else:
-                order = None
-                self._lacking_since = self._lacking_since or time.monotonic()
+            order = self._waiting.popleft() if self._waiting else None
+            self._running += order is not None
+            self._lacks |= order is None
         if order is None:
             self._note()
             return None
@@ -298,25 +268,18 @@ class PlayedRollout:
         self._note((self._number, finished))
 
 
-class _Writer(ShardWriter):
-    """Writes trajectories of the rollout with a number into shards of a draft.
+class _WorkersDraft(Draft):
+    """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files.
 
-    Their names differ from those of other writers, whose files will be in the same manifest.
+    The names of its shards differ from those of other workers, whose files will be in the same manifest.
     """
 
-    def __init__(self, draft: Draft, rollout: int, rows_per_shard: int) -> None:
-        super().__init__(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
-        self.rollout, self.close = rollout, draft.__exit__
-
-
-class _WorkersDraft(Draft):
-    """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files."""
-
     def __init__(
-        self, store: Store, destination: Destination, cache: Path, rollout: int, note: Callable[..., None]
+        self, store: Store, order: StoreOrder, rows_per_shard: int, cache: Path, note: Callable[..., None]
     ) -> None:
-        super().__init__(store, destination.version, destination.kind)
-        self._cache, self._rollout, self._note = cache, rollout, note
+        super().__init__(store, order.destination.version, order.destination.kind)
+        self.rollout, self._cache, self._note = order.rollout, cache, note
+        self.writer = ShardWriter(self, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{self.nonce}")
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         file = super().add_shard(path, name, rows, notes)
@@ -325,5 +288,5 @@ class _WorkersDraft(Draft):
                 copy = self._cache / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
-        self._note(stored=StoredShard(self._rollout, file, notes))
+        self._note(stored=StoredShard(self.rollout, file, notes))
         return file
