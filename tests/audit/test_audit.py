@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -306,7 +306,7 @@ def test_rewards_and_their_parts_are_reported(store: Store, verifier: Verifier) 
         (numbers,) = found.result.sets
         assert numbers.rewards == {"reward": 0.6875, "part heard": 1.0, "part format": 0.25}
         assert "Reward of a turn" in {histogram.title for histogram in found.result.histograms}
-        assert from_dict(found.result.as_dict()).sets == [numbers]
+        assert from_dict(asdict(found.result)).sets == [numbers]
         assert "Reward of a turn" in {plot.title for plot in plots([numbers], found.result.histograms)}
         (conversation,) = read_conversations(found.database, [found.database.one("select min(row) from turns")[0]])
         assert [(turn.earned, turn.parts) for turn in conversation.turns] == [

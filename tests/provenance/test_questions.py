@@ -83,7 +83,7 @@ def test_an_id_of_several_problems_asks_for_the_key(family: Place, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"problem": "3"}, "no problem has the id or key '3'; there are 3. --prompt"),
+        ({"problem": "3"}, "none of the 3 known problems has '3' as id or key, or, with --prompt"),
         ({"problem": "What is 7", "by_prompt": True}, "none of the 3 known problems has 'What is 7'"),
         ({"problem": "What is", "by_prompt": True}, "means 3 different problems"),
     ],

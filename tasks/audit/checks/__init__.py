@@ -125,7 +125,6 @@ def all_checks() -> dict[str, AuditCheck]:
 def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[[Run], Run]:
     """Register the decorated function as a check; the arguments are those of `AuditCheck`."""
     assert name in Checks.model_fields, f"check {name!r} has no knob in configs/audit.py: declare it there"
-    assert name not in _CHECKS, f"check {name!r} is registered already: choose another name"
 
     def register(run: Run) -> Run:
         _CHECKS[name] = AuditCheck(name, title, unit, needs, run)

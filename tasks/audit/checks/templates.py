@@ -31,8 +31,6 @@ def create_distinct_prompts(evidence: AuditEvidence) -> None:
     )
 
 
-MOST_TOKENS = 200_000_000
-"""The most sampled tokens that are decoded; with more, only a sample of the turns is. Five million take a second."""
 _SHOWN = 80  # characters
 
 
@@ -40,12 +38,10 @@ _SHOWN = 80  # characters
 def text_differs(evidence: AuditEvidence) -> Measured:
     """Decode the tokens of every turn, without special tokens like the rollout, and count turns with another text.
 
-    The graded text is then not the trained one.
+    The graded text is then not the trained one. Five million tokens take a second.
     """
     decoders, turns = Decoders(evidence), evidence.database.count("turns")
-    tokens = evidence.database.number("select sum(sampled) from episodes")
-    chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
-    query = f"select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens where {chosen}"
+    query = "select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens"
     decoded, differing = 0, list[pa.RecordBatch]()
     for batch in decoders.decode(evidence, query):
         decoded += batch.rows.num_rows

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from storage.visible import visible
 from tasks.audit.database import StoredConversation
 from tasks.audit.report import wording
-from tasks.audit.report.plots import Values, by_turn, plots, rewards
+from tasks.audit.report.plots import Values, attributes, by_turn, plots, rewards
 from tasks.audit.results import AuditResult, SetNumbers
 
 Conversations = Mapping[tuple[str, str], StoredConversation]
@@ -101,24 +101,20 @@ _Column = tuple[str, Values, Callable[[float | None], str]]
 
 
 def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
-    def named(text: Callable[[float | None], str], *names: str, **titled: str) -> list[_Column]:
-        """Return the columns of attributes of the data sets: some with the name as title, some with another one."""
-        titles = {**{name: name for name in names}, **titled}
-        return [(title, [getattr(each, name) for each in sets], text) for name, title in titles.items()]
-
-    tools = named(
-        wording.share, with_calls="episodes with calls", failed_calls="failed calls", branched="episodes with branches"
-    )
-    return [
-        *named(wording.decimal, "iteration", "trajectories", "turns", "tokens"),
-        *((f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
-        *((title, values, wording.decimal) for title, values in rewards(sets).items()),
-        *(column for column in tools if any(value is not None for value in column[1])),
-        *named(wording.share, any_turn="any turn right", fixed="fixed", broken="broken"),
-        *named(wording.decimal, answer_tokens="tokens a turn"),
-        *named(wording.share, "truncated", "failed", "unparsable", zero_variance="groups without variance"),
-        *named(wording.decimal, "staleness", "logprob", "drift"),
+    tools = attributes(
+        episodes_with_calls="with_calls", failed_calls="failed_calls", episodes_with_branches="branched"
+    )(sets)
+    groups = [
+        (attributes("iteration", "trajectories", "turns", "tokens")(sets), wording.decimal),
+        ({f"{title} right": values for title, values in by_turn(sets).items()}, wording.share),
+        (rewards(sets), wording.decimal),
+        ({title: values for title, values in tools.items() if values.count(None) < len(values)}, wording.share),
+        (attributes(any_turn_right="any_turn", fixed="fixed", broken="broken")(sets), wording.share),
+        (attributes(tokens_a_turn="answer_tokens")(sets), wording.decimal),
+        (attributes("truncated", "failed", "unparsable", groups_without_variance="zero_variance")(sets), wording.share),
+        (attributes("staleness", "logprob", "drift")(sets), wording.decimal),
     ]
+    return [(title, values, text) for columns, text in groups for title, values in columns.items()]
 
 
 def _tools(sets: Sequence[SetNumbers]) -> dict[str, Counter[str]]:
