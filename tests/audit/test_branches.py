@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from configs.audit import Audit
 from storage.records import Call, Problem, Trajectory
@@ -13,7 +11,6 @@ from storage.versions.contents import _NEW_IN
 from tasks.agents.interface import EpisodeSpec
 from tasks.audit.database import read_conversations
 from tasks.audit.numbers import set_numbers
-from tasks.audit.reader.tokens import beginnings
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, judged, say
 from tests.support.branching import Branching
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
@@ -170,21 +167,3 @@ def test_files_of_all_schemas_are_read_together(audited: Audited, play: Play) ->
         assert follows == [(-1,), (0,)]
     for check in ("broken_prefix", "template_drift", "repeated_calls", "tool_output_in_loss", "broken_answers"):
         audited.run(check)
-
-
-@given(data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_tree_passes(data: st.DataObject, play: Play) -> None:
-    """Whatever the endpoint records has one beginning for each sequence, and follows as its tokens say."""
-    episode = begin(play, "a")
-    episode.say("0", told=SUM.prompt)
-    for number in range(1, data.draw(st.integers(1, 7))):
-        after = data.draw(st.sampled_from([None, *episode.nodes]))
-        episode.say(str(number), after, FEEDBACK, rewritten=data.draw(st.booleans()))
-    row = episode.trajectory()
-    found = beginnings(row)
-    assert len(found) == (len(row.sequence_starts) if len(row.sequence_starts) > 1 else 0)
-    for turn, begin_ in found.items():
-        node = next(node for node in episode.nodes if node.text == row.turns[turn].text)
-        expected = "conversation" if not node.parent else "branch" if node.continues else "rewritten"
-        assert begin_.kind == expected

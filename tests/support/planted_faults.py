@@ -8,8 +8,9 @@ fault. Its docstring describes the event.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -18,14 +19,14 @@ from storage.records import Call, CallStatus, Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
+from tasks.audit.data_sets import select
+from tasks.audit.results import CheckResult
+from tasks.audit.run import audit
+from tasks.score.verifier import Verifier
 from tests.support import audit_helpers as helpers
 from tests.support.audit_scene import Cast, Committed, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
 from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
-
-if TYPE_CHECKING:
-    from tasks.audit.results import CheckResult
-    from tasks.score.verifier import Verifier
 
 GROUPS = 12  # in a run with a fault
 EVERYTHING = Audit(examples=1_000_000, recomputed=1000)  # all rows of up to three data sets
@@ -35,6 +36,7 @@ HELD_OUT = 50  # problems of the evaluation
 Ids = Iterable[str]
 Plant = Callable[[Scene], Ids]
 Damage = Callable[[Store, Committed], Ids]
+Made = TypeVar("Made", Plant, Damage)
 
 
 @dataclass(frozen=True)
@@ -54,24 +56,19 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def in_rows(check: str, also: Sequence[str] = (), **options: Any) -> Callable[[Plant], Plant]:
+def in_rows(check: str, also: Sequence[str] = (), where: str = "plant", **options: Any) -> Callable[[Made], Made]:
     """Register a fault in the stored rows, with fields of `Fault`; the decorated function changes the scene."""
 
-    def register(plant: Plant) -> Plant:
-        FAULTS.append(Fault(plant.__name__.replace("_", "-"), check, plant, also=frozenset(also), **options))
-        return plant
+    def register(function: Made) -> Made:
+        name = function.__name__.replace("_", "-")
+        FAULTS.append(Fault(name, check, also=frozenset(also), **{where: function}, **options))
+        return function
 
     return register
 
 
-def in_store(check: str, also: Sequence[str] = ()) -> Callable[[Damage], Damage]:
-    """Register a fault of the store; the decorated function damages the store."""
-
-    def register(damage: Damage) -> Damage:
-        FAULTS.append(Fault(damage.__name__.replace("_", "-"), check, damage=damage, also=frozenset(also)))
-        return damage
-
-    return register
+in_store = partial(in_rows, where="damage")
+"""Registers a fault of the store; the decorated function damages the store."""
 
 
 def ids(rows: Iterable[Trajectory]) -> list[str]:
@@ -247,10 +244,7 @@ def tidied_text(scene: Scene) -> Ids:
 @in_rows("template_drift", policies=(0, 1))
 def system_prompt_added(scene: Scene) -> Ids:
     """The agent got a system prompt in the middle of the run."""
-    rows = [row for row in scene.sets[1].rows if row.turns]
-    for row in rows:
-        scene.replay(row, *(turn.text for turn in row.turns), system="Think.", cut=row.status == "truncated")
-    return ids(rows)
+    return ids(_replay_the_same(scene, scene.sets[1].rows, system="Think."))
 
 
 # Policy
@@ -374,7 +368,8 @@ def slow_judge(scene: Scene) -> Ids:
     """The verifier's machine was overloaded, so comparisons took too long."""
     rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row, "wrong")]
     for row in rows:
-        scene.rescore(row, 0, verdict="timeout", extracted="", reason="took longer than 5 s")
+        place = next(n for n, score in enumerate(scene.scores) if score.trajectory_id == row.trajectory_id)
+        scene.scores[place] = replace(scene.scores[place], verdict="timeout", extracted="", reason="too slow")
     return ids(rows)
 
 
@@ -525,7 +520,7 @@ def gold_in_prompt(scene: Scene) -> Ids:
     """The worked solution was appended to the problem."""
     problem = scene.problems[0]
     rows = scene.change_problem(0, prompt=f"{problem.prompt} The answer is {problem.solutions[0]}.")
-    _replay_with_new_prompt(scene, rows)
+    _replay_the_same(scene, rows)
     return names(rows)
 
 
@@ -533,8 +528,7 @@ def gold_in_prompt(scene: Scene) -> Ids:
 def gold_cut_out(scene: Scene) -> Ids:
     """The rule that extracts the gold answer from a worked solution takes the box without its content."""
     rows = scene.change_problem(0, solutions=[r"\boxed{}"])
-    for row in [row for row in rows if row.turns]:
-        scene.replay(row, *(turn.text for turn in row.turns), grade=lambda *_: "error")
+    _replay_the_same(scene, rows, grade=lambda *_: "error")
     return names(rows)
 
 
@@ -556,10 +550,12 @@ def trained_on_the_test(scene: Scene) -> Ids:
     return names(scene.group(0))
 
 
-def _replay_with_new_prompt(scene: Scene, rows: Iterable[Trajectory]) -> None:
-    """Replay the rows with the same answers and their new prompt."""
-    for row in [row for row in rows if row.turns]:
-        scene.replay(row, *(turn.text for turn in row.turns), cut=row.status == "truncated")
+def _replay_the_same(scene: Scene, rows: Iterable[Trajectory], **options: Any) -> list[Trajectory]:
+    """Replay the rows that have turns with the same answers and other options of `play`; return them."""
+    replayed = [row for row in rows if row.turns]
+    for row in replayed:
+        scene.replay(row, *(turn.text for turn in row.turns), cut=row.status == "truncated", **options)
+    return replayed
 
 
 # Text
@@ -608,7 +604,7 @@ class Planted:
 
 def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     """Commit a clean run and one run with each fault, played by two policies with the same tokenizer."""
-    problems = [*helpers.sums(99, CLEAN_GROUPS + GROUPS * len(FAULTS)), *helpers.sums(99, HELD_OUT, "held-out")]
+    problems = [*helpers.sums(CLEAN_GROUPS + GROUPS * len(FAULTS)), *helpers.sums(HELD_OUT, "held-out")]
     cast = _cast(store, problems, policies)
     scenes = [set_scene(cast, helpers.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))]
     for number, fault in enumerate(FAULTS):
@@ -681,7 +677,7 @@ class Found:
     false_alarms: dict[str, int]  # other checks that the fault's run raises: number of cases
 
 
-def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cache: Path) -> list[Found]:
+def examine(store: Store, planted: Sequence[Planted], verifier: Verifier, cache: Path) -> list[Found]:
     """Audit all runs with faults, together where their faults allow it."""
     together = [one for one in planted if not one.fault.alone]
     results = []
@@ -691,16 +687,13 @@ def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cach
     return results
 
 
-def look(store: Store, runs: Sequence[str], verifier: "Verifier", cache: Path) -> "dict[str, CheckResult]":
+def look(store: Store, runs: Sequence[str], verifier: Verifier, cache: Path) -> dict[str, CheckResult]:
     """Audit these runs with all checks; return the results by check."""
-    from tasks.audit.data_sets import select
-    from tasks.audit.run import audit
-
     with audit(store, select(store, runs), EVERYTHING, cache, verifier) as audited:
         return {check.name: check for check in audited.result.checks}
 
 
-def _result(planted: Planted, checks: "dict[str, CheckResult]") -> Found:
+def _result(planted: Planted, checks: dict[str, CheckResult]) -> Found:
     fault = planted.fault
     cases = {
         name: [
