@@ -215,11 +215,11 @@ class TrainingIndex:
                        list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
                 from trajectories t join problem_contents a using (prompt, solutions) join sets s using (data_set)
                 where {condition}
-            ), judged as (
+            ), scored as (
                 select data_set, trajectory_id, max(success) as best
                 from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
             )
-            select f.*, j.best from found f left join judged j using (data_set, trajectory_id)""",
+            select f.*, j.best from found f left join scored j using (data_set, trajectory_id)""",
             parameters,
         )
         # An update may leave out trajectories by status, fault, age, unknown return or exclusion.

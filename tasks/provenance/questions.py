@@ -334,14 +334,14 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
     """Return a record for each problem; `checkpoints` are nearest first."""
     rows = index.database.all(
         """with steps as (select unnest(?::varchar[]) as checkpoint, generate_subscripts(?::varchar[], 1) as step),
-        placed as (
+        stepped as (
             select u.*, step, split_part(version, '/', 2) || '/' || split_part(version, '/', 4) as iteration
             from update_inputs u join steps using (checkpoint)
         ), by_problem as (
             select key, count(*) as episodes, count(*) filter (entered) as trained,
                    count(distinct checkpoint) filter (entered) as updates, arg_max(iteration, step) as first_iteration,
                    arg_min(iteration, step) as last_iteration, min(step) as newest
-            from placed group by key
+            from stepped group by key
         ), ids as (select key, min(problem_id) as problem_id from played group by key)
         select b.key, i.problem_id, a.prompt, a.solutions, b.* exclude (key, newest)
         from by_problem b join ids i using (key)

@@ -10,7 +10,6 @@ from configs import ConfigError
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
-from storage.errors import UnavailableError
 from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
@@ -65,17 +64,6 @@ def test_a_real_run_is_clean_until_it_is_damaged(overrides: list[str], tmp_path:
 EXPECTED_ALARMS = {"unparsable", "identical_answers", "truncated", "zero_variance", "false_negatives"}
 """Alarms that are right for the episodes of a policy with thirty training steps: of its texts the second checker can
 judge few, which the last one says."""
-
-
-def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the store."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # no server listens there
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    monkeypatch.setattr("storage.objects.store.PATIENCE_S", 2)
-    monkeypatch.setattr("storage.objects.store.REQUEST_TIMEOUT_S", 1)
-    with pytest.raises(UnavailableError, match="s3://bucket/x"):
-        audit_trajectories(["s3://bucket/x/runs/demo"], "smoke", [f"storage.cache={tmp_path}"])
 
 
 def test_an_unknown_target_is_an_error_that_names_what_exists(tmp_path: Path) -> None:

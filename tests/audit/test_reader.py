@@ -127,8 +127,8 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
     html = reader.get("/trajectory?id=0/7/1").text
     page = text(html[html.index("<h2") :])
     parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places)
+    positions = [page.index(part) for part in parts]
+    assert positions == sorted(positions)
     assert "mean logprob -0.3" in page
     assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
     assert "Logprob</th>" in html
@@ -354,8 +354,8 @@ def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
     html = calls_reader.get("/trajectory?id=called").text
     page = text(html[html.index("<h2") :])
     parts = ["Turn 1", "not graded", "Call of calculator answered", "Call of search failed", "error: no such page"]
-    places = [page.index(part) for part in [*parts, "Turn 2", "Call of no tool unparsable", "Tokens"]]
-    assert places == sorted(places)
+    positions = [page.index(part) for part in [*parts, "Turn 2", "Call of no tool unparsable", "Tokens"]]
+    assert positions == sorted(positions)
     assert "Feedback" not in page, "the outputs are the whole feedback"
     assert "reward 0.25 (format 0.25), 0 from the environment" in page
     assert re.search(r"<details><summary>Arguments, 1,500 characters: <code>line …</code></summary>", html)

@@ -115,21 +115,17 @@ class Page(HTMLParser):
         return next(value for value in self.values("content") if "default-src" in value)
 
 
-def hostile() -> tuple[AuditResult, dict[tuple[str, str], StoredConversation]]:
-    """Return a result with hostile text in every field that comes from data."""
+def test_hostile_text_stays_text() -> None:
+    """Scripts, links, LaTeX and templates in all fields from data are shown; none becomes a tag."""
     cases = [case(EVIL, text) for text in SHOWN]
     checks = [
         check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases),
         check("failed", "skipped", says=EVIL),
     ]
     sets = [numbers(0), numbers(1, run=EVIL), numbers(2, run="$x_1$")]
-    histograms = [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])]
-    return result(checks, sets, histograms), {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
-
-
-def test_hostile_text_stays_text() -> None:
-    """Scripts, links, LaTeX and templates in prompts, answers, ids and findings are shown; none becomes a tag."""
-    page = Page(render(*hostile(), COMMAND))
+    audited = result(checks, sets, [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])])
+    conversations = {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
+    page = Page(render(audited, conversations, COMMAND))
     for text in (*SHOWN, EVIL):
         assert text in page.text
     assert page.tags["script"] == 2

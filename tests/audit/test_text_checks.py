@@ -11,7 +11,7 @@ from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from tasks.audit.checks import SkippedError, all_checks, tokens
 from tasks.score.verifier import Verifier
-from tests.support.audit_play import TEXTS, Audited, Play, judged, look, say
+from tests.support.audit_play import TEXTS, Audited, Play, look, say, scored
 from tests.support.chain_helpers import FIRST, PROBLEMS
 from tests.support.train_helpers import make_trajectory, tiny_model
 
@@ -98,7 +98,7 @@ def test_little_judged_is_no_pass(audited: Audited, play: Play) -> None:
     """Of 30 right answers the second checker can judge none: the examples are shown, and the audit warns."""
     problem = Problem("p", "Expand (x + 1)^2.", ["x^2 + 2x + 1"])
     rows = [play(str(number), r"\boxed{1 + 2x + x^2}", problem=problem) for number in range(30)]
-    audited.add(rows, *(score for row in rows for score in judged(row, "correct")))
+    audited.add(rows, *(score for row in rows for score in scored(row, "correct")))
     measured, found = audited.run("false_positives")
     assert (measured.value, measured.judged, len(found)) == (0, 0, 30)
     assert "the second checker cannot judge" in found[0][1]

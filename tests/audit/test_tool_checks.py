@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from configs.audit import Audit
-from storage.records import Call, CallStatus, Problem, Trajectory
-from tasks.agents.interface import EpisodeSpec
+from storage.records import Call, Problem, Trajectory
 from tasks.audit.checks import all_checks
 from tests.support.audit_play import SUM, Audited, Play
-from tests.support.branching import Branching
-from tests.support.train_helpers import make_trajectory
+from tests.support.branching import begin
+from tests.support.planted_faults import call, written
 
 
 @pytest.fixture(scope="module")
@@ -21,26 +20,13 @@ def play() -> Play:
     return Play(build_qwen3_tokenizer())
 
 
-def call(output: str, arguments: str = "{}", name: str = "tool", status: CallStatus = "answered") -> Call:
-    return Call(0, "c", name, arguments, output, status)
-
-
-def written(call: Call) -> str:
-    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
-
-
 def given(*outputs: str) -> str:
     return "\n".join(f"<tool_response>\n{output}\n</tool_response>" for output in outputs)
 
 
-def begin(play: Play, name: str, problem: Problem = SUM) -> Branching:
-    row = replace(make_trajectory(name, [], problem=problem.problem_id), prompt=problem.prompt)
-    return Branching(play.chat, EpisodeSpec(name, problem, 0, replace(row, solutions=problem.solutions)))
-
-
 def called(play: Play, name: str, *calls: Call, problem: Problem = SUM, answer: str = r"\boxed{19}") -> Trajectory:
     """Return an episode that makes these calls one after another, and answers."""
-    episode, node, told = begin(play, name, problem), None, problem.prompt
+    episode, node, told = begin(play.chat, name, problem), None, problem.prompt
     for made in calls:
         node = episode.say(written(made), node, told, calls=[made])
         told = given(made.output)
@@ -56,7 +42,7 @@ def test_outputs_in_the_loss(audited: Audited, play: Play) -> None:
     invented = called(play, "invented", replace(call("18"), arguments="{}"), answer=given("18") + " It is 18.")
     same = called(play, "same", call("3", '{"a": 3}'))
     one = called(play, "one", call("line 1\n\nline 2"))
-    mask = [place >= one.turns[0].start for place in range(len(one.token_ids))]
+    mask = [position >= one.turns[0].start for position in range(len(one.token_ids))]
     turn = replace(one.turns[-1], start=one.turns[0].start)
     one = replace(one, turns=[turn], action_mask=mask, follows=[], ungraded=[])
     audited.add([right, invented, same, one, replace(called(play, "mask", call("line 1\n\nline 2")), action_mask=mask)])
@@ -67,7 +53,7 @@ def test_outputs_in_the_loss(audited: Audited, play: Play) -> None:
 
 def test_repeated_calls_are_those_of_one_conversation(audited: Audited, play: Play) -> None:
     """Three equal calls after each other are found, in rewritten histories, too; those of three branches are not."""
-    made, loop, branches = call("none"), begin(play, "loop"), begin(play, "branches")
+    made, loop, branches = call("none"), begin(play.chat, "loop", SUM), begin(play.chat, "branches", SUM)
     node = None
     for number in range(3):
         node = loop.say(written(made), node, given("none"), calls=[made], rewritten=number == 2)
@@ -78,7 +64,7 @@ def test_repeated_calls_are_those_of_one_conversation(audited: Audited, play: Pl
     audited.add([loop.trajectory(), branches.trajectory(), called(play, "pages", *other)])
     measured, found = audited.run("repeated_calls")
     assert measured.value == pytest.approx(1 / 3)
-    assert found == [("loop", "it calls tool 3 times with the arguments {}")]
+    assert found == [("loop", "it calls calculator 3 times with the arguments {}")]
 
 
 def problems(count: int) -> list[Problem]:

@@ -223,6 +223,7 @@ def play(
     row: Trajectory,
     answers: Sequence[str],
     *,
+    prompt: str = "",
     system: str = "",
     feedback: str = WRONG_FEEDBACK,
     cut: bool = False,
@@ -235,13 +236,14 @@ def play(
         chat: the tokenizer with its template.
         row: the identity of the episode.
         answers: one answer for each turn.
+        prompt: the prompt, if it is not the row's.
         system: system message before the prompt.
         feedback: feedback between turns.
         cut: whether the last turn ended at the token limit.
         grade: computes the verdict of each answer.
         calls: calls of tools; their turns answer nothing if they got an output, which then is the feedback.
     """
-    messages: list[Message] = [{"role": "user", "content": row.prompt}]
+    messages: list[Message] = [{"role": "user", "content": prompt or row.prompt}]
     if system:
         messages.insert(0, {"role": "system", "content": system})
     ungraded = sorted({call.turn for call in calls if call.status != "unparsable"})

@@ -169,7 +169,7 @@ def feedback_in_mask(scene: Scene) -> Ids:
     """The mask covers feedback as if the policy had sampled it."""
     row = two_mistakes(scene)
     begin = row.turns[0].start
-    scene.change(row, action_mask=[place >= begin for place in range(len(row.token_ids))])
+    scene.change(row, action_mask=[position >= begin for position in range(len(row.token_ids))])
     return [row.trajectory_id]
 
 
@@ -210,8 +210,8 @@ def prompt_logprobs(scene: Scene) -> Ids:
 def _with_logprob(scene: Scene, value: float, offset: int = 0) -> str:
     """Set one logprob of a row, `offset` tokens after the start of its first turn; return the row's id."""
     row = two_mistakes(scene)
-    place = row.turns[0].start + offset
-    scene.change(row, logprobs=[*row.logprobs[:place], value, *row.logprobs[place + 1 :]])
+    position = row.turns[0].start + offset
+    scene.change(row, logprobs=[*row.logprobs[:position], value, *row.logprobs[position + 1 :]])
     return row.trajectory_id
 
 
@@ -368,8 +368,8 @@ def slow_judge(scene: Scene) -> Ids:
     """The verifier's machine was overloaded, so comparisons took too long."""
     rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row, "wrong")]
     for row in rows:
-        place = next(n for n, score in enumerate(scene.scores) if score.trajectory_id == row.trajectory_id)
-        scene.scores[place] = replace(scene.scores[place], verdict="timeout", extracted="", reason="too slow")
+        position = next(n for n, score in enumerate(scene.scores) if score.trajectory_id == row.trajectory_id)
+        scene.scores[position] = replace(scene.scores[position], verdict="timeout", extracted="", reason="too slow")
     return ids(rows)
 
 
@@ -411,7 +411,7 @@ def all_after_the_prompt(scene: Scene) -> Ids:
         played = calculate(scene, row)
         start, end = played.turns[0].start, played.turns[1].end
         text = scene.cast.chat.decode(played.token_ids[start:end])
-        mask = [start <= place < end for place in range(end)]
+        mask = [start <= position < end for position in range(end)]
         whole = replace(played.turns[1], start=start, text=text, seed=played.turns[0].seed)
         scene.record(
             played,
@@ -597,7 +597,6 @@ class Planted:
 
     fault: Fault
     ids: set[str]  # ids that must be among the cases
-    committed: Committed
     problems: set[str]  # ids of the run's problems
     sizes: dict[str, int] = field(default_factory=dict)  # unit of cases: its number in a data set
 
@@ -664,7 +663,7 @@ def _commit(store: Store, scene: Scene, fault: Fault, expected: set[str]) -> Pla
         "group": GROUPS,
         "problem": GROUPS,
     }
-    return Planted(fault, expected, committed, {problem.problem_id for problem in scene.problems}, sizes)
+    return Planted(fault, expected, {problem.problem_id for problem in scene.problems}, sizes)
 
 
 @dataclass(frozen=True)

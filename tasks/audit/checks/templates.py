@@ -1,6 +1,6 @@
 """Checks that decode stored tokens: the form of prompts, and texts against the tokens that stand for them.
 
-The form of a prompt is its decoded text with a mark in the place of the problem's text.
+The form of a prompt is its decoded text with a mark instead of the problem's text.
 Example: the prompt "<user>What is 1 + 1?<end>" of the problem "What is 1 + 1?" has the form "<user>⟨problem⟩<end>".
 """
 
@@ -67,7 +67,7 @@ def _differing(batch: Decoded, decoder: Decoder) -> pa.RecordBatch:
 _MARK = "⟨problem⟩"
 _WITHOUT = "(without the problem's text)"
 _MANY = 8  # forms
-_AROUND = 30  # characters before the place where two forms begin to differ, and twice as many after it
+_AROUND = 30  # characters before the position where two forms begin to differ, and twice as many after it
 
 
 @check("template_drift", "Drift of the prompt's form", "trajectory")

@@ -1,6 +1,6 @@
 """Prepare the tokens of a trajectory for a page: texts, spans, sequences, colours and advantages.
 
-A long trajectory is shown one part at a time. Colours have seven steps; each step also has its own underline, and its
+A page shows one part of a long trajectory. Colours have seven steps; each step also has its own underline, and its
 numbers are in the legend.
 """
 
@@ -58,7 +58,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The tokens of a prompt, turn or feedback, or the part of them that is on this page.
+    """The tokens of a prompt, turn or feedback, or those of them that are on this page.
 
     Example: Span(title="Turn 1", tokens=[…])
     """

@@ -29,7 +29,7 @@ _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
 _MOST_OF_TEXT = 3000  # characters of one text of a conversation
-_END = 0.25  # share of a shortened text that is taken from its end, where answers are
+_END = 0.25  # share of its characters that a shortened text keeps at its end, where answers are
 
 
 def environment(folder: Path, most: int | None = None) -> Environment:
@@ -69,7 +69,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         plots=plots(result.sets, result.histograms),
         columns=_columns(result.sets),
         tools=_tools(result.sets),
-        places={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
+        anchors={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
         words=wording,
     )
 
