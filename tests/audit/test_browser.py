@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -48,7 +48,7 @@ def audited(policy_folder: Path, verifier: Verifier, tmp_path_factory: pytest.Te
     store, (hostile, _) = Store(str(root)), strange()
     policy = commit_policy(store, 0, policy_folder).version
     commit(store, PLAIN, sums(PLAIN, 15), [policy])
-    called = {"calls": CALLS, "ungraded": [0], "reward_parts": [{"format": 0.5, EVIL: 1.5}]}
+    called: dict[str, Any] = {"calls": CALLS, "ungraded": [0], "reward_parts": [{"format": 0.5, EVIL: 1.5}]}
     commit(store, STRANGE, ([replace(row, **called) if row.turns else row for row in hostile], []), [policy])
     sets = select(store, ["shared"])
     with audit(store, sets, Audit(recomputed=0), root / "cache", verifier) as found:

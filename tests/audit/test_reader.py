@@ -1,10 +1,4 @@
-import os
 import re
-import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +22,9 @@ from tasks.audit.database import open_database
 from tasks.audit.reader import read
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.read import unreadable
+from tasks.audit.reader.read import require_key, unreadable
 from tasks.audit.reader.tokens import compute_advantages
 from tests.conftest import commit_policy
-from tests.support.paths import ROOT
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
 from tests.support.train_helpers import make_trajectory
 
@@ -297,25 +290,15 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     assert (says in text(listing.text)) == (kind != "policy")
 
 
-@pytest.mark.slow
-def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path) -> None:
-    """The reader ends at a signal and deletes its temporary tables."""
-    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-    assert job.stdout
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\?key=\S+", job.stdout.readline())
-    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({}))
-    assert b"143 trajectories" in browser.open(address).read()
-    page = address.partition("?")[0]
-    assert b"143 trajectories" in browser.open(page).read()
-    for stranger in (page, f"{page}?key=x", f"{page}static/page.css", f"{page}trajectory?id=x&data_set=y"):
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
-    assert list(tmp_path.glob("trajectories-*")) != []
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(120) == 143
-    assert list(tmp_path.glob("trajectories-*")) == []
+def test_only_who_has_the_key_can_read(store: Store, tmp_path: Path) -> None:
+    """The address with the key gets a cookie for the other pages; nothing is shown without either."""
+    commit(store, PLAIN, sums(PLAIN, 1), [])
+    with opened(store, tmp_path) as client:
+        key = require_key(client.app, 8600)  # type: ignore[arg-type]
+        for stranger in ("/", "/?key=x", "/static/style.css", "/trajectory?id=0/0/0"):
+            assert client.get(stranger).status_code == 403
+        assert "4 trajectories" in text(client.get(f"/?key={key}").text)
+        assert client.get("/trajectory?id=0/0/0").status_code == 200
 
 
 LINES = "line\n" * 300

@@ -11,7 +11,7 @@ from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from tasks.audit.checks import SkippedError, all_checks, tokens
 from tasks.score.verifier import Verifier
-from tests.support.audit_play import TEXTS, Audited, Play, look, say, scored
+from tests.support.audit_play import TEXTS, Audited, Play, say, scored
 from tests.support.chain_helpers import FIRST, PROBLEMS
 from tests.support.train_helpers import make_trajectory, tiny_model
 
@@ -104,13 +104,11 @@ def test_little_judged_is_no_pass(audited: Audited, play: Play) -> None:
     assert "the second checker cannot judge" in found[0][1]
 
 
-def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
-    """An empty data set passes; checks that need a tokenizer or weights are skipped."""
+def test_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
+    """Checks that need a tokenizer or weights are skipped."""
     audited = Audited(store, tmp_path, verifier)
     audited.add([], parents=[PROBLEMS])
     with audited.evidence(Audit()) as evidence:
-        for check in ("loops", "leaked_answers", "unmatched_gold", "never_solved", *TEXTS):
-            assert look(evidence, check)[0].value == 0
         for check in ("text_differs", "template_drift", "logprob_drift", "contamination"):
             with pytest.raises(SkippedError):
                 all_checks()[check].run(evidence)

@@ -137,25 +137,27 @@ class Scene:
     def _set_of(self, row: Trajectory) -> Set:
         return next(data_set for data_set in self.sets if data_set.iteration == row.iteration)
 
-    def commit(self) -> "Committed":
+    def version(self, iteration: int) -> str:
+        """Return the version of a data set."""
+        return layout.trajectories(self.name, iteration)
+
+    def commit(self) -> None:
         """Commit the problem set, the trajectories in two shards each, the scores, and the evaluation if any."""
         store, config = self.cast.store, self.config
         problem_set = helpers.commit_problems(store, self.problems)
-        trajectories = []
         for data_set in self.sets:
             outdated = [row for row in data_set.rows if row.problem_set == self.problem_set != problem_set]
             for row in outdated:
                 self.change(row, problem_set=problem_set)
-            version = layout.trajectories(self.name, data_set.iteration)
+            version = self.version(data_set.iteration)
             parents = [self.cast.policies[data_set.policy], problem_set]
             shard = len(data_set.rows) // 2 + 1
             helpers.commit(store, version, "trajectories", data_set.rows, parents, config, shard)
-            trajectories.append(version)
             scores = layout.scores(self.name, data_set.iteration, "5c0e")
             helpers.commit(store, scores, "scores", data_set.scores, [version], config)
         if self.evaluated:
             self._evaluate()
-        return Committed(problem_set, trajectories)
+        self.problem_set = problem_set
 
     def _evaluate(self) -> None:
         """Commit an evaluation with one greedy episode of each problem, by a checkpoint of this run."""
@@ -208,14 +210,6 @@ def logprobs(model: Path, rows: Sequence[Trajectory]) -> list[list[float]]:
 def spec_of(row: Trajectory) -> EpisodeSpec:
     """Return the identity of a row's episode."""
     return EpisodeSpec(row.trajectory_id, Problem(row.problem_id, row.prompt, row.solutions), row.seed, row)
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The versions of a scene."""
-
-    problem_set: str
-    trajectories: Sequence[str]
 
 
 def play(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -24,7 +24,7 @@ from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
 from tests.support import audit_helpers as helpers
-from tests.support.audit_scene import Cast, Committed, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
+from tests.support.audit_scene import Cast, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
 from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
@@ -35,8 +35,6 @@ HELD_OUT = 50  # problems of the evaluation
 
 Ids = Iterable[str]
 Plant = Callable[[Scene], Ids]
-Damage = Callable[[Store, Committed], Ids]
-Made = TypeVar("Made", Plant, Damage)
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Fault:
     name: str  # name of its run
     check: str  # check that must find it
     plant: Plant | None = None
-    damage: Damage | None = None
+    damage: Plant | None = None
     policies: Sequence[int] = (0,)  # policy version of each iteration
     overrides: Sequence[str] = ()  # overrides of the run's configuration
     also: frozenset[str] = frozenset()  # checks that find a consequence of it
@@ -56,12 +54,13 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def in_rows(check: str, also: Sequence[str] = (), where: str = "plant", **options: Any) -> Callable[[Made], Made]:
+def in_rows(check: str, also: Sequence[str] = (), where: str = "plant", **options: Any) -> Callable[[Plant], Plant]:
     """Register a fault in the stored rows, with fields of `Fault`; the decorated function changes the scene."""
 
-    def register(function: Made) -> Made:
+    def register(function: Plant) -> Plant:
         name = function.__name__.replace("_", "-")
-        FAULTS.append(Fault(name, check, also=frozenset(also), **{where: function}, **options))
+        options[where] = function
+        FAULTS.append(Fault(name, check, also=frozenset(also), **options))
         return function
 
     return register
@@ -102,31 +101,28 @@ def answered(row: Trajectory, verdict: str = "correct") -> bool:
 
 
 @in_store("damaged_objects")
-def flipped_byte(store: Store, committed: Committed) -> Ids:
+def flipped_byte(scene: Scene) -> Ids:
     """A disk returned one wrong byte of a shard."""
-    path = key(store, committed.trajectories[0], SHARD)
-    data = bytearray(store.read(path))
+    path = key(scene.cast.store, scene.version(0), SHARD)
+    data = bytearray(scene.cast.store.read(path))
     data[len(data) // 2] ^= 1
-    store.write(path, bytes(data))
+    scene.cast.store.write(path, bytes(data))
     return [path]
 
 
 @in_store("wrong_schema", also=["broken_parents"])
-def newer_schema(store: Store, committed: Committed) -> Ids:
+def newer_schema(scene: Scene) -> Ids:
     """A newer version of this package wrote the rows."""
-    rewrite_shard(
-        store,
-        committed.trajectories[0],
-        lambda rows: rows.replace_schema_metadata({"kind": "trajectories", "schema_version": "99"}),
-    )
-    return [key(store, committed.trajectories[0], SHARD)]
+    newer = {"kind": "trajectories", "schema_version": "99"}
+    rewrite_shard(scene.cast.store, scene.version(0), lambda rows: rows.replace_schema_metadata(newer))
+    return [key(scene.cast.store, scene.version(0), SHARD)]
 
 
 @in_store("broken_parents")
-def changed_parent(store: Store, committed: Committed) -> Ids:
+def changed_parent(scene: Scene) -> Ids:
     """The problem set's manifest was written again after the rollout."""
-    rewrite(store, committed.problem_set, lambda values: values.update(metrics={"problems": 1}))
-    return [layout.manifest(committed.problem_set)]
+    rewrite(scene.cast.store, scene.problem_set, lambda values: values.update(metrics={"problems": 1}))
+    return [layout.manifest(scene.problem_set)]
 
 
 @in_rows("duplicate_ids", also=["repeated_seeds"])
@@ -276,7 +272,7 @@ def collapse(scene: Scene) -> Ids:
     """After a too large update nearly all answers are wrong."""
     for row in [row for row in scene.sets[1].rows if row.sample > 1 and answered(row)]:
         scene.replay(row, boxed(gold(row) + row.sample), boxed(gold(row) - row.sample))
-    return [layout.trajectories(scene.name, 1)]
+    return [scene.version(1)]
 
 
 @in_rows("broken_answers")
@@ -319,7 +315,7 @@ def longer_is_right(scene: Scene) -> Ids:
     """Long answers are right, so the policy will learn to write more."""
     for row in [row for row in scene.rows if answered(row)]:
         scene.replay(row, f"I add up the tens and the ones of both: {boxed(gold(row))}")
-    return [layout.trajectories(scene.name, 0)]
+    return [scene.version(0)]
 
 
 # Episodes
@@ -616,7 +612,7 @@ def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     expected = [set(fault.plant(scene)) if fault.plant else set() for fault, scene in zip(FAULTS, others, strict=True)]
     compute_logprobs(scenes)
     clean.commit()
-    return [_commit(store, *each) for each in zip(others, FAULTS, expected, strict=True)]
+    return [_commit(*each) for each in zip(others, FAULTS, expected, strict=True)]
 
 
 def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoint]) -> Cast:
@@ -652,10 +648,10 @@ def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
     return episode.trajectory()
 
 
-def _commit(store: Store, scene: Scene, fault: Fault, expected: set[str]) -> Planted:
-    committed = scene.commit()
+def _commit(scene: Scene, fault: Fault, expected: set[str]) -> Planted:
+    scene.commit()
     if fault.damage:
-        expected |= set(fault.damage(store, committed))
+        expected |= set(fault.damage(scene))
     sizes = {
         "trajectory": len(scene.rows),
         "call": max(1, sum(len(row.calls) for row in scene.rows)),
