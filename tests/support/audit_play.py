@@ -82,8 +82,11 @@ class Audited:
             commit_rows(self.store, SCORES, "scores", SCORE_SCHEMA, list(scores), [TRAJECTORIES], 1)
 
     def run(self, check: str, **settings: Any) -> Outcome:
+        """Run a check; return its measurement and cases."""
         with self.evidence(Audit(**settings)) as evidence:
-            return look(evidence, check)
+            measured = all_checks()[check].run(evidence)
+            query = "select id, detail from cases where check_name = ? order by all"
+            return measured, [(name, detail) for name, detail in evidence.database.all(query, check)]
 
     @contextmanager
     def evidence(self, settings: Audit) -> Iterator[AuditEvidence]:
@@ -91,13 +94,6 @@ class Audited:
         intake = fetch_data_sets(self.store, data_sets, self.folder)
         with open_database(data_sets, intake, settings) as database:
             yield AuditEvidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
-
-
-def look(evidence: AuditEvidence, check: str) -> Outcome:
-    """Run a check; return its measurement and cases."""
-    measured = all_checks()[check].run(evidence)
-    cases = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)
-    return measured, [(name, detail) for name, detail in cases]
 
 
 def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:

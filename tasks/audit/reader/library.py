@@ -174,7 +174,7 @@ class Library:
     def _find(self, wanted: Filter) -> Rows:
         """Return the row numbers of all trajectories that match `wanted`, in the order of the list."""
         condition, parameters = _where(wanted)
-        return self.database.integers(f"select row from listing where {condition} order by position", *parameters)
+        return self._rows(condition, *parameters)
 
     def entries(self, rows: Sequence[int]) -> list[ListItem]:
         """Return the lines of the list for `rows`, in the same order."""
@@ -189,18 +189,15 @@ class Library:
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:
         """Return the row numbers of the trajectories with this id: normally one, but none or several are possible."""
-        return self._rows("trajectory_id = ?", trajectory_id)
+        return list(self._rows("trajectory_id = ?", trajectory_id).tolist())
 
     def group(self, data_set: str, problem_id: str) -> list[int]:
         """Return the row numbers of a group's episodes, by sample."""
         in_set = "data_set in (select data_set from data_sets where version = ?)"
-        return self._rows(f"{in_set} and problem_id = ?", data_set, problem_id)
+        return list(self._rows(f"{in_set} and problem_id = ?", data_set, problem_id).tolist())
 
-    def _rows(self, condition: str, *parameters: str) -> list[int]:
-        found: list[int] = self.database.integers(
-            f"select row from listing where {condition} order by position", *parameters
-        ).tolist()
-        return found
+    def _rows(self, condition: str, *parameters: Any) -> Rows:
+        return self.database.integers(f"select row from listing where {condition} order by position", *parameters)
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:
         """Read whole trajectories with their tokens, in the order of `rows`.

@@ -49,7 +49,7 @@ def environment(folder: Path, most: int | None = None) -> Environment:
 
 
 def render(result: AuditResult, conversations: Conversations, reader_command: str) -> str:
-    """Render the page.
+    """Render the page. Its content security policy allows no loading, and no script except the two of the page.
 
     Args:
         result: the result of the audit.
@@ -57,6 +57,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command: the command that shows all cases.
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+    hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
     templates = environment(TEMPLATES, _MOST)
     templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text)))}
     return templates.get_template("report.html").render(
@@ -65,21 +66,13 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command=reader_command,
         styles=[Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in STYLES],
         scripts=[Markup(script) for script in scripts],
-        policy=_content_policy(scripts),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}; "
+        "base-uri 'none'; form-action 'none'",
         plots=plots(result.sets, result.histograms),
         columns=_columns(result.sets),
         tools=_tools(result.sets),
         anchors={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
         words=wording,
-    )
-
-
-def _content_policy(scripts: list[str]) -> str:
-    """Return a content security policy that allows no loading, and no script except `scripts`."""
-    hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}; "
-        "base-uri 'none'; form-action 'none'"
     )
 
 
