@@ -9,18 +9,17 @@ from storage.commands.program import Command, Program
 from tasks.audit.reader import read
 from tasks.provenance.commands import COMMANDS as PROVENANCE
 
-COMMANDS = {
-    "read": Command(
-        "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
-        read.add_arguments,
-        read.run,
-    ),
-}
 PROGRAM = Program(
     name="python -m tasks.audit",
     about=(__doc__ or "").splitlines()[0],
     epilog="python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems.",
-    commands=COMMANDS,
+    commands={
+        "read": Command(
+            "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
+            read.add_arguments,
+            read.run,
+        ),
+    },
     former={
         "trained-on": PROVENANCE["trained-on"],
         "saw": PROVENANCE["training-data"],

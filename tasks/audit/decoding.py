@@ -148,7 +148,7 @@ def lists(column: Any) -> list[list[int]]:
 
 
 _LOADED: dict[tuple[str, ...], Decoder] = {}
-"""The tokenizers by the hashes of their files: successive checkpoints and runs mostly share one."""
+"""The tokenizers by the hashes of their files: successive checkpoints and runs mostly have the same."""
 
 
 def open_decoder(store: Store, version: str, cache: Path) -> Decoder:

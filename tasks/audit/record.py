@@ -3,27 +3,27 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.records import CASE_SCHEMA
 from storage.versions import manifests
+from storage.versions.datasets import write_parquet
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
 from tasks.audit.data_sets import DataSet
 from tasks.audit.database import StoredConversation, read_conversations
 from tasks.audit.report import page
-from tasks.audit.results import AuditResult, Unit, from_dict
+from tasks.audit.results import AuditResult, from_dict
 from tasks.audit.run import Audited
 
 RESULT, REPORT, CASES = "audit.json", "report.html", "cases.parquet"
-_BATCH_ROWS = 100_000
 
 
 def commit_audit(
@@ -40,8 +40,10 @@ def commit_audit(
         reader: command that shows all cases, without the version at its end.
     """
     result = audited.result
-    versions = [version for each in data_sets for version in (each.version, *each.scores[-1:])]
-    parents = [parent for version in versions if (parent := _as_parent(store, version))]
+    parents = list[Parent]()
+    for version in [version for each in data_sets for version in (each.version, *each.scores[-1:])]:
+        with suppress(DamagedError):  # a check has reported it by now
+            parents.append(manifests.as_parent(store, version))
     version = layout.audit(_fingerprint(audited, parents, provenance))
     if manifests.committed(store, version):
         return manifests.read(store, version)
@@ -53,7 +55,7 @@ def commit_audit(
     }
     with Draft(store, version, "audit") as draft:
         html = page.render(result, _examples(audited), f"{reader} {version}")
-        (draft.scratch / RESULT).write_text(json.dumps(result.as_dict(), indent=1))
+        (draft.scratch / RESULT).write_text(json.dumps(asdict(result), indent=1))
         (draft.scratch / REPORT).write_text(html, encoding="utf-8")
         rows = _write_cases(audited, draft.scratch / CASES)
         for name, count in ((RESULT, None), (REPORT, None), (CASES, rows)):
@@ -76,14 +78,6 @@ def read_audit(store: Store, version: str, cache: Path) -> tuple[AuditResult, Pa
     return from_dict(json.loads((folder / RESULT).read_text())), folder
 
 
-def _as_parent(store: Store, version: str) -> Parent | None:
-    """Return `version` as a parent; None if its manifest is damaged, which a check has reported by now."""
-    try:
-        return manifests.as_parent(store, version)
-    except DamagedError:
-        return None
-
-
 def _fingerprint(audited: Audited, parents: Sequence[Parent], provenance: Provenance) -> str:
     """Return a digest of data, knobs and findings, without durations and measured values, whose last bits vary."""
     cases = audited.database.one(
@@ -104,44 +98,30 @@ def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
     Cases of checks whose findings must not be repeated have no conversation.
     """
     database = audited.database
-    cases = [
-        (_NAMED_BY[case.unit], case.data_set, case.id)
-        for check in audited.result.checks
-        if check.name not in _NOT_REPEATED
-        for case in check.examples
-        if case.unit in _NAMED_BY
-    ]
-    database.connection.execute("create or replace temp table shown (named_by varchar, version varchar, id varchar)")
-    database.insert("shown", sorted(set(cases)))
+    checks = [check for check in audited.result.checks if check.name not in _NOT_REPEATED]
+    cases = {(case.unit, case.data_set, case.id) for check in checks for case in check.examples}
+    database.connection.execute("create or replace temp table shown (unit varchar, version varchar, id varchar)")
+    database.insert("shown", sorted(cases))
     rows = database.all(
         """select s.version, s.id, min(e.row)
-        from shown s join episodes e
-            on s.id = case s.named_by when 'problem_id' then e.problem_id else e.trajectory_id end
+        from shown s join episodes e on s.unit in ('trajectory', 'turn', 'call') and s.id = e.trajectory_id
+            or s.unit in ('group', 'problem') and s.id = e.problem_id
         join data_sets d on d.data_set = e.data_set and (s.version = '' or s.version = d.version) group by 1, 2"""
     )
     spoken = {each.row: each for each in read_conversations(database, sorted({row for *_, row in rows}))}
     return {(version, name): spoken[row] for version, name, row in rows}
 
 
-_NAMED_BY: dict[Unit, str] = {
-    **dict.fromkeys(("trajectory", "turn", "call"), "trajectory_id"),
-    **dict.fromkeys(("group", "problem"), "problem_id"),
-}
-"""The column with the id of a case, by the unit of the case."""
 _NOT_REPEATED = ("secrets", "personal_data")
 """A version cannot be deleted, so the texts that these checks find must not be copied into the audit's version."""
 
 
 def _write_cases(audited: Audited, path: Path) -> int:
-    """Stream all cases to a Parquet file; return their number."""
-    reader = audited.database.connection.sql(
+    """Write all cases to a Parquet file; return their number."""
+    cases = audited.database.connection.sql(
         """select row_number() over (order by check_name, data_set, id, detail) - 1 as number, * from (
             select check_name, unit, id, data_set, detail from cases
         ) order by number"""
-    ).to_arrow_reader(_BATCH_ROWS)
-    rows = 0
-    with pq.ParquetWriter(path, CASE_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
-        for batch in reader:
-            writer.write_batch(batch.cast(CASE_SCHEMA))
-            rows += batch.num_rows
-    return rows
+    ).to_arrow_table()
+    write_parquet(cases.cast(CASE_SCHEMA), path)
+    return int(cases.num_rows)

@@ -4,7 +4,6 @@ Example: the check `failed` measures a share of 0.2 in the worst data set. Its t
 so its `CheckResult` has value=0.2, threshold=0.1 and verdict="warn"; `examples` has the first failed episodes.
 """
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,9 +109,6 @@ class AuditResult:
     histograms: list[Histogram]
     seconds: dict[str, float]  # by check and step
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def worst(verdicts: list[Verdict]) -> Verdict:
     """Return the worst verdict; `skipped` if all checks were skipped.
@@ -124,5 +120,5 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def from_dict(values: dict[str, Any]) -> AuditResult:
-    """Build the result from the output of `as_dict`."""
+    """Build the result from the content of `audit.json`."""
     return TypeAdapter(AuditResult).validate_python(values)

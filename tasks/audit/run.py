@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.numbers import histograms, set_numbers
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
 from tasks.score.verifier import Verifier
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,67 +32,62 @@ def audit(
     settings: Audit,
     cache: Path,
     verifier: Verifier,
-    progress: Progress = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Audited]:
     """Run every check that is not ignored on `data_sets`. The database is open until the block ends.
 
     Raises:
         UnavailableError: the store does not answer.
     """
-    clock = _Clock(progress)
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        """Measure and report the duration of a step."""
+        begun = time.monotonic()
+        yield
+        seconds[name] = time.monotonic() - begun
+        progress(f"{name}: {seconds[name]:.1f} s")
+
     with ExitStack() as stack:
-        with clock.step("fetch and verify"):
+        with step("fetch and verify"):
             intake = fetch_data_sets(store, list(data_sets), cache)
-        with clock.step("tables"):
+        with step("tables"):
             database = stack.enter_context(open_database(data_sets, intake, settings))
         evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
-        known = all_checks()
-        names = [name for name in Checks.model_fields if getattr(settings.checks, name).severity != "ignore"]
-        results = [_run_check(known[name], evidence, clock) for name in names]
-        with clock.step("numbers"):
+        results = list[CheckResult]()
+        for name in Checks.model_fields:
+            if getattr(settings.checks, name).severity != "ignore":
+                with step(name):
+                    results.append(_run_check(all_checks()[name], evidence))
+        with step("numbers"):
             sets, counts = set_numbers(database, evidence.drifts), histograms(database)
         verdict = worst([result.verdict for result in results])
         if verdict == "pass" and not evidence.rows:  # no damage was found, but there was no row to check
             verdict = "skipped"
-        yield Audited(AuditResult(store.root, verdict, results, sets, counts, clock.seconds), database)
+        yield Audited(AuditResult(store.root, verdict, results, sets, counts, seconds), database)
 
 
-def _run_check(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> CheckResult:
+def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
     """Run one check; if it cannot run, its verdict is `skipped` and `says` has the reason."""
     knob, settings, database = getattr(evidence.settings.checks, check.name), evidence.settings, evidence.database
     of_check: dict[str, Any] = {"name": check.name, "title": check.title, "about": check.about, "unit": check.unit}
     of_check |= {"severity": knob.severity, "threshold": knob.threshold}
-    with clock.step(check.name):
-        try:
-            if reason := evidence.lacks(check.needs):
-                raise SkippedError(reason)
-            measured = check.run(evidence)
-        except SkippedError as reason:
-            return CheckResult(**of_check, verdict="skipped", value=None, cases=0, of=0, says=str(reason))
-        verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
-        if verdict == "pass" and measured.judged < settings.least_judged:
-            verdict = "warn"
-        return CheckResult(
-            **of_check,
-            verdict=verdict,
-            value=measured.value,
-            cases=int(database.number("select count(*) from cases where check_name = ?", check.name)),
-            of=measured.of,
-            says=measured.says,
-            examples=database.cases(check.name, settings.examples),
-        )
-
-
-@dataclass(slots=True)
-class _Clock:
-    """The duration of each step in seconds; it also reports progress."""
-
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - begun
-        self.progress(f"{name}: {self.seconds[name]:.1f} s")
+    try:
+        if reason := evidence.lacks(check.needs):
+            raise SkippedError(reason)
+        measured = check.run(evidence)
+    except SkippedError as reason:
+        return CheckResult(**of_check, verdict="skipped", value=None, cases=0, of=0, says=str(reason))
+    verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
+    if verdict == "pass" and measured.judged < settings.least_judged:
+        verdict = "warn"
+    return CheckResult(
+        **of_check,
+        verdict=verdict,
+        value=measured.value,
+        cases=int(database.number("select count(*) from cases where check_name = ?", check.name)),
+        of=measured.of,
+        says=measured.says,
+        examples=database.cases(check.name, settings.examples),
+    )

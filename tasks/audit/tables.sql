@@ -17,10 +17,11 @@ create macro call_name(turn, number, name) as
 -- from 0 on), id, name, arguments, output, status.
 create table calls as
     select row, data_set, trajectory_id, problem_id, call.turn,
-        (row_number() over (partition by row, call.turn order by place) - 1)::integer as number,
+        (row_number() over (partition by row, call.turn order by position) - 1)::integer as number,
         call.id, call.name, call.arguments, call.output, call.status
     from (
-        select row, data_set, trajectory_id, problem_id, unnest(calls) as call, generate_subscripts(calls, 1) as place
+        select row, data_set, trajectory_id, problem_id, unnest(calls) as call,
+            generate_subscripts(calls, 1) as position
         from trajectories
     );
 
@@ -37,14 +38,14 @@ create table turns as
             generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts, answers,
             follows, coalesce(scorers[source], scorers['default']) as scorer
         from trajectories join (select data_set, scorers from data_sets) using (data_set)
-    ), judged as (
+    ), scored as (
         select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
             solution, reason, coalesce(reward, success) as scored_reward, parts
         from scores order by row
     ), joined as (
-        select s.*, j.* exclude (data_set, trajectory_id, turn),
+        select s.*, scored.* exclude (data_set, trajectory_id, turn),
             coalesce(verdict = 'none', list_contains(ungraded, s.turn) or t.verdict = 'none', false) as silent
-        from spoken s left join judged j using (data_set, trajectory_id, turn)
+        from spoken s left join scored using (data_set, trajectory_id, turn)
     )
     select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
         s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
@@ -90,9 +91,9 @@ create table problems as
         bool_or(coalesce(scorers[source], scorers['default']) = 'math-verify') as math_verify
     from trajectories join (select data_set, scorers from data_sets) using (data_set) group by 1, 2, 3;
 
--- One row for each text and the place where it occurs: unit, id, data_set, place, text.
+-- One row for each text: unit, id, data_set, name (in the detail of a case), text.
 create view texts as
-    select 'problem' as unit, problem_id as id, null::integer as data_set, 'the prompt' as place, prompt as text
+    select 'problem' as unit, problem_id as id, null::integer as data_set, 'the prompt' as name, prompt as text
     from problems
     union all select 'turn', trajectory_id, data_set, turn_name(turn), text from turns
     union all select 'turn', trajectory_id, data_set, 'the feedback after ' || turn_name(turn), feedback from turns

@@ -57,8 +57,6 @@ def select_data_sets(workspace: Workspace, targets: Sequence[str], since: str) -
     if not data_sets and not since:
         raise TargetError(f"{workspace.store.root} holds no trajectories of {wanted}: nothing to audit")
     get_run_logger().info("%s: %d data sets in %s", wanted, len(data_sets), workspace.store.root)
-    if not data_sets:
-        get_run_logger().info("no data set was committed since %s: there is nothing to audit", since)
     return data_sets
 
 

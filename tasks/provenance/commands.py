@@ -18,7 +18,6 @@ from tasks.provenance.questions import (
     Affected,
     FirstTrained,
     FoundProblem,
-    TrainedProblem,
     Unknown,
     affected,
     trained_on,
@@ -104,14 +103,15 @@ def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
     origins = [f"began with {line}" for line in answer.began]
     sets = f"problem sets: {', '.join(answer.problem_sets) or 'none'}"
     columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last"]
-    shown = _first_rows(columns, [_training_row(problem) for problem in answer.problems], arguments.last)
+    rows = [
+        (
+            *(visible(each.problem_id), visible(" ".join(each.prompt.split()), 50)),
+            *(each.episodes, each.trained, each.updates, each.first, each.last),
+        )
+        for each in answer.problems
+    ]
+    shown = _first_rows(columns, rows, arguments.last)
     return Output(asdict(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
-
-
-def _training_row(problem: TrainedProblem) -> tuple[object, ...]:
-    prompt = visible(" ".join(problem.prompt.split()), 50)
-    counts = (problem.episodes, problem.trained, problem.updates, problem.first, problem.last)
-    return visible(problem.problem_id), prompt, *counts
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:

@@ -30,7 +30,6 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
-from storage.logs.catalog import CatalogEntry
 from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
 from storage.version_names import (
@@ -78,13 +77,6 @@ class Update:
     problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
 
 
-def read_updates(store: Store, entries: Iterable[CatalogEntry]) -> dict[str, Update]:
-    """Return all committed checkpoints in the catalog by version."""
-    attempts = {entry.version: entry.parents for entry in entries if entry.kind == "checkpoint"}
-    updates = in_parallel(lambda attempt: _read_update(store, *attempt), attempts.items())
-    return {update.checkpoint: update for update in updates if update}
-
-
 def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
     """Read the manifest of a checkpoint; None if it was never committed."""
     parents, known = attempted_parents, dict[str, Any]()
@@ -108,26 +100,21 @@ def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -
 
 def _told(manifest: Manifest) -> dict[str, Any]:
     """Return what a manifest tells of its update; raise DamagedError if its configuration cannot be read."""
-    warm_start, knob = manifest.knob("policy.warm_start"), manifest.knob
-    parents = manifest.parent_names
-    begins = not select(PolicyVersion, parents) and not select(TrajectoriesVersion, parents)
+    knob, parents, number = manifest.knob, manifest.parent_names, layout.number_of(manifest.version) or 0
     known = {
-        "oldest": (layout.number_of(manifest.version) or 0)
-        - 1
-        - int(manifest.number("rollout.max_head_offpolicyness")),
+        "oldest": number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
         "cut_too": knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
     }
-    if not begins:
+    if [*select(PolicyVersion, parents), *select(TrajectoriesVersion, parents)]:
         return known
-    if not warm_start:
+    if not knob("policy.warm_start"):
         return known | {"origin": str(knob("policy.path") or "unknown")}
     try:
         taught = ArithmeticSource.model_validate(knob("policy.warm_start.teaches") or knob("problems.train"))
     except ValidationError as error:
-        where = f"the manifest of {manifest.version}"
-        raise DamagedError(f"{where} does not say which problems its warm start taught: {error}") from None
+        raise DamagedError(f"{manifest.version} does not say which problems its warm start taught: {error}") from None
     return known | {"origin": "warm start", "taught": taught}
 
 
@@ -143,7 +130,10 @@ class TrainingIndex:
     def __init__(self, store: Store, cache: Path) -> None:
         self.store, self.cache = store, cache
         self.entries = catalog.read_all(store)
-        self.updates = read_updates(store, self.entries)
+        attempts = {entry.version: entry.parents for entry in self.entries if entry.kind == "checkpoint"}
+        updates = in_parallel(lambda attempt: _read_update(store, *attempt), attempts.items())
+        self.updates = {update.checkpoint: update for update in updates if update}
+        """All committed checkpoints by version."""
         self.data_sets = list(dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories"))
         """The data sets that were played for training."""
         self.unknown: dict[str, str] = {}
@@ -225,18 +215,15 @@ class TrainingIndex:
                        list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
                 from trajectories t join problem_contents a using (prompt, solutions) join sets s using (data_set)
                 where {condition}
-            ), judged as (
+            ), scored as (
                 select data_set, trajectory_id, max(success) as best
                 from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
             )
-            select f.*, j.best from found f left join judged j using (data_set, trajectory_id)""",
+            select f.*, j.best from found f left join scored j using (data_set, trajectory_id)""",
             parameters,
         )
-        self._add_updates(self.updates.values() if updates is None else updates)
-
-    def _add_updates(self, updates: Collection[Update]) -> None:
-        """Create `update_inputs`. An update may leave out by status, fault, age, unknown return or exclusion."""
-        database = self.database
+        # An update may leave out trajectories by status, fault, age, unknown return or exclusion.
+        updates, database = self.updates.values() if updates is None else updates, self.database
         database.connection.execute(
             """create table updates (checkpoint varchar, version varchar, oldest integer, cut_too boolean,
                                      unfinished_too boolean, idle boolean);

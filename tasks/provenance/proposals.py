@@ -85,12 +85,10 @@ def _check(reason: str) -> None:
 def _rows(index: TrainingIndex, reason: str, *, whole: bool) -> list[Exclusion]:
     found = index.database.all(
         """select distinct trajectory_id, version, split_part(version, '/', 2), split_part(version, '/', 4)::integer,
-        problem_id, key from played order by version, trajectory_id"""
+        problem_id, key, ?::boolean, ?::varchar from played order by version, trajectory_id""",
+        *(whole, reason),
     )
-    return [
-        Exclusion(name, version, run, iteration, problem, key, whole, reason)
-        for name, version, run, iteration, problem, key in found
-    ]
+    return [Exclusion(*row) for row in found]
 
 
 def _trained(index: TrainingIndex) -> list[str]:

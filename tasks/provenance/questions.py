@@ -334,14 +334,14 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
     """Return a record for each problem; `checkpoints` are nearest first."""
     rows = index.database.all(
         """with steps as (select unnest(?::varchar[]) as checkpoint, generate_subscripts(?::varchar[], 1) as step),
-        placed as (
+        stepped as (
             select u.*, step, split_part(version, '/', 2) || '/' || split_part(version, '/', 4) as iteration
             from update_inputs u join steps using (checkpoint)
         ), by_problem as (
             select key, count(*) as episodes, count(*) filter (entered) as trained,
                    count(distinct checkpoint) filter (entered) as updates, arg_max(iteration, step) as first_iteration,
                    arg_min(iteration, step) as last_iteration, min(step) as newest
-            from placed group by key
+            from stepped group by key
         ), ids as (select key, min(problem_id) as problem_id from played group by key)
         select b.key, i.problem_id, a.prompt, a.solutions, b.* exclude (key, newest)
         from by_problem b join ids i using (key)
@@ -370,23 +370,16 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
             text,
         )
         if len(rows) > 1:
-            raise ValueError(_ambiguous(text, [FoundProblem(*row) for row in rows]))
+            lines = [
+                f"\n  {name}  {visible(', '.join(ids[:3]))}: {visible(' '.join(prompt.split()), _MOST_CHARACTERS)} -> "
+                f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
+                for name, ids, prompt, solutions in rows[:_MOST_CANDIDATES]
+            ]
+            more = f"\n  and {len(rows) - len(lines)} more" if len(rows) > len(lines) else ""
+            raise ValueError(
+                f"{text!r} means {len(rows)} different problems: give the key of one{''.join(lines)}{more}"
+            )
         if rows:
             return FoundProblem(*rows[0])
     count = int(index.database.number("select count(distinct key) from problem_ids"))
-    if by_prompt:
-        raise ValueError(f"none of the {count} known problems has {text!r} in its prompt: check the text")
-    raise ValueError(
-        f"no problem has the id or key {text!r}; there are {count}. --prompt searches for a part of the prompt"
-    )
-
-
-def _ambiguous(text: str, problems: list[FoundProblem]) -> str:
-    lines = [
-        f"\n  {problem.key}  {visible(', '.join(problem.problem_ids[:3]))}: "
-        f"{visible(' '.join(problem.prompt.split()), _MOST_CHARACTERS)}"
-        f" -> {visible('; '.join(problem.solutions), _MOST_CHARACTERS)}"
-        for problem in problems[:_MOST_CANDIDATES]
-    ]
-    more = f"\n  and {len(problems) - _MOST_CANDIDATES} more" if len(problems) > _MOST_CANDIDATES else ""
-    return f"{text!r} means {len(problems)} different problems: give the key of one{''.join(lines)}{more}"
+    raise ValueError(f"none of the {count} known problems has {text!r} as id or key, or, with --prompt, in its prompt")

@@ -4,20 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from configs.audit import Audit
-from storage.records import Call, Problem, Trajectory
+from storage.records import Call, Trajectory
 from storage.versions.contents import _NEW_IN
-from tasks.agents.interface import EpisodeSpec
 from tasks.audit.database import read_conversations
 from tasks.audit.numbers import set_numbers
-from tasks.audit.reader.tokens import beginnings
-from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, judged, say
-from tests.support.branching import Branching
+from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, say, scored
+from tests.support.branching import begin
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
-from tests.support.train_helpers import make_trajectory
 
 CHECKS = (
     "mask_and_spans",
@@ -35,17 +30,12 @@ CHECKS = (
 """Checks that an episode with branches must pass."""
 
 
-def begin(play: Play, name: str, sample: int = 0, problem: Problem = SUM) -> Branching:
-    row = replace(make_trajectory(name, [], problem=problem.problem_id), sample=sample, prompt=problem.prompt)
-    return Branching(play.chat, EpisodeSpec(name, problem, 100 * sample, replace(row, solutions=problem.solutions)))
-
-
 def branching(play: Play, name: str, sample: int = 0) -> Trajectory:
     """A helper is asked, two answers follow the first one, and the last one has a rewritten history.
 
     Turns: the helper's (0), the conversation (1, 2), the branch (3), and the rewritten end (4).
     """
-    episode = begin(play, name, sample)
+    episode = begin(play.chat, name, SUM, sample)
     first = episode.say(r"\boxed{18}", told=SUM.prompt, verdict="wrong")
     episode.say("Units first.", told="How would you add 12 and 7?")
     one, _ = (episode.say(rf"\boxed{{{answer}}}", first, FEEDBACK, verdict="wrong") for answer in (19, 17))
@@ -69,7 +59,7 @@ def test_their_tables_and_numbers(audited: Audited, play: Play) -> None:
     """Each answer is compared with the one that it follows, past turns that answer nothing; never across branches."""
     row = branching(play, "a")
     assert (row.follows, row.ungraded) == ([-1, -1, 1, 1, 2], [0])
-    audited.add([row], *judged(row, *(("none" if turn in row.ungraded else "wrong") for turn in range(5))))
+    audited.add([row], *scored(row, *(("none" if turn in row.ungraded else "wrong") for turn in range(5))))
     with audited.evidence(Audit()) as evidence:
         database = evidence.database
         assert database.all("select follows from turns order by turn") == [(turn,) for turn in row.follows]
@@ -86,14 +76,14 @@ def test_right_then_wrong_is_a_matter_of_one_conversation(audited: Audited, play
     """A wrong answer in another branch is no answer given up; one after a call of a tool is."""
     rows = []
     for name, linear in (("apart", False), ("after", True)):
-        episode = begin(play, name)
+        episode = begin(play.chat, name, SUM)
         first = episode.say("thinking", told=SUM.prompt)
         right = episode.say(r"\boxed{19}", first, FEEDBACK, verdict="correct")
         asked = episode.say("call", right if linear else first, FEEDBACK)
         episode.say(r"\boxed{18}", asked, FEEDBACK, verdict="wrong")
         rows.append(episode.trajectory())
     verdicts = {"correct": "correct", "wrong": "wrong", "": "none"}
-    scores = [score for row in rows for score in judged(row, *(verdicts[turn.verdict] for turn in row.turns))]  # type: ignore[arg-type]
+    scores = [score for row in rows for score in scored(row, *(verdicts[turn.verdict] for turn in row.turns))]  # type: ignore[arg-type]
     audited.add(rows, *scores)
     measured, found = audited.run("broken_answers")
     assert measured.value == 1
@@ -120,7 +110,7 @@ def test_wrong_branches_are_found(audited: Audited, play: Play) -> None:
 
 def test_another_prompt_is_found_among_branches(audited: Audited, play: Play) -> None:
     """The prompt of a group is that of any of an episode's conversations, wherever it stands in the row."""
-    odd = begin(play, "odd", 9)
+    odd = begin(play.chat, "odd", SUM, 9)
     first = odd.say("18", told="What is 1 + 1?", verdict="wrong")
     odd.say("18", first, FEEDBACK, verdict="wrong")
     audited.add([*(branching(play, f"{number}", number) for number in range(3)), odd.trajectory()])
@@ -129,7 +119,7 @@ def test_another_prompt_is_found_among_branches(audited: Audited, play: Play) ->
 
 def test_feedback_that_no_branch_was_given_is_found(audited: Audited, play: Play) -> None:
     """A turn with branches has the feedback of one of them; with none of theirs it is a case."""
-    episode = begin(play, "a")
+    episode = begin(play.chat, "a", SUM)
     first = episode.say("18", told=SUM.prompt, verdict="wrong")
     for number in range(2):
         episode.say("19", first, f"No {number}.", verdict="correct")
@@ -170,21 +160,3 @@ def test_files_of_all_schemas_are_read_together(audited: Audited, play: Play) ->
         assert follows == [(-1,), (0,)]
     for check in ("broken_prefix", "template_drift", "repeated_calls", "tool_output_in_loss", "broken_answers"):
         audited.run(check)
-
-
-@given(data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_tree_passes(data: st.DataObject, play: Play) -> None:
-    """Whatever the endpoint records has one beginning for each sequence, and follows as its tokens say."""
-    episode = begin(play, "a")
-    episode.say("0", told=SUM.prompt)
-    for number in range(1, data.draw(st.integers(1, 7))):
-        after = data.draw(st.sampled_from([None, *episode.nodes]))
-        episode.say(str(number), after, FEEDBACK, rewritten=data.draw(st.booleans()))
-    row = episode.trajectory()
-    found = beginnings(row)
-    assert len(found) == (len(row.sequence_starts) if len(row.sequence_starts) > 1 else 0)
-    for turn, begin_ in found.items():
-        node = next(node for node in episode.nodes if node.text == row.turns[turn].text)
-        expected = "conversation" if not node.parent else "branch" if node.continues else "rewritten"
-        assert begin_.kind == expected

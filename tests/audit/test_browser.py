@@ -3,7 +3,6 @@
 Screenshots are kept in var/screenshots for a look.
 """
 
-import dataclasses
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,85 +18,38 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from configs.audit import Audit
-from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call, Score, Trajectory, VerdictName
-from storage.versions.checkpoints import Checkpoint
+from storage.records import Call
 from storage.versions.drafts import Provenance
 from tasks.audit.data_sets import select
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
-from tests.support.chain_helpers import commit_rows
+from tests.conftest import commit_policy
 from tests.support.paths import ROOT
-from tests.support.train_helpers import make_trajectory
+from tests.support.reader_helpers import EVIL, HOSTILE, PLAIN, STRANGE, commit, strange, sums
 
 SCREENSHOTS = ROOT / "var" / "screenshots"
 WIDE, NARROW = (1280, 900), (400, 800)
 PATIENCE_S = 120
 """A guard against hanging; an idle machine needs a second."""
 CELLS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-EVIL = [
-    "<script>window.evil = 1</script><img src=x onerror='window.evil = 1'>",
-    "[click](javascript:window.evil=1) **bold** $\\frac{1}{2}$ \\boxed{3}",
-    "left \u202egnp.exe\u202c right \u200b zero",
-    "A" * 1_000_000,
+CALLS = [
+    Call(0, "c1", "calculator", '{"expression": "12 + 7"}', "19", "answered"),
+    Call(0, "c2", HOSTILE, HOSTILE, HOSTILE * 20, "failed"),
+    Call(0, "c3", "", "A" * 5000, "", "unparsable"),
 ]
 
 
-CALLED: dict[str, Any] = {
-    "calls": [
-        Call(0, "c1", "calculator", '{"expression": "12 + 7"}', "19", "answered"),
-        Call(0, "c2", EVIL[0], EVIL[2], EVIL[1] * 20, "failed"),
-        Call(0, "c3", "", EVIL[3][:5000], "", "unparsable"),
-    ],
-    "ungraded": [0],
-    "sequence_starts": [0, 5],
-    "reward_parts": [{}, {"format": 0.5, EVIL[0]: 1.5}],
-}
-"""Columns of an episode that calls tools; its second turn has a rewritten history."""
-
-
-def rows() -> list[Trajectory]:
-    """Return 15 groups of 4 trajectories, each with text that tries to be more than text."""
-    made = []
-    for number in range(60):
-        problem, sample = divmod(number, 4)
-        row = make_trajectory(
-            f"shared/000000/{problem}</script>/{sample}", [[7, 8], [9]], problem=f"{problem}</script>"
-        )
-        turns = [
-            dataclasses.replace(turn, text=EVIL[number % 4], seed=number, feedback="" if place else "Try again.")
-            for place, turn in enumerate(row.turns)
-        ]
-        policy = layout.checkpoint("shared", 0)
-        prompt = f"What is {problem} + 1? {EVIL[0]}"
-        row = dataclasses.replace(row, sample=sample, turns=turns, prompt=prompt, solutions=["3"], policy=policy)
-        made.append(dataclasses.replace(row, **CALLED) if number % 4 == 1 else row)
-    return made
-
-
-def scores(made: list[Trajectory]) -> list[Score]:
-    verdicts: list[tuple[VerdictName, float]] = [("wrong", 0.0), ("correct", 1.0), ("unparsable", 0.0)]
-    return [
-        Score(row.trajectory_id, turn, verdict, right, "3", "3", "", right)
-        for number, row in enumerate(made)
-        for turn in range(2)
-        for verdict, right in [verdicts[(number + turn) % 3]]
-    ]
-
-
 @pytest.fixture(scope="module")
-def audited(
-    policies: list[Checkpoint], checkpoint_store: Store, verifier: Verifier, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Store, str]:
-    """A store with hostile rows, and their audit."""
+def audited(policy_folder: Path, verifier: Verifier, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
+    """A store with text that tries to be more than text, and its audit."""
     root = tmp_path_factory.mktemp("browser") / "store"
-    shutil.copytree(Path(checkpoint_store.path("runs")).parent, root)
-    store, made = Store(str(root)), rows()
-    version = layout.trajectories("shared", 0)
-    commit_rows(store, version, "trajectories", TRAJECTORY_SCHEMA, made, [policies[0].version])
-    commit_rows(store, layout.scores("shared", 0, "5c"), "scores", SCORE_SCHEMA, scores(made), [version])
+    store, (hostile, _) = Store(str(root)), strange()
+    policy = commit_policy(store, 0, policy_folder).version
+    commit(store, PLAIN, sums(PLAIN, 15), [policy])
+    called: dict[str, Any] = {"calls": CALLS, "ungraded": [0], "reward_parts": [{"format": 0.5, EVIL: 1.5}]}
+    commit(store, STRANGE, ([replace(row, **called) if row.turns else row for row in hostile], []), [policy])
     sets = select(store, ["shared"])
     with audit(store, sets, Audit(recomputed=0), root / "cache", verifier) as found:
         return store, commit_audit(store, sets, found, Provenance(config={}), root / "cache", "read").version
@@ -151,8 +104,7 @@ class Watch:
         self.page.wait_for_load_state()  # until its style sheets are there, a page may be wider
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
-        assert self.messages == []
-        assert self.page.evaluate("window.evil") is None
+        assert self.messages == [], "such as a dialog that a script in the data opened"
         assert self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -169,10 +121,9 @@ def test_the_report_needs_no_other_file(browser: Browser, report: str) -> None:
     expect(watch.page.locator("h1")).to_contain_text("FAIL")
     watch.harmless("report")
     watch.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    expect(watch.page.get_by_text("<script>window.evil = 1</script>").first).to_be_visible()
-    expect(watch.page.get_by_text("⟨U+202E⟩gnp.exe").first).to_be_visible()
+    expect(watch.page.get_by_text(f"{EVIL}'\"{{{{ 7 * 7 }}}} ⟨U+202E⟩ltr").first).to_be_visible()
     watch.page.locator("#tools").scroll_into_view_if_needed()
-    expect(watch.page.get_by_role("region", name="Calls of tools")).to_contain_text(EVIL[0])
+    expect(watch.page.get_by_role("region", name="Calls of tools")).to_contain_text(EVIL)
     watch.harmless("report-tools")
     assert watch.requests == [report]
 
@@ -204,19 +155,19 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str) -> No
     watch = Watch(browser, NARROW)
     page = watch.page
     page.goto(reader)
-    expect(page.get_by_role("status")).to_contain_text("60 trajectories")
+    expect(page.get_by_role("status")).to_contain_text("67 trajectories")
     watch.harmless("reader-list")
     page.get_by_role("link", name="Next →").first.click()
-    expect(page.get_by_role("status")).to_contain_text("51 to 60")
+    expect(page.get_by_role("status")).to_contain_text("51 to 67")
     page.get_by_role("textbox", name="Text").fill("javascript:")
-    page.locator("select[name=verdict]").select_option("correct")
+    page.locator("select[name=calls]").select_option("failed")
     page.get_by_role("button", name="Show").click()
-    expect(page.get_by_role("status")).to_contain_text("10 of 60 trajectories")
+    expect(page.get_by_role("status")).to_contain_text("1 of 67 trajectories")
 
     page.locator("td a.id").first.focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_text("[click](javascript:window.evil=1)").first).to_be_visible()
-    expect(page.get_by_text(f"Call of {EVIL[0][:40]}")).to_be_visible()
+    expect(page.get_by_text("[a](javascript:alert(2))").first).to_be_visible()
+    expect(page.get_by_text(f"Call of {EVIL}")).to_be_visible()
     page.locator(".turn summary").first.click()
     watch.harmless("reader-trajectory")
     page.get_by_role("link", name="advantage").click()
@@ -225,14 +176,8 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str) -> No
     page.get_by_role("link", name=re.compile("group")).first.click()
     watch.harmless("reader-group")
     assert all(url.startswith(reader.partition("?")[0]) for url in watch.requests)
-
-
-def test_the_cases_of_an_audit_are_read(browser: Browser, reader: str) -> None:
-    """The reader links the report, and the cases of a check are a filter."""
-    watch, address = Watch(browser, WIDE), reader.partition("?")[0]
-    watch.page.goto(reader)
-    watch.page.goto(f"{address}report")
-    expect(watch.page.locator("h1")).to_contain_text("FAIL")
-    watch.page.goto(f"{address}?check=hidden_characters")
-    expect(watch.page.get_by_role("status")).to_contain_text("15 of 60 trajectories")
+    page.get_by_role("link", name="Report of the audit").click()
+    expect(page.locator("h1")).to_contain_text("FAIL")
+    page.goto(f"{reader.partition('?')[0]}?check=hidden_characters")
+    expect(page.get_by_role("status")).to_contain_text("1 of 67 trajectories")
     watch.harmless("reader-cases")

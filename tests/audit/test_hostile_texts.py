@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from storage.__main__ import main as storage_main
 from storage.commands.program import Output, table
 from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
-from storage.visible import printable
+from tasks.audit.__main__ import main as audit_main
 from tasks.evaluate import summary as evaluation
 from tests.support.paths import ROOT
+from tests.support.programs import call_program
 
 EVIL = "\x1b[2J\r\x07\u202e\u200b\x9b"
 ENDLESS = "x" * 100_000
@@ -20,14 +22,6 @@ ENDLESS = "x" * 100_000
 
 def is_clean(text: str) -> bool:
     return not set(text) & set("\x1b\r\x07\u202e\u200b\x9b") and max(map(len, text.splitlines()), default=0) < 2500
-
-
-def command(*arguments: str) -> str:
-    """Return the output of a command, both streams."""
-    call = [sys.executable, "-m", *arguments]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -47,31 +41,23 @@ def evil_store(store: Store) -> Store:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [["show", "--config", "best"], ["alias", "history", "best"], ["show", f"no{EVIL}{ENDLESS}"]],
-    ids=["show", "history", "error"],
-)
-def test_commands_of_the_store_print_no_escapes(evil_store: Store, arguments: list[str]) -> None:
-    """Tables, lines and errors contain manifest texts or arguments, all made printable."""
-    printed = command("storage", "--root", evil_store.root, *arguments)
-    assert is_clean(printed)
+def test_errors_of_flows_are_clean() -> None:
+    """Errors of flows before they start are printable and keep their own line breaks."""
+    call = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"run.{EVIL}=1"]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert is_clean(done.stdout + done.stderr)
+    assert "smoke:\n  run.⟨U+001B⟩" in done.stdout + done.stderr
 
 
-def test_json_stays_exact(evil_store: Store) -> None:
-    """JSON for scripts holds the stored text unchanged."""
-    printed = command("storage", "--root", evil_store.root, "--json", "alias", "history", "best")
+def test_commands_print_no_escapes(evil_store: Store) -> None:
+    """Tables, lines and errors contain manifest texts or arguments, all made printable; JSON holds them unchanged."""
+    root = ("--root", evil_store.root)
+    assert is_clean(call_program(storage_main, *root, "show", "--config", "best")[0])
+    assert is_clean(call_program(storage_main, *root, "show", f"no{EVIL}{ENDLESS}", status=1)[1])
+    assert is_clean(call_program(audit_main, "--root", f"/nowhere{EVIL}{ENDLESS}", "trained-on", EVIL, status=1)[1])
+    printed, _ = call_program(storage_main, *root, "--json", "alias", "history", "best")
     assert "\\u202e" in printed
-    assert "x" * 100_000 in printed
-
-
-@pytest.mark.slow
-def test_errors_of_the_command_lines_are_clean() -> None:
-    """Errors of flows before they start, and of the audit, are printable and keep their own line breaks."""
-    printed = command("flows.math_mt_ppo", "smoke", f"run.{EVIL}=1")
-    assert is_clean(printed)
-    assert "smoke:\n  run.⟨U+001B⟩" in printed
-    assert is_clean(command("tasks.audit", "--root", f"/nowhere{EVIL}{ENDLESS}", "trained-on", EVIL))
+    assert ENDLESS in printed
 
 
 def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,11 +88,3 @@ def test_logs_are_clean() -> None:
     assert done.stderr.startswith("two\nlines ⟨U+001B⟩[2J⟨U+000D⟩")
     assert "\n7\n" in done.stderr
     assert "ValueError: ⟨U+001B⟩" in done.stderr
-
-
-def test_our_own_lines_stay() -> None:
-    """Line breaks, tabs and letters of any language stay unchanged."""
-    text = "error: a\n  b\tÄ 数学 🙂\n"
-    assert printable(text) == text
-    assert printable("") == ""
-    assert len(printable(ENDLESS)) < 2100

@@ -1,12 +1,6 @@
-import os
 import re
-import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
@@ -28,10 +22,9 @@ from tasks.audit.database import open_database
 from tasks.audit.reader import read
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.read import unreadable
+from tasks.audit.reader.read import require_key, unreadable
 from tasks.audit.reader.tokens import compute_advantages
 from tests.conftest import commit_policy
-from tests.support.paths import ROOT
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
 from tests.support.train_helpers import make_trajectory
 
@@ -107,11 +100,6 @@ def test_filters(reader: TestClient, line: str) -> None:
     assert ids(page)[0].startswith(first)
 
 
-@pytest.mark.parametrize("query", ["text=100%25+wrongX", "text=%00", "check=unknown", "least=1&most=0.5"])
-def test_filters_that_find_nothing(reader: TestClient, query: str) -> None:
-    assert "No trajectory matches this filter" in text(reader.get(f"/?{query}").text)
-
-
 def test_the_list_goes_page_by_page(reader: TestClient) -> None:
     """A page has fifty lines and keeps the filter; a page number too large shows the last page.
 
@@ -132,8 +120,8 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
     html = reader.get("/trajectory?id=0/7/1").text
     page = text(html[html.index("<h2") :])
     parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places)
+    positions = [page.index(part) for part in parts]
+    assert positions == sorted(positions)
     assert "mean logprob -0.3" in page
     assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
     assert "Logprob</th>" in html
@@ -166,30 +154,29 @@ def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp
     assert computed == [{3: 1.0}, {3: -1.0}]
 
 
-def test_advantages_of_a_batch_are_not_normalised(reader: TestClient) -> None:
-    """The page says that it leaves out the division by a number that only the batch tells."""
-    page = text(reader.get("/trajectory?id=2/0/1&colour=advantage").text)
-    assert "advantage 0.5" in page
-    assert "not divided by their root mean square over the batch" in page
-
-
-@pytest.mark.parametrize(("name", "why"), [("3/0/0", "needs a critic's values"), ("long", "no score for turns [0]")])
-def test_where_there_are_no_advantages_the_page_says_why(reader: TestClient, name: str, why: str) -> None:
-    assert why in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("2/0/1", "not divided by their root mean square over the batch"),
+        ("3/0/0", "needs a critic's values"),
+        ("long", "no score for turns [0]"),
+    ],
+)
+def test_what_is_missing_from_advantages_is_said(reader: TestClient, name: str, says: str) -> None:
+    assert says in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
 
 
 def test_a_group_is_shown_side_by_side(reader: TestClient) -> None:
-    """The page has all episodes, how often each answer occurs, and a link to each episode."""
+    """The page has all episodes, and a link to each."""
     page = reader.get(GROUP).text
     assert page.count("<article") == 4
     assert all(f"/trajectory?id=0%2F7%2F{sample}&amp;" in page for sample in range(4))
-    assert "wrong \u00d7 3" in text(page)
 
 
 def test_hostile_text_is_only_text(reader: TestClient) -> None:
     """Scripts, templates, links and reordering in texts, ids and addresses are escaped and spelled out."""
     links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?data_set=000001").text)]
-    asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}&order={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
+    asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
     for address in {*links, *asked, f"/trajectory?id={EVIL}"} - {"/report"}:
         page = reader.get(address)
         assert page.status_code in (200, 400, 404), address
@@ -238,8 +225,8 @@ def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
         ("/group?data_set=x&problem=y", 404, "There is no problem 'y'"),
         ("/openapi.json", 404, "Not Found"),
         ("/?least=abc", 400, "Reward from: Input should be a valid number"),
-        ("/?status=lost&data_set=000001", 400, "Status: Input should be '', 'completed'"),
         ("/?turn=0", 400, "Turn: String should match pattern"),
+        ("/?least=1&most=0.5", 200, "No trajectory matches this filter"),
         (f"/?text={'x' * 1001}", 400, "at most 1000 characters"),
     ],
 )
@@ -275,18 +262,15 @@ def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) 
         assert reader.get("/trajectory?id=0/0/1&colour=advantage").status_code == 200
 
 
-DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no digest": lambda values: values.clear(),
-    "no number": lambda values: values.update(config={"rollout": {"max_head_offpolicyness": "many"}}),
-    "nested": lambda values: values.update(metrics="DEEP"),
-}
-
-
 @pytest.mark.parametrize(
-    ("kind", "damage"), [*(("trajectories", damage) for damage in DAMAGE), ("scores", "nested"), ("policy", "nested")]
+    ("kind", "change"),
+    [
+        ("trajectories", {"config": {"rollout": {"max_head_offpolicyness": "many"}}}),
+        *((kind, {"metrics": "DEEP"}) for kind in ("trajectories", "scores", "policy")),
+    ],
 )
 def test_one_bad_manifest_leaves_the_rest_to_be_read(
-    damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path
+    kind: str, change: dict[str, Any], store: Store, policy_folder: Path, tmp_path: Path
 ) -> None:
     """The reader shows all readable data, and names unreadable data."""
     policy = commit_policy(store, 0, policy_folder).version
@@ -294,9 +278,8 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         commit(store, iteration, sums(iteration, 2), [policy])
     bad = {"trajectories": layout.trajectories("shared", PLAIN), "scores": layout.scores("shared", PLAIN, "5c0e")}
     path = Path(store.root) / layout.manifest(bad.get(kind, policy))
-    values = unseal(path.read_bytes(), "")
-    DAMAGE[damage](values)
-    path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000) if values else b"{}")
+    values = unseal(path.read_bytes(), "") | change
+    path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000))
     with opened(store, tmp_path) as client:
         listing, other, same = (client.get(each) for each in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
     assert (listing.status_code, other.status_code) == (200, 200)
@@ -307,25 +290,15 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     assert (says in text(listing.text)) == (kind != "policy")
 
 
-@pytest.mark.slow
-def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path) -> None:
-    """The reader ends at a signal and deletes its temporary tables."""
-    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-    assert job.stdout
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\?key=\S+", job.stdout.readline())
-    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({}))
-    assert b"143 trajectories" in browser.open(address).read()
-    page = address.partition("?")[0]
-    assert b"143 trajectories" in browser.open(page).read()
-    for stranger in (page, f"{page}?key=x", f"{page}static/page.css", f"{page}trajectory?id=x&data_set=y"):
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
-    assert list(tmp_path.glob("trajectories-*")) != []
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(120) == 143
-    assert list(tmp_path.glob("trajectories-*")) == []
+def test_only_who_has_the_key_can_read(store: Store, tmp_path: Path) -> None:
+    """The address with the key gets a cookie for the other pages; nothing is shown without either."""
+    commit(store, PLAIN, sums(PLAIN, 1), [])
+    with opened(store, tmp_path) as client:
+        key = require_key(client.app, 8600)  # type: ignore[arg-type]
+        for stranger in ("/", "/?key=x", "/static/style.css", "/trajectory?id=0/0/0"):
+            assert client.get(stranger).status_code == 403
+        assert "4 trajectories" in text(client.get(f"/?key={key}").text)
+        assert client.get("/trajectory?id=0/0/0").status_code == 200
 
 
 LINES = "line\n" * 300
@@ -335,26 +308,14 @@ CALLS = [Call(0, "c1", "calculator", HOSTILE, HOSTILE, "answered"), FAILED]
 
 def rows_with_calls() -> list[Trajectory]:
     """Return a row with calls, one with branches, and one with neither."""
-    plain, called, branched = (spoken(PLAIN, name, ["one", "two"], name) for name in ("plain", "called", "branched"))
+    plain, called = (spoken(PLAIN, name, ["one", "two"], name) for name in ("plain", "called"))
     told = replace(called.turns[0], feedback=f"{HOSTILE}\nerror: no such page")
     called = replace(called, calls=[*CALLS, Call(1, "c3", "", LINES, "", "unparsable")], turns=[told, called.turns[1]])
-    third = replace(branched.turns[1], start=branched.turns[1].end + 5, end=branched.turns[1].end + 8, text="three")
-    fourth = replace(third, start=third.end + 2, end=third.end + 3, text="four")
-    ids = [*branched.token_ids, *branched.token_ids[: branched.turns[0].end], 21, 22, 23, 24, 25]
-    count = len(ids) - len(branched.token_ids)
+    branched = replace(make_trajectory("branched", [[7], [8], [9], [10]]), follows=[-1, 0, 0, -1])
     return [
         plain,
         replace(called, ungraded=[0], reward_parts=[{}, {"format": 0.25}]),
-        replace(
-            branched,
-            token_ids=ids,
-            action_mask=[*branched.action_mask, *[False] * count],
-            logprobs=[*branched.logprobs, *[0.0] * count],
-            versions=[*branched.versions, *[-1] * count],
-            turns=[*branched.turns, third, fourth],
-            sequence_starts=[0, len(branched.token_ids), third.end],
-            follows=[-1, 0, 0, -1],
-        ),
+        replace(branched, sequence_starts=[0, branched.turns[2].start, branched.turns[3].start]),
     ]
 
 
@@ -376,8 +337,8 @@ def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
     html = calls_reader.get("/trajectory?id=called").text
     page = text(html[html.index("<h2") :])
     parts = ["Turn 1", "not graded", "Call of calculator answered", "Call of search failed", "error: no such page"]
-    places = [page.index(part) for part in [*parts, "Turn 2", "Call of no tool unparsable", "Tokens"]]
-    assert places == sorted(places)
+    positions = [page.index(part) for part in [*parts, "Turn 2", "Call of no tool unparsable", "Tokens"]]
+    assert positions == sorted(positions)
     assert "Feedback" not in page, "the outputs are the whole feedback"
     assert "reward 0.25 (format 0.25), 0 from the environment" in page
     assert re.search(r"<details><summary>Arguments, 1,500 characters: <code>line …</code></summary>", html)
@@ -387,37 +348,21 @@ def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
 
 
 def test_branches_are_named(calls_reader: TestClient) -> None:
-    """The page says where a sequence begins, why, and which turn a turn follows."""
-    html = calls_reader.get("/trajectory?id=branched").text
-    page = text(html)
-    assert "Sequence 1 of 3 begins a conversation. Turn 1" in page
-    assert "Sequence 2 of 3 is a branch: it repeats the tokens up to turn 1, and goes on from there. Turn 3" in page
-    assert '<a href="#turn-1">turn 1</a>' in html
+    """The page says which turn a turn follows, and where the tokens of another sequence begin."""
+    page = text(calls_reader.get("/trajectory?id=branched").text)
     assert "Turn 3 follows turn 1" in page
     assert "Turn 4 begins another conversation" in page
+    assert "After turn 2, sequence 1 of 3" in page
     plain = text(calls_reader.get("/trajectory?id=plain").text)
-    assert not re.search("Sequence|follows turn|Call of|not graded", plain)
+    assert not re.search("sequence|follows turn|Call of|not graded", plain)
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("calls=some", ["called"]),
-        ("calls=failed", ["called"]),
-        ("calls=unanswered", []),
-        ("calls=none", ["branched", "plain"]),
-    ],
-)
-def test_the_list_finds_calls(calls_reader: TestClient, query: str, found: list[str]) -> None:
-    """A filter; a line says how many calls it has."""
-    html = calls_reader.get(f"/?{query}").text
-    assert ids(html) == found
-    assert ("3 calls" in text(html)) == ("called" in found)
-    assert "Calls of tools" in html
-
-
-def test_a_group_shows_calls(calls_reader: TestClient) -> None:
-    """Side by side, too, with what answers nothing."""
+def test_lists_and_groups_show_calls(calls_reader: TestClient) -> None:
+    """A filter finds calls, a line says how many it has, and a group shows them side by side."""
+    found = {"some": ["called"], "failed": ["called"], "unanswered": [], "none": ["branched", "plain"]}
+    pages = {query: calls_reader.get(f"/?calls={query}").text for query in found}
+    assert {query: sorted(ids(page)) for query, page in pages.items()} == found
+    assert "3 calls" in text(pages["some"])
     page = text(calls_reader.get("/group?data_set=runs/shared/trajectories/000000&problem=called").text)
     assert "answers nothing" in page
     assert "Call of search failed" in page

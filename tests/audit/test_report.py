@@ -18,7 +18,7 @@ from tasks.audit.database import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
-from tasks.audit.report.wording import check_rows, code, plain, summary
+from tasks.audit.report.wording import check_rows, summary
 from tasks.audit.results import AuditResult, Case, CheckResult, Histogram, SetNumbers, Unit, Verdict, worst
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
@@ -110,26 +110,18 @@ class Page(HTMLParser):
     def values(self, name: str) -> list[str]:
         return [value for _, attribute, value in self.attributes if attribute == name]
 
-    @property
-    def policy(self) -> str:
-        return next(value for value in self.values("content") if "default-src" in value)
 
-
-def hostile() -> tuple[AuditResult, dict[tuple[str, str], StoredConversation]]:
-    """Return a result with hostile text in every field that comes from data."""
+def test_hostile_text_stays_text() -> None:
+    """Scripts, links, LaTeX and templates in all fields from data are shown; none becomes a tag."""
     cases = [case(EVIL, text) for text in SHOWN]
     checks = [
         check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases),
         check("failed", "skipped", says=EVIL),
     ]
     sets = [numbers(0), numbers(1, run=EVIL), numbers(2, run="$x_1$")]
-    histograms = [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])]
-    return result(checks, sets, histograms), {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
-
-
-def test_hostile_text_stays_text() -> None:
-    """Scripts, links, LaTeX and templates in prompts, answers, ids and findings are shown; none becomes a tag."""
-    page = Page(render(*hostile(), COMMAND))
+    audited = result(checks, sets, [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])])
+    conversations = {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
+    page = Page(render(audited, conversations, COMMAND))
     for text in (*SHOWN, EVIL):
         assert text in page.text
     assert page.tags["script"] == 2
@@ -154,7 +146,7 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
     page = Page(html)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
-    assert page.policy == (
+    assert page.values("content")[0] == (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}; "
         "base-uri 'none'; form-action 'none'"
     )
@@ -185,36 +177,21 @@ def test_every_number_of_cases_leads_to_them() -> None:
 
 
 def test_missing_values_are_dashes_and_sort_last() -> None:
-    """None is never shown as text, also where a plot is missing; infinity and NaN break nothing."""
+    """None is never shown as text, also where a plot is missing; infinity and NaN break nothing.
+
+    An audit of skipped checks says that no check ran, and why.
+    """
     sets = [numbers(0, success=[None], any_turn=None), numbers(1, logprob=math.nan, staleness=math.inf)]
-    page = Page(html := render(result([check("loops", "skipped")], sets), {}, COMMAND))
+    skipped = result([check("loops", "skipped", says="there is no row")], sets)
+    page = Page(html := render(skipped, {}, COMMAND))
+    assert "SKIPPED: 1 check skipped" in page.text
+    assert "No check could run" in page.text
+    assert "there is no row" in page.text
     assert "None" not in page.text
     assert f'<td class="num" data-sort="">{wording.MISSING}</td>' in html
     assert '<td class="num" data-sort="Infinity">inf</td>' in html
     assert '<td class="num" data-sort="">nan</td>' in html
     assert 'data-sort="0.501">50.1%</td>' in html
-
-
-def test_plots_need_two_data_sets() -> None:
-    """Lines over iterations; in fewer data sets only histograms."""
-    histogram = Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2])
-    assert [plot.title for plot in plots([numbers()], [histogram])] == ["Length"]
-    assert {plot.title for plot in plots([numbers(0), numbers(1)], [])} == {
-        *("Success by turn", "Truncated, failed, unparsable", "Length of an answer", "Groups without variance"),
-        *("Fixed and broken answers", "Staleness", "Behaviour logprob"),
-    }
-    page = Page(render(result([check("loops")], []), {}, COMMAND))
-    assert (page.tags["img"], "no data set that could be read" in page.text) == (0, True)
-
-
-def test_all_checks_skipped() -> None:
-    """An audit of skipped checks says that no check ran, and why."""
-    checks = [check("loops", "skipped", says="there is no row"), check("failed", "skipped")]
-    page = Page(render(result(checks, []), {}, COMMAND))
-    assert "SKIPPED: 2 checks skipped" in page.text
-    assert "No check could run" in page.text
-    assert "there is no row" in page.text
-    assert Page(render(result([], []), {}, COMMAND)).text.count("SKIPPED: no checks") == 2  # in the page and its title
 
 
 def test_plots_are_pictures_of_their_own() -> None:
@@ -224,6 +201,7 @@ def test_plots_are_pictures_of_their_own() -> None:
     histograms = [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2]), Histogram("None", "", [0.0, 1.0], [0])]
     drawn = plots(sets, histograms)
     assert drawn == plots(sets, histograms[:1])
+    assert [plot.title for plot in plots(sets[:1], histograms)] == ["Length"], "lines need two data sets"
     pictures = [base64.b64decode(plot.image.removeprefix(PICTURE)).decode() for plot in drawn]
     assert [ElementTree.fromstring(picture).tag for picture in pictures] == ["{http://www.w3.org/2000/svg}svg"] * 9
     assert {"other $x$</text>", "demo: held-out</text>"} <= set(re.findall(r"[^<>]*</text>", pictures[0]))
@@ -258,8 +236,8 @@ def test_the_calls_of_a_case_are_shown() -> None:
     """A conversation in the report has its calls with their outputs, escaped, and the feedback beyond these."""
     calls = [Call(0, "c", EVIL, SHOWN[0], SHOWN[1], "failed")]
     checks = [check("loops", "warn", cases=1, examples=[case("demo/0", unit="call")])]
-    told = {feedback: conversation("demo/0", "19", "20", feedback=feedback, calls=calls) for feedback in SHOWN[1:3]}
-    for feedback, shown in told.items():
+    for feedback in SHOWN[1:3]:
+        shown = conversation("demo/0", "19", "20", feedback=feedback, calls=calls)
         turns = [shown.turns[0], replace(shown.turns[1], follows=-1, graded=False)]
         page = Page(render(result(checks, [numbers(0)]), {(SET, "demo/0"): replace(shown, turns=turns)}, COMMAND))
         words = " ".join(page.text.split())
@@ -271,11 +249,7 @@ def test_the_calls_of_a_case_are_shown() -> None:
 
 def test_numbers_in_words() -> None:
     """Shares are never rounded to 0 % or 100 %; values have their check's unit."""
-    assert [wording.share(value) for value in (0.0, 1.0, 0.00012, 0.99996, 0.2, None)] == [
-        "0%", "100%", "0.012%", "99.9960%", "20.0%", wording.MISSING,
-    ]  # fmt: skip
-    written = [wording.decimal(value) for value in (0.0, 1234567.0, -0.17321, 2e-5)]
-    assert written == ["0", "1,234,567", "-0.173", "2e-05"]
+    assert [wording.share(value) for value in (0.0, 0.99996, 0.2)] == ["0%", "99.9960%", "20.0%"]
     drift = check("logprob_drift", value=0.03, threshold=0.02)
     assert (wording.value(drift), wording.threshold(drift)) == ("0.03 nats a token", "0.02 nats a token")
     strict = check("truncated", value=0.03, threshold=0.0)  # a share even with a threshold of 0
@@ -304,8 +278,6 @@ def test_the_summary_interprets_nothing() -> None:
     assert page.text.count(tricky) == 1
     assert EVIL in page.text
     assert not re.search(r"(?<!`)https?://|www\.e|(?<!\\)@", text)
-    assert plain("a\n\n# b") == r"a \# b"
-    assert code("") == ""
 
 
 def test_rows_of_checks() -> None:

@@ -91,9 +91,3 @@ def test_any_solution_counts_and_wrong_needs_all() -> None:
 )
 def test_finds_what_a_prompt_states(prompt: str, gives: bool) -> None:
     assert any(right for _, right in stated(prompt, ["19"])) == gives
-
-
-def test_a_loop_of_boxes_takes_no_time() -> None:
-    """A collapsed policy opens thousands of boxes; matching their braces must not take quadratic time."""
-    assert final_answer(r"\boxed{" * 100_000) is None
-    assert compare("ab " * 60, "1") == "cannot say"

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
-from tasks.audit.checks import SkippedError, all_checks, templates, tokens
+from tasks.audit.checks import SkippedError, all_checks, tokens
 from tasks.score.verifier import Verifier
-from tests.support.audit_play import TEXTS, Audited, Play, judged, look, say
+from tests.support.audit_play import TEXTS, Audited, Play, say, scored
 from tests.support.chain_helpers import FIRST, PROBLEMS
 from tests.support.train_helpers import make_trajectory, tiny_model
 
 
-def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_differs(audited: Audited, play: Play) -> None:
     """Changed ids, also ids outside of the vocabulary, and changed text are found."""
     rows = [play(str(number), r"\boxed{18}", r"\boxed{19}") for number in range(40)]
     ids = list(rows[1].token_ids)
@@ -28,16 +28,12 @@ def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPa
     assert (measured.value, measured.of) == (2, 80)
     assert [name for name, _ in found] == ["1", "2"]
     assert 'turn 2: its tokens say "\\boxed{19}", its text "\\boxed{18}"' in found[1][1]
-    monkeypatch.setattr(templates, "MOST_TOKENS", 200)
-    with audited.evidence(Audit()) as evidence:
-        assert 0 < templates.text_differs(evidence).of < 80
 
 
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
         (lambda play: [play("a", "18", "19")], []),
-        (lambda play: [play("a", "18", problem=Problem("p", "What is 12 + 7? Answer: 19", ["19"]))], ["p"]),
         (lambda play: [play("a", "18", before="The answer is 19. ")], ["12+7"]),  # in the tokens only
         (lambda play: [play("a", "18", "19", feedback="No, it is 19.")], ["a"]),
         (lambda play: [play("a", "18", "19", feedback="No, it is 119.")], []),
@@ -58,18 +54,6 @@ def test_leaked_answers(
     measured, found = audited.run("leaked_answers")
     assert [name for name, _ in found] == names
     assert measured.value == len(names)
-
-
-def test_never_solved(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case needs agreement on another answer, not only failure."""
-    monkeypatch.setattr("configs.audit.Audit.least_episodes", 4)
-    other, agreed = Problem("hard", "hard?", ["19"]), Problem("agreed", "agreed?", ["19"])
-    rows = [play(f"a{n}", r"\boxed{18}", problem=agreed) for n in range(4)]
-    rows += [play(f"h{n}", rf"\boxed{{{n}}}", problem=other) for n in range(4)]
-    audited.add(rows, *(score for row in rows for score in judged(row, "wrong")))
-    measured, found = audited.run("never_solved")
-    assert measured.value == 1
-    assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold answer 19")]
 
 
 @pytest.mark.parametrize("check", TEXTS)
@@ -114,19 +98,17 @@ def test_little_judged_is_no_pass(audited: Audited, play: Play) -> None:
     """Of 30 right answers the second checker can judge none: the examples are shown, and the audit warns."""
     problem = Problem("p", "Expand (x + 1)^2.", ["x^2 + 2x + 1"])
     rows = [play(str(number), r"\boxed{1 + 2x + x^2}", problem=problem) for number in range(30)]
-    audited.add(rows, *(score for row in rows for score in judged(row, "correct")))
+    audited.add(rows, *(score for row in rows for score in scored(row, "correct")))
     measured, found = audited.run("false_positives")
     assert (measured.value, measured.judged, len(found)) == (0, 0, 30)
     assert "the second checker cannot judge" in found[0][1]
 
 
-def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
-    """An empty data set passes; checks that need a tokenizer or weights are skipped."""
+def test_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
+    """Checks that need a tokenizer or weights are skipped."""
     audited = Audited(store, tmp_path, verifier)
     audited.add([], parents=[PROBLEMS])
     with audited.evidence(Audit()) as evidence:
-        for check in ("loops", "leaked_answers", "unmatched_gold", "never_solved", *TEXTS):
-            assert look(evidence, check)[0].value == 0
         for check in ("text_differs", "template_drift", "logprob_drift", "contamination"):
             with pytest.raises(SkippedError):
                 all_checks()[check].run(evidence)

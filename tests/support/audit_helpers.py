@@ -3,49 +3,37 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from typing import Any
 
 from configs import Config, load
 from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, Problem, to_table
-from storage.versions import checkpoints, manifests
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
+from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
-from storage.versions.datasets import write_parquet
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems import fingerprint
 from tasks.problems.arithmetic import generate
-
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
-
-LIMIT = 12  # tokens of an answer
 
 
 @cache
 def settings(run: str, *overrides: str) -> Config:
     """Return the demo's configuration for a run of this name."""
-    return load("demo", [f"run.name={run}", f"sampling.max_new_tokens={LIMIT}", *overrides])
+    return load("demo", [f"run.name={run}", "sampling.max_new_tokens=12", *overrides])
 
 
-def sums(high: int, count: int | None = None, split: str = "train") -> list[Problem]:
-    """Make problems like `What is 31 + 8?` with operands up to `high`."""
-    return generate(
-        ArithmeticSource.model_validate(
-            {"kind": "arithmetic", "split": split, "high": high, "operators": ["+"], "count": count}
-        )
-    )
+def sums(count: int, split: str = "train") -> list[Problem]:
+    """Make problems like `What is 31 + 8?` with operands up to 99."""
+    source = {"kind": "arithmetic", "split": split, "high": 99, "operators": ["+"], "count": count}
+    return generate(ArithmeticSource.model_validate(source))
 
 
 def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
     """Commit a problem set if it is new; return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(store, version):
-        commit(store, version, "problems", to_table(list(problems), PROBLEM_SCHEMA), [], settings("problems"))
+        commit(store, version, "problems", problems, [], settings("problems"))
     return version
 
 
@@ -63,19 +51,15 @@ def commit(
     store: Store,
     version: str,
     kind: manifests.Kind,
-    table: pa.Table,
+    rows: Sequence[Any],
     parents: Sequence[str],
     config: Config,
     rows_per_shard: int = 25_000,
 ) -> None:
     """Commit a data set of these rows."""
+    schema = {"problems": PROBLEM_SCHEMA, "scores": SCORE_SCHEMA}.get(kind, TRAJECTORY_SCHEMA)
     with Draft(store, version, kind) as draft:
-        for number, start in enumerate(range(0, table.num_rows, rows_per_shard)):
-            part = table.slice(start, rows_per_shard)
-            path = draft.scratch / f"part-{number:05d}.parquet"
-            write_parquet(part, path)
-            draft.add(path, path.name, part.num_rows)
-            path.unlink()
+        datasets.write_rows(draft, schema, rows, rows_per_shard)
         draft.commit(_provenance(config), parents)
 
 

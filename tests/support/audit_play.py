@@ -18,6 +18,7 @@ from tasks.audit.checks import AuditEvidence, Measured, all_checks
 from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
 from tasks.score.verifier import Verifier
+from tests.support.audit_scene import play
 from tests.support.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
 from tests.support.train_helpers import make_trajectory
 
@@ -59,21 +60,10 @@ class Play:
     def __call__(
         self, name: str, *answers: str, problem: Problem = SUM, feedback: str = FEEDBACK, before: str = ""
     ) -> Trajectory:
-        messages = [{"role": "user", "content": before + problem.prompt}]
-        ids, turns, feedback_ids = self.chat.prompt(messages), [], list[int]()
-        row = make_trajectory(name, [[7]] * len(answers), problem=problem.problem_id)
-        mask = [False] * len(ids)
-        for number, (answer, turn) in enumerate(zip(answers, row.turns, strict=True), 1):
-            ids, mask = [*ids, *feedback_ids], [*mask, *[False] * len(feedback_ids)]
-            sampled = self.chat.encode(answer + "<|im_end|>")
-            reply = "" if number == len(answers) else feedback
-            span = {"start": len(ids), "end": len(ids) + len(sampled), "text": answer, "feedback": reply}
-            turns.append(dataclasses.replace(turn, **span))  # type: ignore[arg-type]
-            ids, mask = ids + sampled, mask + [True] * len(sampled)
-            feedback_ids = self.chat.next_prompt(messages, sampled, feedback).token_ids
-        columns: dict[str, Any] = {"token_ids": ids, "action_mask": mask, "turns": turns, "policy": FIRST}
-        columns |= {"logprobs": [-1.0 if m else 0.0 for m in mask], "versions": [0 if m else -1 for m in mask]}
-        return dataclasses.replace(row, prompt=problem.prompt, solutions=problem.solutions, **columns)
+        known = {"prompt": problem.prompt, "solutions": problem.solutions, "policy": FIRST}
+        row = dataclasses.replace(make_trajectory(name, [], problem=problem.problem_id), **known)  # type: ignore[arg-type]
+        played = play(self.chat, row, answers, prompt=before + problem.prompt, feedback=feedback)
+        return dataclasses.replace(played, logprobs=[-1.0 if sampled else 0.0 for sampled in played.action_mask])
 
 
 class Audited:
@@ -92,8 +82,11 @@ class Audited:
             commit_rows(self.store, SCORES, "scores", SCORE_SCHEMA, list(scores), [TRAJECTORIES], 1)
 
     def run(self, check: str, **settings: Any) -> Outcome:
+        """Run a check; return its measurement and cases."""
         with self.evidence(Audit(**settings)) as evidence:
-            return look(evidence, check)
+            measured = all_checks()[check].run(evidence)
+            query = "select id, detail from cases where check_name = ? order by all"
+            return measured, [(name, detail) for name, detail in evidence.database.all(query, check)]
 
     @contextmanager
     def evidence(self, settings: Audit) -> Iterator[AuditEvidence]:
@@ -103,13 +96,6 @@ class Audited:
             yield AuditEvidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
 
 
-def look(evidence: AuditEvidence, check: str) -> Outcome:
-    """Run a check; return its measurement and cases."""
-    measured = all_checks()[check].run(evidence)
-    cases = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)
-    return measured, [(name, detail) for name, detail in cases]
-
-
 def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
     """Return `row` with other columns in one turn."""
     turns = list(row.turns)
@@ -117,7 +103,7 @@ def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
     return dataclasses.replace(row, turns=turns)
 
 
-def judged(row: Trajectory, *verdicts: VerdictName) -> list[Score]:
+def scored(row: Trajectory, *verdicts: VerdictName) -> list[Score]:
     """Make the scores of a row whose answers are boxed."""
     return [
         Score(row.trajectory_id, turn, verdict, right, row.turns[turn].text[7:-1], "19", "", right)

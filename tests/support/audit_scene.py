@@ -12,7 +12,7 @@ import numpy as np
 from configs import Config
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call, Problem, Score, Trajectory, to_table
+from storage.records import Call, Problem, Score, Trajectory
 from storage.versions import manifests
 from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.chat import Chat
@@ -52,12 +52,7 @@ class Set:
     iteration: int
     policy: int  # policy version that plays
     rows: list[Trajectory]
-    scores: list[Score] | None  # None: the score stage did not run
-
-    def group(self, number: int) -> list[Trajectory]:
-        """Return the rows of the problem with this index in the set."""
-        names = list(dict.fromkeys(row.problem_id for row in self.rows))
-        return [row for row in self.rows if row.problem_id == names[number]]
+    scores: list[Score]
 
 
 @dataclass
@@ -96,12 +91,12 @@ class Scene:
     @property
     def scores(self) -> list[Score]:
         """The scores of the first data set."""
-        assert self.sets[0].scores is not None
         return self.sets[0].scores
 
     def group(self, number: int) -> list[Trajectory]:
-        """Return a group of the first data set."""
-        return self.sets[0].group(number)
+        """Return the rows of the problem with this index in the first data set."""
+        names = list(dict.fromkeys(row.problem_id for row in self.rows))
+        return [row for row in self.rows if row.problem_id == names[number]]
 
     def change(self, row: Trajectory, **values: Any) -> Trajectory:
         """Replace columns of a row; return the new row."""
@@ -120,15 +115,9 @@ class Scene:
         self.problems[number] = replace(self.problems[number], **values)
         return [self.change(row, **values) for row in self.group(number)]
 
-    def rescore(self, row: Trajectory, number: int, **values: Any) -> None:
-        """Replace columns of a turn's score."""
-        scores = self._scores_of(row)
-        place = next(i for i, s in enumerate(scores) if (s.trajectory_id, s.turn) == (row.trajectory_id, number))
-        scores[place] = replace(scores[place], **values)
-
     def unscore(self, row: Trajectory) -> None:
         """Remove the scores of all turns of a row."""
-        scores = self._scores_of(row)
+        scores = self._set_of(row).scores
         scores[:] = [score for score in scores if score.trajectory_id != row.trajectory_id]
 
     def replay(self, row: Trajectory, *answers: str, **options: Any) -> Trajectory:
@@ -141,41 +130,34 @@ class Scene:
     def record(self, row: Trajectory, replayed: Trajectory) -> Trajectory:
         """Replace a row by what was played instead, and its scores."""
         self.unscore(row)
-        self._scores_of(row).extend(scores_of(replayed))
+        self._set_of(row).scores.extend(scores_of(replayed))
         self.replayed.add(row.trajectory_id)
         return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
 
     def _set_of(self, row: Trajectory) -> Set:
         return next(data_set for data_set in self.sets if data_set.iteration == row.iteration)
 
-    def _scores_of(self, row: Trajectory) -> list[Score]:
-        scores = self._set_of(row).scores
-        assert scores is not None
-        return scores
+    def version(self, iteration: int) -> str:
+        """Return the version of a data set."""
+        return layout.trajectories(self.name, iteration)
 
-    def commit(self) -> "Committed":
+    def commit(self) -> None:
         """Commit the problem set, the trajectories in two shards each, the scores, and the evaluation if any."""
         store, config = self.cast.store, self.config
         problem_set = helpers.commit_problems(store, self.problems)
-        trajectories, scores = [], []
         for data_set in self.sets:
             outdated = [row for row in data_set.rows if row.problem_set == self.problem_set != problem_set]
             for row in outdated:
                 self.change(row, problem_set=problem_set)
-            version = layout.trajectories(self.name, data_set.iteration)
+            version = self.version(data_set.iteration)
             parents = [self.cast.policies[data_set.policy], problem_set]
             shard = len(data_set.rows) // 2 + 1
-            rows = to_table(data_set.rows, TRAJECTORY_SCHEMA)
-            helpers.commit(store, version, "trajectories", rows, parents, config, shard)
-            trajectories.append(version)
-            if data_set.scores is not None:
-                scored = layout.scores(self.name, data_set.iteration, "5c0e")
-                table = to_table(data_set.scores, SCORE_SCHEMA)
-                helpers.commit(store, scored, "scores", table, trajectories[-1:], config)
-                scores.append(scored)
+            helpers.commit(store, version, "trajectories", data_set.rows, parents, config, shard)
+            scores = layout.scores(self.name, data_set.iteration, "5c0e")
+            helpers.commit(store, scores, "scores", data_set.scores, [version], config)
         if self.evaluated:
             self._evaluate()
-        return Committed(problem_set, trajectories, scores)
+        self.problem_set = problem_set
 
     def _evaluate(self) -> None:
         """Commit an evaluation with one greedy episode of each problem, by a checkpoint of this run."""
@@ -187,11 +169,10 @@ class Scene:
         compute_logprobs([scene])
         rows = [replace(row, trajectory_id=f"evaluation/{row.trajectory_id}", policy=policy) for row in scene.rows]
         version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
-        table = to_table(rows, TRAJECTORY_SCHEMA)
-        helpers.commit(store, version, "evaluation", table, [policy, scene.problem_set], self.config)
+        helpers.commit(store, version, "evaluation", rows, [policy, scene.problem_set], self.config)
         scores = layout.evaluation_scores(version, scorer_fingerprint(self.config.score))
         graded = [score for row in rows for score in scores_of(row)]
-        helpers.commit(store, scores, "scores", to_table(graded, SCORE_SCHEMA), [version], self.config)
+        helpers.commit(store, scores, "scores", graded, [version], self.config)
 
 
 _REPLAYED = (
@@ -229,15 +210,6 @@ def logprobs(model: Path, rows: Sequence[Trajectory]) -> list[list[float]]:
 def spec_of(row: Trajectory) -> EpisodeSpec:
     """Return the identity of a row's episode."""
     return EpisodeSpec(row.trajectory_id, Problem(row.problem_id, row.prompt, row.solutions), row.seed, row)
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The versions of a scene."""
-
-    problem_set: str
-    trajectories: Sequence[str]
-    scores: Sequence[str]
 
 
 def play(
@@ -359,7 +331,7 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
 
     from tasks.warm_start.tokenizer import build_tokenizer
 
-    config, problems = helpers.settings(name), helpers.sums(99, rows_per_set // GROUP)
+    config, problems = helpers.settings(name), helpers.sums(rows_per_set // GROUP)
     tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])
     problem_set = helpers.commit_problems(store, problems)
     played = episodes(Chat(tokenizer), name, problems, GROUP, {"run": name, "problem_set": problem_set})
@@ -381,7 +353,6 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
                 for row in played[: rows - iteration * rows_per_set]
             ]
             trajectories = layout.trajectories(name, iteration)
-            table = to_table(made, TRAJECTORY_SCHEMA)
-            helpers.commit(store, trajectories, "trajectories", table, [policy, problem_set], config)
-            scores = to_table([score for row in made for score in scores_of(row)], SCORE_SCHEMA)
+            helpers.commit(store, trajectories, "trajectories", made, [policy, problem_set], config)
+            scores = [score for row in made for score in scores_of(row)]
             helpers.commit(store, layout.scores(name, iteration, "5c0e"), "scores", scores, [trajectories], config)

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from storage.records import Call, Trajectory
+from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.tree import Node
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import Completion
+from tests.support.train_helpers import make_trajectory
 
 
 @dataclass
@@ -63,3 +64,9 @@ class Branching:
     def trajectory(self) -> Trajectory:
         """Return the record of the episode."""
         return replace(record(self.spec, self.nodes, 1.0), unplayed_turns=0)
+
+
+def begin(chat: Chat, name: str, problem: Problem, sample: int = 0) -> Branching:
+    """Begin an episode of a problem, with its own seeds for each sample."""
+    row = replace(make_trajectory(name, [], problem=problem.problem_id), sample=sample, prompt=problem.prompt)
+    return Branching(chat, EpisodeSpec(name, problem, 100 * sample, replace(row, solutions=problem.solutions)))

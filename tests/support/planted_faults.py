@@ -8,8 +8,9 @@ fault. Its docstring describes the event.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -18,14 +19,14 @@ from storage.records import Call, CallStatus, Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
+from tasks.audit.data_sets import select
+from tasks.audit.results import CheckResult
+from tasks.audit.run import audit
+from tasks.score.verifier import Verifier
 from tests.support import audit_helpers as helpers
-from tests.support.audit_scene import Cast, Committed, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
+from tests.support.audit_scene import Cast, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
 from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
-
-if TYPE_CHECKING:
-    from tasks.audit.results import CheckResult
-    from tasks.score.verifier import Verifier
 
 GROUPS = 12  # in a run with a fault
 EVERYTHING = Audit(examples=1_000_000, recomputed=1000)  # all rows of up to three data sets
@@ -34,7 +35,6 @@ HELD_OUT = 50  # problems of the evaluation
 
 Ids = Iterable[str]
 Plant = Callable[[Scene], Ids]
-Damage = Callable[[Store, Committed], Ids]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Fault:
     name: str  # name of its run
     check: str  # check that must find it
     plant: Plant | None = None
-    damage: Damage | None = None
+    damage: Plant | None = None
     policies: Sequence[int] = (0,)  # policy version of each iteration
     overrides: Sequence[str] = ()  # overrides of the run's configuration
     also: frozenset[str] = frozenset()  # checks that find a consequence of it
@@ -54,24 +54,20 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def in_rows(check: str, also: Sequence[str] = (), **options: Any) -> Callable[[Plant], Plant]:
+def in_rows(check: str, also: Sequence[str] = (), where: str = "plant", **options: Any) -> Callable[[Plant], Plant]:
     """Register a fault in the stored rows, with fields of `Fault`; the decorated function changes the scene."""
 
-    def register(plant: Plant) -> Plant:
-        FAULTS.append(Fault(plant.__name__.replace("_", "-"), check, plant, also=frozenset(also), **options))
-        return plant
+    def register(function: Plant) -> Plant:
+        name = function.__name__.replace("_", "-")
+        options[where] = function
+        FAULTS.append(Fault(name, check, also=frozenset(also), **options))
+        return function
 
     return register
 
 
-def in_store(check: str, also: Sequence[str] = ()) -> Callable[[Damage], Damage]:
-    """Register a fault of the store; the decorated function damages the store."""
-
-    def register(damage: Damage) -> Damage:
-        FAULTS.append(Fault(damage.__name__.replace("_", "-"), check, damage=damage, also=frozenset(also)))
-        return damage
-
-    return register
+in_store = partial(in_rows, where="damage")
+"""Registers a fault of the store; the decorated function damages the store."""
 
 
 def ids(rows: Iterable[Trajectory]) -> list[str]:
@@ -105,31 +101,28 @@ def answered(row: Trajectory, verdict: str = "correct") -> bool:
 
 
 @in_store("damaged_objects")
-def flipped_byte(store: Store, committed: Committed) -> Ids:
+def flipped_byte(scene: Scene) -> Ids:
     """A disk returned one wrong byte of a shard."""
-    path = key(store, committed.trajectories[0], SHARD)
-    data = bytearray(store.read(path))
+    path = key(scene.cast.store, scene.version(0), SHARD)
+    data = bytearray(scene.cast.store.read(path))
     data[len(data) // 2] ^= 1
-    store.write(path, bytes(data))
+    scene.cast.store.write(path, bytes(data))
     return [path]
 
 
 @in_store("wrong_schema", also=["broken_parents"])
-def newer_schema(store: Store, committed: Committed) -> Ids:
+def newer_schema(scene: Scene) -> Ids:
     """A newer version of this package wrote the rows."""
-    rewrite_shard(
-        store,
-        committed.trajectories[0],
-        lambda rows: rows.replace_schema_metadata({"kind": "trajectories", "schema_version": "99"}),
-    )
-    return [key(store, committed.trajectories[0], SHARD)]
+    newer = {"kind": "trajectories", "schema_version": "99"}
+    rewrite_shard(scene.cast.store, scene.version(0), lambda rows: rows.replace_schema_metadata(newer))
+    return [key(scene.cast.store, scene.version(0), SHARD)]
 
 
 @in_store("broken_parents")
-def changed_parent(store: Store, committed: Committed) -> Ids:
+def changed_parent(scene: Scene) -> Ids:
     """The problem set's manifest was written again after the rollout."""
-    rewrite(store, committed.problem_set, lambda values: values.update(metrics={"problems": 1}))
-    return [layout.manifest(committed.problem_set)]
+    rewrite(scene.cast.store, scene.problem_set, lambda values: values.update(metrics={"problems": 1}))
+    return [layout.manifest(scene.problem_set)]
 
 
 @in_rows("duplicate_ids", also=["repeated_seeds"])
@@ -172,7 +165,7 @@ def feedback_in_mask(scene: Scene) -> Ids:
     """The mask covers feedback as if the policy had sampled it."""
     row = two_mistakes(scene)
     begin = row.turns[0].start
-    scene.change(row, action_mask=[place >= begin for place in range(len(row.token_ids))])
+    scene.change(row, action_mask=[position >= begin for position in range(len(row.token_ids))])
     return [row.trajectory_id]
 
 
@@ -213,8 +206,8 @@ def prompt_logprobs(scene: Scene) -> Ids:
 def _with_logprob(scene: Scene, value: float, offset: int = 0) -> str:
     """Set one logprob of a row, `offset` tokens after the start of its first turn; return the row's id."""
     row = two_mistakes(scene)
-    place = row.turns[0].start + offset
-    scene.change(row, logprobs=[*row.logprobs[:place], value, *row.logprobs[place + 1 :]])
+    position = row.turns[0].start + offset
+    scene.change(row, logprobs=[*row.logprobs[:position], value, *row.logprobs[position + 1 :]])
     return row.trajectory_id
 
 
@@ -247,10 +240,7 @@ def tidied_text(scene: Scene) -> Ids:
 @in_rows("template_drift", policies=(0, 1))
 def system_prompt_added(scene: Scene) -> Ids:
     """The agent got a system prompt in the middle of the run."""
-    rows = [row for row in scene.sets[1].rows if row.turns]
-    for row in rows:
-        scene.replay(row, *(turn.text for turn in row.turns), system="Think.", cut=row.status == "truncated")
-    return ids(rows)
+    return ids(_replay_the_same(scene, scene.sets[1].rows, system="Think."))
 
 
 # Policy
@@ -282,7 +272,7 @@ def collapse(scene: Scene) -> Ids:
     """After a too large update nearly all answers are wrong."""
     for row in [row for row in scene.sets[1].rows if row.sample > 1 and answered(row)]:
         scene.replay(row, boxed(gold(row) + row.sample), boxed(gold(row) - row.sample))
-    return [layout.trajectories(scene.name, 1)]
+    return [scene.version(1)]
 
 
 @in_rows("broken_answers")
@@ -325,7 +315,7 @@ def longer_is_right(scene: Scene) -> Ids:
     """Long answers are right, so the policy will learn to write more."""
     for row in [row for row in scene.rows if answered(row)]:
         scene.replay(row, f"I add up the tens and the ones of both: {boxed(gold(row))}")
-    return [layout.trajectories(scene.name, 0)]
+    return [scene.version(0)]
 
 
 # Episodes
@@ -374,7 +364,8 @@ def slow_judge(scene: Scene) -> Ids:
     """The verifier's machine was overloaded, so comparisons took too long."""
     rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row, "wrong")]
     for row in rows:
-        scene.rescore(row, 0, verdict="timeout", extracted="", reason="took longer than 5 s")
+        position = next(n for n, score in enumerate(scene.scores) if score.trajectory_id == row.trajectory_id)
+        scene.scores[position] = replace(scene.scores[position], verdict="timeout", extracted="", reason="too slow")
     return ids(rows)
 
 
@@ -416,7 +407,7 @@ def all_after_the_prompt(scene: Scene) -> Ids:
         played = calculate(scene, row)
         start, end = played.turns[0].start, played.turns[1].end
         text = scene.cast.chat.decode(played.token_ids[start:end])
-        mask = [start <= place < end for place in range(end)]
+        mask = [start <= position < end for position in range(end)]
         whole = replace(played.turns[1], start=start, text=text, seed=played.turns[0].seed)
         scene.record(
             played,
@@ -525,7 +516,7 @@ def gold_in_prompt(scene: Scene) -> Ids:
     """The worked solution was appended to the problem."""
     problem = scene.problems[0]
     rows = scene.change_problem(0, prompt=f"{problem.prompt} The answer is {problem.solutions[0]}.")
-    _replay_with_new_prompt(scene, rows)
+    _replay_the_same(scene, rows)
     return names(rows)
 
 
@@ -533,8 +524,7 @@ def gold_in_prompt(scene: Scene) -> Ids:
 def gold_cut_out(scene: Scene) -> Ids:
     """The rule that extracts the gold answer from a worked solution takes the box without its content."""
     rows = scene.change_problem(0, solutions=[r"\boxed{}"])
-    for row in [row for row in rows if row.turns]:
-        scene.replay(row, *(turn.text for turn in row.turns), grade=lambda *_: "error")
+    _replay_the_same(scene, rows, grade=lambda *_: "error")
     return names(rows)
 
 
@@ -556,10 +546,12 @@ def trained_on_the_test(scene: Scene) -> Ids:
     return names(scene.group(0))
 
 
-def _replay_with_new_prompt(scene: Scene, rows: Iterable[Trajectory]) -> None:
-    """Replay the rows with the same answers and their new prompt."""
-    for row in [row for row in rows if row.turns]:
-        scene.replay(row, *(turn.text for turn in row.turns), cut=row.status == "truncated")
+def _replay_the_same(scene: Scene, rows: Iterable[Trajectory], **options: Any) -> list[Trajectory]:
+    """Replay the rows that have turns with the same answers and other options of `play`; return them."""
+    replayed = [row for row in rows if row.turns]
+    for row in replayed:
+        scene.replay(row, *(turn.text for turn in row.turns), cut=row.status == "truncated", **options)
+    return replayed
 
 
 # Text
@@ -601,14 +593,13 @@ class Planted:
 
     fault: Fault
     ids: set[str]  # ids that must be among the cases
-    committed: Committed
     problems: set[str]  # ids of the run's problems
     sizes: dict[str, int] = field(default_factory=dict)  # unit of cases: its number in a data set
 
 
 def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     """Commit a clean run and one run with each fault, played by two policies with the same tokenizer."""
-    problems = [*helpers.sums(99, CLEAN_GROUPS + GROUPS * len(FAULTS)), *helpers.sums(99, HELD_OUT, "held-out")]
+    problems = [*helpers.sums(CLEAN_GROUPS + GROUPS * len(FAULTS)), *helpers.sums(HELD_OUT, "held-out")]
     cast = _cast(store, problems, policies)
     scenes = [set_scene(cast, helpers.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))]
     for number, fault in enumerate(FAULTS):
@@ -621,7 +612,7 @@ def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     expected = [set(fault.plant(scene)) if fault.plant else set() for fault, scene in zip(FAULTS, others, strict=True)]
     compute_logprobs(scenes)
     clean.commit()
-    return [_commit(store, *each) for each in zip(others, FAULTS, expected, strict=True)]
+    return [_commit(*each) for each in zip(others, FAULTS, expected, strict=True)]
 
 
 def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoint]) -> Cast:
@@ -657,10 +648,10 @@ def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
     return episode.trajectory()
 
 
-def _commit(store: Store, scene: Scene, fault: Fault, expected: set[str]) -> Planted:
-    committed = scene.commit()
+def _commit(scene: Scene, fault: Fault, expected: set[str]) -> Planted:
+    scene.commit()
     if fault.damage:
-        expected |= set(fault.damage(store, committed))
+        expected |= set(fault.damage(scene))
     sizes = {
         "trajectory": len(scene.rows),
         "call": max(1, sum(len(row.calls) for row in scene.rows)),
@@ -668,7 +659,7 @@ def _commit(store: Store, scene: Scene, fault: Fault, expected: set[str]) -> Pla
         "group": GROUPS,
         "problem": GROUPS,
     }
-    return Planted(fault, expected, committed, {problem.problem_id for problem in scene.problems}, sizes)
+    return Planted(fault, expected, {problem.problem_id for problem in scene.problems}, sizes)
 
 
 @dataclass(frozen=True)
@@ -681,7 +672,7 @@ class Found:
     false_alarms: dict[str, int]  # other checks that the fault's run raises: number of cases
 
 
-def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cache: Path) -> list[Found]:
+def examine(store: Store, planted: Sequence[Planted], verifier: Verifier, cache: Path) -> list[Found]:
     """Audit all runs with faults, together where their faults allow it."""
     together = [one for one in planted if not one.fault.alone]
     results = []
@@ -691,16 +682,13 @@ def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cach
     return results
 
 
-def look(store: Store, runs: Sequence[str], verifier: "Verifier", cache: Path) -> "dict[str, CheckResult]":
+def look(store: Store, runs: Sequence[str], verifier: Verifier, cache: Path) -> dict[str, CheckResult]:
     """Audit these runs with all checks; return the results by check."""
-    from tasks.audit.data_sets import select
-    from tasks.audit.run import audit
-
     with audit(store, select(store, runs), EVERYTHING, cache, verifier) as audited:
         return {check.name: check for check in audited.result.checks}
 
 
-def _result(planted: Planted, checks: "dict[str, CheckResult]") -> Found:
+def _result(planted: Planted, checks: dict[str, CheckResult]) -> Found:
     fault = planted.fault
     cases = {
         name: [

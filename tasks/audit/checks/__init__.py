@@ -125,7 +125,6 @@ def all_checks() -> dict[str, AuditCheck]:
 def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[[Run], Run]:
     """Register the decorated function as a check; the arguments are those of `AuditCheck`."""
     assert name in Checks.model_fields, f"check {name!r} has no knob in configs/audit.py: declare it there"
-    assert name not in _CHECKS, f"check {name!r} is registered already: choose another name"
 
     def register(run: Run) -> Run:
         _CHECKS[name] = AuditCheck(name, title, unit, needs, run)
@@ -171,14 +170,9 @@ def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, w
         group by version order by version"""
     )
     cases, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)
-    shares = {version: share(part, of) for version, part, of in rows}
+    shares = {version: found / of for version, found, of in rows}
     worst = max(shares, key=shares.__getitem__, default="")
-    says = f"{cases:,} of {whole:,} {what} ({share(cases, whole):.1%})"
+    says = f"{cases:,} of {whole:,} {what} ({cases / max(whole, 1):.1%})"
     if len(rows) > 1 and cases:
         says += f"; the highest share, {shares[worst]:.1%}, in {worst}"
     return Measured(shares.get(worst, 0.0), whole, says)
-
-
-def share(part: float, whole: float) -> float:
-    """Return `part / whole`, or 0 if `whole` is 0."""
-    return part / whole if whole else 0.0

@@ -40,8 +40,8 @@ from revisions where was > 0 and success is not null
 -- unit: turn
 -- says: {found} of {of:,} turns were sampled with a seed that their group already had
 -- among: turns
--- They are one turn, counted twice. Trajectories of one episode have the same sample number and may share turns, so
--- they are not compared.
+-- They are one turn, counted twice. Trajectories of one episode have the same sample number and may have turns in
+-- common, so they are not compared.
 with doubled as (
     select data_set, problem_id, turn, seed, min(sample) as first_sample from turns
     group by 1, 2, 3, 4 having count(distinct sample) > 1
@@ -53,7 +53,7 @@ from turns t join doubled using (data_set, problem_id, turn, seed) where t.sampl
 -- title: Failed episodes
 -- unit: trajectory
 -- share: episodes failed
--- The remaining ones may be the easier part.
+-- The episodes that remain may be the easier ones.
 select trajectory_id, data_set, reason, status = 'failed' from episodes
 
 -- check: truncated

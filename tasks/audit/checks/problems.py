@@ -26,7 +26,7 @@ from tasks.problems.contamination import find_overlaps
 from tasks.score.verdict import Verdict
 
 MOST_PROBLEMS = 0.5
-"""Share of the problems. The same words about many problems may be an example or a fixed phrase. They count as a leak
+"""A share of the problems. The same words about many problems may be an example or a fixed phrase. They count as a leak
 only if they contain the gold answers of more than this share of the problems."""
 _SHOWN = 80  # characters
 
@@ -116,15 +116,15 @@ def _in_prompts(evidence: AuditEvidence) -> Iterator[StatedAnswer]:
 def _flag_feedback(evidence: AuditEvidence) -> int:
     """Flag turns whose feedback contains the gold answer, while neither the prompt nor a turn before it does."""
     by_feedback: dict[str, list[str]] = {}
-    shared: dict[str, int] = {}  # number of problems with the same feedback
+    given: dict[str, int] = {}  # number of problems with the same feedback
     for name, prompt, solutions, feedback, problems in evidence.database.all(_FEEDBACK_WITH_GOLD):
         if contains_gold(feedback, solutions) and not contains_gold(prompt, solutions):
             by_feedback.setdefault(feedback, []).append(name)
-            shared[feedback] = problems
+            given[feedback] = problems
     leaking = [
         (name, feedback)
         for feedback, names in by_feedback.items()
-        if len(names) > MOST_PROBLEMS * shared[feedback]
+        if len(names) > MOST_PROBLEMS * given[feedback]
         for name in names
     ]
     cases = [

@@ -1,6 +1,6 @@
 """Checks that decode stored tokens: the form of prompts, and texts against the tokens that stand for them.
 
-The form of a prompt is its decoded text with a mark in the place of the problem's text.
+The form of a prompt is its decoded text with a mark instead of the problem's text.
 Example: the prompt "<user>What is 1 + 1?<end>" of the problem "What is 1 + 1?" has the form "<user>⟨problem⟩<end>".
 """
 
@@ -31,8 +31,6 @@ def create_distinct_prompts(evidence: AuditEvidence) -> None:
     )
 
 
-MOST_TOKENS = 200_000_000
-"""The most sampled tokens that are decoded; with more, only a sample of the turns is. Five million take a second."""
 _SHOWN = 80  # characters
 
 
@@ -40,12 +38,10 @@ _SHOWN = 80  # characters
 def text_differs(evidence: AuditEvidence) -> Measured:
     """Decode the tokens of every turn, without special tokens like the rollout, and count turns with another text.
 
-    The graded text is then not the trained one.
+    The graded text is then not the trained one. Five million tokens take a second.
     """
     decoders, turns = Decoders(evidence), evidence.database.count("turns")
-    tokens = evidence.database.number("select sum(sampled) from episodes")
-    chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
-    query = f"select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens where {chosen}"
+    query = "select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens"
     decoded, differing = 0, list[pa.RecordBatch]()
     for batch in decoders.decode(evidence, query):
         decoded += batch.rows.num_rows
@@ -71,7 +67,7 @@ def _differing(batch: Decoded, decoder: Decoder) -> pa.RecordBatch:
 _MARK = "⟨problem⟩"
 _WITHOUT = "(without the problem's text)"
 _MANY = 8  # forms
-_AROUND = 30  # characters before the place where two forms begin to differ, and twice as many after it
+_AROUND = 30  # characters before the position where two forms begin to differ, and twice as many after it
 
 
 @check("template_drift", "Drift of the prompt's form", "trajectory")

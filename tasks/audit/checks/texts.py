@@ -49,12 +49,12 @@ def _search(evidence: AuditEvidence, name: str, pattern: str, read: Callable[[st
     database = evidence.database
     database.connection.execute(
         """create or replace temp table matching as
-        select unit, id, data_set, place, (hash(text) >> 1)::bigint as digest, text from texts
+        select unit, id, data_set, name, (hash(text) >> 1)::bigint as digest, text from texts
         where regexp_matches(text, ?)""",
         [pattern],
     )
     kinds = [{"digest": digest, "kind": kind} for digest, text in _distinct(evidence) if (kind := read(text))]
-    query = "select id, data_set, place || ' has ' || kind from matching join found using (digest) where unit = '{}'"
+    query = "select id, data_set, name || ' has ' || kind from matching join found using (digest) where unit = '{}'"
     found = database.flag(name, "problem", query.format("problem"), found=kinds)
     found += database.flag(name, "turn", query.format("turn"), found=kinds)
     total = database.count("texts")

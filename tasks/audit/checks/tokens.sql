@@ -68,7 +68,7 @@ from (
 -- Turns must be in order, each in one sequence, and calls in turns that exist. A group has one prompt: if none of its
 -- prompts has a majority, the agent varies prompts on purpose, and the group is not checked. An episode of several
 -- conversations has the prompt of its group if one of them has it.
-with places as (
+with positions as (
     select *, len(list_filter(starts, lambda b: b >= "start" and b < "end")) > 0 as crossed,
         turn > 0 and len(list_filter(starts, lambda b: b >= after and b <= "start")) = 0 as inside,
         follows not between -1 and turns - 1 or follows = turn as lost
@@ -92,7 +92,7 @@ select trajectory_id, data_set, turn_name(turn) || case
     when crossed then ' lies across two sequences'
     when lost then ' follows a turn that does not exist'
     else ' follows ' || turn_name(follows) || ' and not the one before it in its sequence' end
-from places where "start" < after or crossed or lost or (inside and follows <> turn - 1)
+from positions where "start" < after or crossed or lost or (inside and follows <> turn - 1)
 union all
 select c.trajectory_id, c.data_set, 'it has a call in ' || turn_name(c.turn) || ', which does not exist'
 from calls c left join turns t on t.row = c.row and t.turn = c.turn where t.row is null

@@ -27,7 +27,7 @@ def false_positives(evidence: AuditEvidence) -> Measured:
 def _contradicted(
     name: str, verdict: Literal["wrong", "correct"], contrary: Opinion, evidence: AuditEvidence
 ) -> Measured:
-    """Judge a sample of math-verify's turns with `verdict` again, and flag those that the second checker contradicts.
+    """Grade a sample of math-verify's turns with `verdict` again, and flag those that the second checker contradicts.
 
     The value is the lower end of the 95 % interval of the share that the second checker contradicts. If it could judge
     too few, those that it could not judge are flagged, too.
@@ -44,13 +44,13 @@ def _contradicted(
         evidence.settings.judged_again,
     )
     opinions = [opinion(given, solutions) for *_, given, solutions in sample]
-    measured = _measured([judged for judged, _ in opinions], verdict, contrary)
+    measured = _measured([each for each, _ in opinions], verdict, contrary)
     flagged = {contrary, "cannot say"} if measured.judged < evidence.settings.least_judged else {contrary}
     cases = list[Case]()
-    for (row, version, turn, given, solutions), (judged, answer) in zip(sample, opinions, strict=True):
-        if judged in flagged:
+    for (row, version, turn, given, solutions), (second, answer) in zip(sample, opinions, strict=True):
+        if second in flagged:
             cannot = f"cannot judge {given[-_SHOWN:]!r}"
-            read = cannot if judged == "cannot say" else f"reads {answer[:_SHOWN]!r}"
+            read = cannot if second == "cannot say" else f"reads {answer[:_SHOWN]!r}"
             gold = " or ".join(repr(solution[:_SHOWN]) for solution in solutions[:3])
             detail = f"turn {turn + 1}: judged {verdict}; the second checker {read}, the gold is {gold}"
             cases.append(Case("turn", row, version, detail))

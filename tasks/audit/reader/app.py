@@ -3,7 +3,7 @@
 Templates escape every text, and headers forbid the browser to run anything.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def create_app(
         notes: sentences about data that cannot be shown.
     """
     templates = page.environment(_HERE)
-    templates.filters |= {"seen": seen, "line": line, "moment": moment}
+    templates.filters |= {"seen": visible, "line": line, "moment": moment}
     templates.filters |= {"number": wording.decimal, "counted": wording.counted}
     templates.globals |= {"LONGEST": LONGEST, "words": wording, "root": store.root, "has_audit": audit is not None}
 
@@ -65,7 +65,7 @@ def create_app(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
     pages = {"/": views.listing, "/group": views.group, "/trajectory": views.trajectory}
     for path, view in pages.items():
-        app.add_api_route(path, _answer(view), methods=["GET", "HEAD"])
+        app.add_api_route(path, view, methods=["GET", "HEAD"])
 
     @app.get("/static/{name}")
     def style(name: str) -> Response:
@@ -91,20 +91,6 @@ def create_app(
         return render("failed.html", 500, says=says)
 
     return app
-
-
-def _answer(view: Callable[[Mapping[str, str]], Response]) -> Callable[[Request], Response]:
-    """Make a route of a view, which gets only the query parameters and runs in a thread."""
-
-    def answer(request: Request) -> Response:
-        return view(request.query_params)
-
-    return answer
-
-
-def seen(text: str | None, most: int | None = None) -> str:
-    """Make text of unknown origin visible, cut after `most` characters."""
-    return visible(text or "", most)
 
 
 def line(text: str | None, most: int = 100) -> str:

@@ -48,7 +48,6 @@ class Filter(BaseModel):
     calls: Literal["", "some", "none", CallStatus] = Field(default="", title="Calls of tools")
     data_set: str = Field(default="", title="Data set, or a part")
     check: str = Field(default="", title="Found by the check")
-    order: Literal["stored", "longest", "best", "worst"] = Field(default="stored", title="Order")
 
     def chosen(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, by name."""
@@ -62,10 +61,6 @@ class Filter(BaseModel):
 LABELS = {
     "unscored": "no score",
     "disagree": "score and environment differ",
-    "stored": "by data set",
-    "longest": "most tokens first",
-    "best": "best reward first",
-    "worst": "worst reward first",
 }
 """What people read for a value of a filter, where it is not the value itself."""
 
@@ -100,13 +95,7 @@ problem, or for its data set."""
 _OF_CALLS = {"some": "calls > 0", "none": "calls = 0"}
 _OF_TURN = {"any": "true", "first": "turn = 0", "last": '"last"'}
 _OF_VERDICT = {"unscored": "verdict is null", "disagree": "verdict <> environment_verdict and verdict <> 'none'"}
-_ORDERS = {
-    "stored": "position",
-    "longest": "tokens desc, position",
-    "best": "reward desc nulls last, position",
-    "worst": "reward nulls last, position",
-}
-"""By value of a parameter, a condition on a row of `listing` (calls) or of `turns`, and an order of `listing`."""
+"""By value of a parameter, a condition on a row of `listing` (calls) or of `turns`."""
 
 _Conditions = list[tuple[str, Any]]
 """SQL conditions, each with the value of its placeholders."""
@@ -183,10 +172,9 @@ class Library:
         self.find = lru_cache(_CACHED_LISTS)(self._find)
 
     def _find(self, wanted: Filter) -> Rows:
-        """Return the row numbers of all trajectories that match `wanted`, in its order."""
+        """Return the row numbers of all trajectories that match `wanted`, in the order of the list."""
         condition, parameters = _where(wanted)
-        query = f"select row from listing where {condition} order by {_ORDERS[wanted.order]}"
-        return self.database.integers(query, *parameters)
+        return self._rows(condition, *parameters)
 
     def entries(self, rows: Sequence[int]) -> list[ListItem]:
         """Return the lines of the list for `rows`, in the same order."""
@@ -201,18 +189,15 @@ class Library:
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:
         """Return the row numbers of the trajectories with this id: normally one, but none or several are possible."""
-        return self._rows("trajectory_id = ?", trajectory_id)
+        return list(self._rows("trajectory_id = ?", trajectory_id).tolist())
 
     def group(self, data_set: str, problem_id: str) -> list[int]:
         """Return the row numbers of a group's episodes, by sample."""
         in_set = "data_set in (select data_set from data_sets where version = ?)"
-        return self._rows(f"{in_set} and problem_id = ?", data_set, problem_id)
+        return list(self._rows(f"{in_set} and problem_id = ?", data_set, problem_id).tolist())
 
-    def _rows(self, condition: str, *parameters: str) -> list[int]:
-        found: list[int] = self.database.integers(
-            f"select row from listing where {condition} order by position", *parameters
-        ).tolist()
-        return found
+    def _rows(self, condition: str, *parameters: Any) -> Rows:
+        return self.database.integers(f"select row from listing where {condition} order by position", *parameters)
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:
         """Read whole trajectories with their tokens, in the order of `rows`.

@@ -2,7 +2,7 @@
 create table prompts as
 select row_number() over () as number, prompt as text from (select distinct prompt from trajectories);
 
--- One row for each line of the list; `position` is the default order.
+-- One row for each line of the list; `position` is their order.
 create table listing as
 with answers as (
     select row, list(coalesce(verdict, environment_verdict) order by turn) as verdicts,

@@ -43,7 +43,8 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Serve the reader until Ctrl-C.
 
     Raises:
-        ValueError: a target names no data set, there is nothing to show, or the port is invalid or taken.
+        ValueError: a target names no data set, or there is nothing to show.
+        OSError: the port is taken.
         UnavailableError: the store does not answer.
     """
     roots = [root for target in arguments.targets if (root := split_uri(target)[0])]
@@ -62,7 +63,10 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     if not data_sets:
         raise ValueError(f"there are no trajectories in {store.root}, or none since that date: name another")
     intake = fetch_data_sets(store, data_sets, cache)
-    with open_database(data_sets, intake, Audit()) as database, _listen(arguments.port) as listener:
+    with (
+        open_database(data_sets, intake, Audit()) as database,
+        socket.create_server((ADDRESS, arguments.port)) as listener,
+    ):
         from transformers import AutoTokenizer  # noqa: F401  # takes seconds: the first page should not wait for it
         from uvicorn import Config, Server
 
@@ -107,10 +111,3 @@ def require_key(app: "FastAPI", port: int) -> str:
         return PlainTextResponse("Open the address that the reader printed: it has the key.\n", status_code=403)
 
     return key
-
-
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server((ADDRESS, port))
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"port={port} cannot be opened ({error}): give another, or 0 for any free port") from error

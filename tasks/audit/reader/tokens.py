@@ -1,6 +1,6 @@
 """Prepare the tokens of a trajectory for a page: texts, spans, sequences, colours and advantages.
 
-A long trajectory is shown one part at a time. Colours have seven steps; each step also has its own underline, and its
+A page shows one part of a long trajectory. Colours have seven steps; each step also has its own underline, and its
 numbers are in the legend.
 """
 
@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise, zip_longest
-from typing import Literal
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The tokens of a prompt, turn or feedback, or the part of them that is on this page.
+    """The tokens of a prompt, turn or feedback, or those of them that are on this page.
 
     Example: Span(title="Turn 1", tokens=[…])
     """
@@ -119,49 +118,10 @@ def _title(row: Trajectory, position: int) -> str:
         if turn.start <= position < turn.end:
             return f"Turn {number}"
     starts = sorted({0, *row.sequence_starts})
-    begin = _begin(starts, position)
+    begin = max(start for start in starts if start <= position)
     before = [number for number, turn in enumerate(row.turns, 1) if begin <= turn.start and turn.end <= position]
     title = f"After turn {before[-1]}" if before else "Prompt"
     return f"{title}, sequence {starts.index(begin) + 1} of {len(starts)}" if len(starts) > 1 else title
-
-
-def _begin(starts: list[int], position: int) -> int:
-    """Return the start of the sequence with this position."""
-    return max((start for start in starts if start <= position), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The begin of a sequence that is not the episode's only one.
-
-    conversation: its first turn follows none. branch: it repeats the tokens up to another turn, from which it goes on.
-    rewritten: its first turn follows another one, but the tokens before it are others.
-
-    Example: Beginning(sequence=2, of=3, kind="branch", follows=0)
-    """
-
-    sequence: int  # from 1 on
-    of: int
-    kind: Literal["conversation", "branch", "rewritten"]
-    follows: int  # the turn that its first turn follows; -1: none
-
-
-def beginnings(row: Trajectory) -> dict[int, Beginning]:
-    """Return the beginnings of sequences, by the number of their first turn; none if the row is one conversation."""
-    starts = sorted({0, *row.sequence_starts})
-    first: dict[int, int] = {}
-    for number, turn in enumerate(row.turns):
-        first.setdefault(_begin(starts, turn.start), number)
-    found: dict[int, Beginning] = {}
-    for start, number in first.items() if len(starts) > 1 else ():
-        follows = row.follows[number] if number < len(row.follows) else number - 1
-        kind: Literal["conversation", "branch", "rewritten"] = "conversation"
-        if 0 <= follows < len(row.turns):
-            before = row.turns[follows]
-            history = row.token_ids[_begin(starts, before.start) : before.end]
-            kind = "branch" if row.token_ids[start : start + len(history)] == history else "rewritten"
-        found[number] = Beginning(starts.index(start) + 1, len(starts), kind, follows)
-    return found
 
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0)

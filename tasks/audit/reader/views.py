@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-from fastapi import HTTPException, Response
+from fastapi import HTTPException, Request, Response
 
 from storage.objects.store import Store
 from storage.records import Trajectory
@@ -43,7 +43,7 @@ Given = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Views:
-    """The views: functions from the parameters of an address to a page."""
+    """The views: each makes a page from the parameters in the address of a request, in a thread."""
 
     library: Library
     render: Callable[..., Response]  # a page from the name of its template, its status and values
@@ -52,8 +52,9 @@ class Views:
     cache: Path  # local folder for files of a remote store
     notes: Sequence[str]  # sentences about data that cannot be shown
 
-    def listing(self, given: Given) -> Response:
+    def listing(self, request: Request) -> Response:
         """Show all trajectories that match a filter, page by page."""
+        given = request.query_params
         wanted, wrong = parse(given)
         rows = NOTHING if wrong else self.library.find(wanted)
         page = _Page(given, len(rows), LINES)
@@ -74,21 +75,14 @@ class Views:
             versions=[data_set.version for data_set in self.data_sets[:_MOST_DATA_SETS]],
         )
 
-    def group(self, given: Given) -> Response:
+    def group(self, request: Request) -> Response:
         """Show the episodes of one problem in one data set, side by side."""
+        given = request.query_params
         data_set, problem = given.get("data_set", ""), given.get("problem", "")
         rows = self.library.group(data_set, problem)
         if not rows:
             raise HTTPException(404, f"There is no problem {problem[:200]!r} in {data_set[:200]!r}.")
         page = _Page(given, len(rows), EPISODES_PER_PAGE)
-        answers: dict[int, list[tuple[Any, ...]]] = {}  # by turn, the most frequent first
-        for turn, *answer_verdict_count in self.library.database.all(
-            """select turn, extracted, coalesce(verdict, environment_verdict), count(*)
-            from turns join data_sets using (data_set)
-            where version = ? and problem_id = ? group by all order by turn, count(*) desc, extracted""",
-            *(data_set, problem),
-        ):
-            answers.setdefault(turn, []).append(tuple(answer_verdict_count))
         return self.render(
             "group.html",
             data_set=data_set,
@@ -96,14 +90,18 @@ class Views:
             group=Filter(problem=problem, data_set=data_set),
             conversations=read_conversations(self.library.database, rows[page.chosen]),
             entries={entry.row: entry for entry in self.library.entries(rows[page.chosen])},
-            answers=answers,
             page=page,
             address=lambda **more: urlencode({"data_set": data_set, "problem": problem, **more}),
         )
 
-    def trajectory(self, given: Given) -> Response:
+    def trajectory(self, request: Request) -> Response:
         """Show one trajectory with a part of its tokens."""
-        row = self._row(given)
+        given = request.query_params
+        name = given.get("id", "")
+        same = self.library.rows_with_id(name)
+        if not same:
+            raise HTTPException(404, f"There is no trajectory {name[:200]!r} here.")
+        row = next((row for row in same if str(row) == given.get("row")), same[0])
         (conversation,) = read_conversations(self.library.database, [row])
         (trajectory,) = self.library.trajectories([row])
         return self.render(
@@ -113,7 +111,6 @@ class Views:
             trajectory=trajectory,
             conversation=conversation,
             turns=list(zip(conversation.turns, trajectory.turns, strict=True)),
-            beginnings=tokens.beginnings(trajectory),
             cases=self.library.database.all(
                 """select check_name, detail from cases
                 where unit in ('trajectory', 'turn', 'call') and id = ? and data_set in ('', ?)
@@ -123,13 +120,6 @@ class Views:
             neighbours=self._neighbours(given, row),
             **self._tokens(given, trajectory, row),
         )
-
-    def _row(self, given: Given) -> int:
-        """Return the row with the given id, that with the given number if several have the id."""
-        same = self.library.rows_with_id(given.get("id", ""))
-        if not same:
-            raise HTTPException(404, f"There is no trajectory {given.get('id', '')[:200]!r} here.")
-        return next((row for row in same if str(row) == given.get("row")), same[0])
 
     def _neighbours(self, given: Given, row: int) -> dict[str, Any]:
         """Return the position of a trajectory in the list from which it was opened, or 0, and its neighbours."""

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from storage.visible import visible
 from tasks.audit.database import StoredConversation
 from tasks.audit.report import wording
-from tasks.audit.report.plots import Values, by_turn, plots, rewards
+from tasks.audit.report.plots import Values, attributes, by_turn, plots, rewards
 from tasks.audit.results import AuditResult, SetNumbers
 
 Conversations = Mapping[tuple[str, str], StoredConversation]
@@ -29,7 +29,7 @@ _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
 _MOST_OF_TEXT = 3000  # characters of one text of a conversation
-_END = 0.25  # share of a shortened text that is taken from its end, where answers are
+_END = 0.25  # share of its characters that a shortened text keeps at its end, where answers are
 
 
 def environment(folder: Path, most: int | None = None) -> Environment:
@@ -49,7 +49,7 @@ def environment(folder: Path, most: int | None = None) -> Environment:
 
 
 def render(result: AuditResult, conversations: Conversations, reader_command: str) -> str:
-    """Render the page.
+    """Render the page. Its content security policy allows no loading, and no script except the two of the page.
 
     Args:
         result: the result of the audit.
@@ -57,6 +57,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command: the command that shows all cases.
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+    hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
     templates = environment(TEMPLATES, _MOST)
     templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text)))}
     return templates.get_template("report.html").render(
@@ -65,21 +66,13 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         reader_command=reader_command,
         styles=[Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in STYLES],
         scripts=[Markup(script) for script in scripts],
-        policy=_content_policy(scripts),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}; "
+        "base-uri 'none'; form-action 'none'",
         plots=plots(result.sets, result.histograms),
         columns=_columns(result.sets),
         tools=_tools(result.sets),
-        places={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
+        anchors={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
         words=wording,
-    )
-
-
-def _content_policy(scripts: list[str]) -> str:
-    """Return a content security policy that allows no loading, and no script except `scripts`."""
-    hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}; "
-        "base-uri 'none'; form-action 'none'"
     )
 
 
@@ -101,24 +94,20 @@ _Column = tuple[str, Values, Callable[[float | None], str]]
 
 
 def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
-    def named(text: Callable[[float | None], str], *names: str, **titled: str) -> list[_Column]:
-        """Return the columns of attributes of the data sets: some with the name as title, some with another one."""
-        titles = {**{name: name for name in names}, **titled}
-        return [(title, [getattr(each, name) for each in sets], text) for name, title in titles.items()]
-
-    tools = named(
-        wording.share, with_calls="episodes with calls", failed_calls="failed calls", branched="episodes with branches"
-    )
-    return [
-        *named(wording.decimal, "iteration", "trajectories", "turns", "tokens"),
-        *((f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
-        *((title, values, wording.decimal) for title, values in rewards(sets).items()),
-        *(column for column in tools if any(value is not None for value in column[1])),
-        *named(wording.share, any_turn="any turn right", fixed="fixed", broken="broken"),
-        *named(wording.decimal, answer_tokens="tokens a turn"),
-        *named(wording.share, "truncated", "failed", "unparsable", zero_variance="groups without variance"),
-        *named(wording.decimal, "staleness", "logprob", "drift"),
+    tools = attributes(
+        episodes_with_calls="with_calls", failed_calls="failed_calls", episodes_with_branches="branched"
+    )(sets)
+    groups = [
+        (attributes("iteration", "trajectories", "turns", "tokens")(sets), wording.decimal),
+        ({f"{title} right": values for title, values in by_turn(sets).items()}, wording.share),
+        (rewards(sets), wording.decimal),
+        ({title: values for title, values in tools.items() if values.count(None) < len(values)}, wording.share),
+        (attributes(any_turn_right="any_turn", fixed="fixed", broken="broken")(sets), wording.share),
+        (attributes(tokens_a_turn="answer_tokens")(sets), wording.decimal),
+        (attributes("truncated", "failed", "unparsable", groups_without_variance="zero_variance")(sets), wording.share),
+        (attributes("staleness", "logprob", "drift")(sets), wording.decimal),
     ]
+    return [(title, values, text) for columns, text in groups for title, values in columns.items()]
 
 
 def _tools(sets: Sequence[SetNumbers]) -> dict[str, Counter[str]]:

@@ -74,47 +74,48 @@ def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     return turns if len(turns) < 2 else turns | {"any turn": [each.any_turn for each in sets]}
 
 
-def _attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
+def attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
+    """Return a function that reads attributes of the data sets: some named like their titles, some titled anew."""
     titles = {name: name for name in names} | {title.replace("_", " "): name for title, name in titled.items()}
     return lambda sets: {title: [getattr(each, name) for each in sets] for title, name in titles.items()}
 
 
 _KINDS = (
     _Kind("Success by turn", "Share of the turns with that number that were right.", _success),
-    _Kind("Length of an answer", "Mean tokens of a turn.", _attributes(tokens="answer_tokens"), shares=False),
+    _Kind("Length of an answer", "Mean tokens of a turn.", attributes(tokens="answer_tokens"), shares=False),
     _Kind(
         "Truncated, failed, unparsable",
         "Share of the episodes that were cut or failed, and of the turns without an answer.",
-        _attributes("truncated", "failed", "unparsable"),
+        attributes("truncated", "failed", "unparsable"),
     ),
     _Kind(
         "Groups without variance",
         "Share of the groups in which all episodes earned the same: the policy learns nothing from them.",
-        _attributes(groups="zero_variance"),
+        attributes(groups="zero_variance"),
     ),
     _Kind(
         "Fixed and broken answers",
         "Share of the wrong turns that were followed by a right one, and of the right ones by a wrong one.",
-        _attributes("fixed", "broken"),
+        attributes("fixed", "broken"),
     ),
-    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _attributes("staleness"), shares=False),
+    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", attributes("staleness"), shares=False),
     _Kind(
         "Behaviour logprob",
         "Mean over the sampled tokens, in nats; closer to 0 means more certain.",
-        _attributes("logprob"),
+        attributes("logprob"),
         shares=False,
     ),
     _Kind(
         "Drift of the logprobs",
         "Mean distance between stored and recomputed logprobs, in nats a token, for data sets that were recomputed.",
-        _attributes("drift"),
+        attributes("drift"),
         shares=False,
     ),
     _Kind("Rewards", "Mean reward of a turn, and of its named parts.", rewards, shares=False),
     _Kind(
         "Tools and branches",
         "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
-        _attributes(with_calls="with_calls", failed_calls="failed_calls", with_branches="branched"),
+        attributes(with_calls="with_calls", failed_calls="failed_calls", with_branches="branched"),
     ),
 )
 

@@ -5,12 +5,13 @@ Prefect's artifacts and the terminal get an audit in a few lines of Markdown and
 
 import math
 import re
+from collections import Counter
 from typing import get_args
 
 from configs.audit import Checks
 from storage.records import CallStatus
 from storage.visible import visible
-from tasks.audit.results import VERDICTS, AuditResult, CheckResult, Verdict
+from tasks.audit.results import VERDICTS, AuditResult, CheckResult
 
 MISSING = "\u2013"  # an en dash
 
@@ -70,19 +71,15 @@ def counted(count: int, unit: str) -> str:
 
 def value(check: CheckResult) -> str:
     """Write the value of a check with its unit, or `MISSING` if the check was skipped."""
-    return _measured(check, check.value)
+    if _is_share(check) or check.value is None:
+        return share(check.value)
+    return decimal(check.value) + _MEASURES.get(check.name, "")
 
 
 def threshold(check: CheckResult) -> str:
     if _is_share(check):
         return f"{100 * check.threshold:g}%"
-    return _measured(check, check.threshold)
-
-
-def _measured(check: CheckResult, number: float | None) -> str:
-    if _is_share(check) or number is None:
-        return share(number)
-    return decimal(number) + _MEASURES.get(check.name, "")
+    return decimal(check.threshold) + _MEASURES.get(check.name, "")
 
 
 def _is_share(check: CheckResult) -> bool:
@@ -92,18 +89,12 @@ def _is_share(check: CheckResult) -> bool:
     return 0 < declared < 1 and check.name not in _MEASURES
 
 
-def tally(result: AuditResult) -> dict[Verdict, int]:
-    """Count the checks with each verdict, worst first."""
-    return {verdict: sum(check.verdict == verdict for check in result.checks) for verdict in VERDICTS}
-
-
 def headline(result: AuditResult) -> str:
     """Write the verdict in words, such as `FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped`."""
-    counts = [(verdict, count) for verdict, count in tally(result).items() if count]
-    parts = [f"{count} {_ONE[verdict] if count == 1 else verdict}" for verdict, count in counts]
+    counts = Counter(check.verdict for check in ordered(result))  # worst first
+    parts = [f"{count} {_ONE[verdict] if count == 1 else verdict}" for verdict, count in counts.items()]
     if parts:
-        number, _, rest = parts[0].partition(" ")
-        parts[0] = f"{counted(int(number), 'check')} {rest}"
+        parts[0] = parts[0].replace(" ", " check " if parts[0].startswith("1 ") else " checks ", 1)
     return f"{result.verdict.upper()}: {', '.join(parts) or 'no checks'}"
 
 
