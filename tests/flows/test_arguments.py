@@ -53,6 +53,7 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
     ("line", "status", "says"),
     [
         ("flows.retrain retrain run.seed=7 smoke", 2, "override 'smoke' is not key=value"),
+        ("flows.math_mt_ppo demo ppo.eps_clp=0.3", 2, "did you mean 'eps_clip'"),
         ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),
         ("storage diff one --root ROOT", 2, "arguments are required: VERSION"),
         ("storage ls --bogus", 2, "unrecognized arguments: --bogus"),
@@ -69,6 +70,7 @@ def test_what_is_wrong_is_named(line: str, status: int, says: str, call: Call, t
     found, _, err = call(line.replace("ROOT", str(tmp_path)))
     assert found == status
     assert says.replace("ROOT", str(tmp_path)) in err
+    assert "Traceback" not in err
     assert not (tmp_path / "vra").exists()
 
 
