@@ -15,6 +15,9 @@ from storage.visible import described
 T = TypeVar("T")
 
 
+_TESTS: dict[str, Callable[[object], bool]] = {"Class": inspect.isclass, "function": inspect.isfunction}
+
+
 class Registry(Generic[T]):
     """The classes of one kind by name. The error messages contain `kind` ("agent", "environment").
 
@@ -23,7 +26,6 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, own: Literal["Class", "function"] = "Class") -> None:
         self.kind, self._own = kind, own
-        self._is_own: Callable[[object], bool] = inspect.isclass if own == "Class" else inspect.isfunction
         self._classes: dict[str, type[T] | str] = {}
 
     def register(self, name: str, cls: type[T] | str) -> None:
@@ -70,14 +72,18 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{self.kind}.type={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?"
             ) from error
-        found = getattr(module, class_name, None)
-        if not self._is_own(found):
-            there = [key for key, value in vars(module).items() if self._is_own(value)]
+        found = self._accept(getattr(module, class_name, None))
+        if found is None:
+            there = [key for key, value in vars(module).items() if self._accept(value)]
             raise ValueError(
                 f"{self.kind}.type={name!r}: {module_name} has no {self._own.lower()} {class_name!r}"
                 f"{nearest(class_name, there)}"
             )
-        return typing.cast(type[T], found)
+        return found
+
+    def _accept(self, found: object) -> type[T] | None:
+        """Return what a module has under a name if a user may name it; None otherwise."""
+        return typing.cast(type[T], found) if _TESTS[self._own](found) else None
 
     def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Check a user's arguments for the constructor of `name`: their names, their types, and that none is missing.

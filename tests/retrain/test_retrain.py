@@ -1,8 +1,6 @@
 """Nights of retraining, end to end on a real engine: promotions, what is kept, and recovery from failures."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.report import read_timeline
 from tasks.retrain.task import decide
 from tests.conftest import MadeOnce
-from tests.support.paths import ROOT
 
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
 """A gate that promotes every challenger."""
@@ -365,18 +362,3 @@ def test_a_log_that_lost_an_entry(untouched: Place, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the run 'nightly-0001' exists, but the log .* knows no such night"):
         untouched.night(*PROMOTE)
     hidden.rename(first)
-
-
-def test_the_command_line(place: Place) -> None:
-    """Command options run instead of a night; a refused one exits with status 1 and one line."""
-
-    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "flows.retrain", "smoke", *place.overrides, *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    done = call("--retry", "1")  # its lease is the first object of the store
-    assert done.returncode == 1
-    assert done.stderr == "error: retraining 'nightly' has had 0 nights, but no night 1\n"
-    done = call("--explain")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("retraining 'nightly' has had no night yet")
