@@ -166,12 +166,6 @@ def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def alarms(decision: Mapping[str, Any]) -> list[str]:
-    """List the texts of the alarms that the night raised."""
-    failed = [check for check in decision["checks"] if check["kind"] == "alarm" and not check["passed"]]
-    return [f"{check['subject']}: {check['says']}" for check in failed]
-
-
 def markdown_table(rows: list[dict[str, str]]) -> str:
     """Format rows as a Markdown table; bars in cells are escaped."""
     if not rows:

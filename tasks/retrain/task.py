@@ -28,7 +28,7 @@ from tasks.problems.problem_set import NoFilesError, key, new_problems, not_supe
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
 from tasks.retrain import gate, planning
 from tasks.retrain.evidence import failed_verdicts, outcomes_of, summary_of, training_of
-from tasks.retrain.report import alarms, check_rows, night_markdown, timeline_rows, write_timeline
+from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
 from tasks.run.workspace import Workspace
 from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
@@ -314,8 +314,9 @@ def report_night(workspace: Workspace, record: Record) -> str:
         "decision": end.decision,
         "report": store.uri(f"{layout.retraining(workspace.name)}/report"),
     }
-    if off := alarms(decision):
-        _emit(workspace, "alarm", payload | {"alarms": off})
+    alarms = [check for check in decision["checks"] if check["kind"] == "alarm" and not check["passed"]]
+    if alarms:
+        _emit(workspace, "alarm", payload | {"alarms": [f"{check['subject']}: {check['says']}" for check in alarms]})
     _emit(workspace, end.outcome, payload)
     store.write(_report(workspace, night), text.encode())  # last: this file marks the night as reported
     get_run_logger().info("night %d: %s; report in %s", night.number, end.outcome, payload["report"])

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 from configs import Config, ConfigError, available, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
 from tasks.agents.problem_checks import lacking_room
-from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
 
 
 @pytest.mark.parametrize("name", available())
@@ -43,20 +40,11 @@ def load_text(text: str) -> Config:
         (["agent={type: math-single-step}", "sampling.max_new_tokens=120"], None),
     ],
 )
-def test_turns_that_may_not_fit_cause_a_warning_at_the_start(
-    overrides: list[str],
-    message: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_turns_that_may_not_fit_are_named(overrides: list[str], message: str | None) -> None:
     """Turns without room in the context count as wrong answers, so a run warns before it plays any."""
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
-    config = resolve("demo", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
-    run_workspace.start_run.fn(Workspace(config))
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == (message is not None)
-    assert (message or "") in "".join(warnings)
+    warning = lacking_room(resolve("demo", overrides))
+    assert (warning is None) == (message is None)
+    assert (message or "") in (warning or "")
 
 
 def test_a_mapping_replaces_its_section() -> None:

@@ -50,6 +50,13 @@ class Place:
     def night(self, *overrides: str) -> str:
         return retrain("smoke", [*self.overrides, *overrides])
 
+    def broken_night(self, step: str) -> None:
+        """Run a night that breaks before a step of the flow."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"flows.retrain.{step}", broken)
+            with pytest.raises(RuntimeError, match="power cut"):
+                self.night(*PROMOTE)
+
     def config(self, *overrides: str) -> Config:
         return load("smoke", [*self.overrides, *overrides])
 
@@ -146,15 +153,12 @@ STEPS = ["crown_first", "learn", "end_training", "measure_distance", "evaluate_s
 STEPS += ["report_night"]
 
 
-def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path) -> None:
     """A night broken before each of its steps still ends once, with one promotion and no version made twice."""
     place.arrive("a", range(8))
     before: dict[str, str] = {}
     for step in STEPS:
-        with monkeypatch.context() as patch:
-            patch.setattr(f"flows.retrain.{step}", broken)
-            with pytest.raises(RuntimeError, match="power cut"):
-                place.night(*PROMOTE)
+        place.broken_night(step)
         found = {str(path): json.loads(path.read_text())["nonce"] for path in tmp_path.rglob("manifest.json")}
         assert before.items() <= found.items()
         before = found
@@ -174,13 +178,10 @@ def broken(*_: object) -> None:
     raise RuntimeError("power cut")
 
 
-def test_a_night_is_continued_as_it_was_begun(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_is_continued_as_it_was_begun(place: Place) -> None:
     """A killed night keeps its settings; changed settings count from the next night on."""
     place.arrive("a", range(8))
-    with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.evaluate_sets", broken)
-        with pytest.raises(RuntimeError):
-            place.night(*PROMOTE)
+    place.broken_night("evaluate_sets")
     assert "has not ended: the next flow run continues it" in explain(place.config())
     assert place.night(*REJECT, "optimizer.lr=0.5") == "promoted"
 
@@ -190,19 +191,14 @@ def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytes
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("tasks.score.scoring._RULES", 1)
-        patch.setattr("flows.retrain.measure_distance", broken)
-        with pytest.raises(RuntimeError):
-            place.night(*PROMOTE)
+        place.broken_night("measure_distance")
     assert place.night(*PROMOTE) == "promoted"
 
 
-def test_a_hopeless_night_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hopeless_night_is_given_up(place: Place) -> None:
     """A night that always fails can be given up by hand; its problems wait for the next night."""
     place.arrive("a", range(8))
-    with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.learn", broken)
-        with pytest.raises(RuntimeError):
-            place.night(*PROMOTE)
+    place.broken_night("learn")
     assert give_up(place.config()) == "night 1 is given up; its 8 new problems wait for the next night"
     assert "nothing to give up" in give_up(place.config())
     place.arrive("b", range(8, 12))
