@@ -13,7 +13,7 @@ from storage.version_names import PolicyVersion, ProblemsVersion
 REMOVED = "removed"
 """In `evaluation.fingerprints`: this set is no longer used."""
 KEEPS = ("storage", "inference")
-"""Sections that a continued night takes from the present configuration: its machine or storage may have changed."""
+"""Sections that a continued night takes from the present configuration: machine or storage may have changed since."""
 
 
 def remembered(

@@ -82,7 +82,7 @@ class Workspace:
         return checkpoints.open_checkpoint(self.store, policy, self.cache, serving=halved)
 
     def trim_cache(self, *in_use: str) -> None:
-        """Delete from the cache of a remote root what exceeds its size; keep the versions `in_use`."""
+        """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
         trim_to_limit(self.store, self.config.storage, in_use)
 
     @property

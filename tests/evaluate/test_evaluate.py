@@ -80,7 +80,7 @@ def test_bad_wanteds_say_what_there_is(trained: list[str], wanted: dict[str, str
         evaluate("smoke", trained, **wanted)
 
 
-def test_a_run_draws_by_what_became_of_problems_before(
+def test_a_run_draws_by_the_results_of_earlier_runs(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The curriculum is a version made from the histories of earlier runs; retired problems are never drawn."""
