@@ -152,7 +152,7 @@ class Audit(Knobs):
     judged_again: PositiveInt = 2000
     """Number of verdicts of each kind that the second checker grades again."""
     least_judged: ClassVar[float] = 0.5
-    """A check that could decide a smaller share of its sample warns, whatever it found, and shows what it could not."""
+    """A check that could decide a smaller share of its sample warns, and shows the cases that it could not decide."""
     recomputed: NonNegativeInt = 64
     """Number of trajectories whose logprobs are recomputed with the policy that played them; 0: no model is loaded."""
     recomputed_sets: ClassVar[int] = 3

@@ -27,7 +27,7 @@ class WarmStart(Knobs):
     two_turn_share: Share = 0.25
     """Share of the examples in which a second turn corrects a wrong first answer, which is masked out of the loss."""
     tool_share: Share = 0.0
-    """Share of the examples in which the answer comes from a call of the calculator, whatever the problem: the policy
+    """Share of the examples in which the answer comes from a call of the calculator, in any problem: the policy
     learns how a call looks, but not when it pays."""
 
     @model_validator(mode="after")

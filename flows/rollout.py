@@ -21,10 +21,7 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
     with open_run(resolve(config, overrides)) as workspace:
         train_set, _ = sets = import_problems(workspace)
         policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace, sets)
-        with (
-            open_workers(workspace) as workers,
-            Rollouts(workspace, workers, train_set) as rollouts,
-        ):
+        with open_workers(workspace) as workers, Rollouts(workspace, workers, train_set) as rollouts:
             return rollouts.take(iteration, policy)
 
 

@@ -1,4 +1,4 @@
-"""Seeds, derived from the run's seed and the place where each is used."""
+"""Seeds, derived from the run's seed and from what each is used for: iteration, problem, sample, turn."""
 
 import hashlib
 

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
+from typing import IO
 
 from flows.launch import background
 from flows.launch.background import CLIENT_SETTINGS, OURS, ROOT, SERVER_LOG, STATE, WORKER_LOG, prefect_environment
-from flows.launch.prefect_server import START_SECONDS, ignore_proxies_on_loopback, listen, locked
+from flows.launch.prefect_server import START_SECONDS, ignore_proxies_on_loopback, listen
 from storage import interrupts
 from storage.processes.child import tail
 from storage.visible import printable
@@ -93,6 +95,17 @@ def down() -> None:
             raise ValueError(f"process {pid} or one of its children has not ended in {_DOWN_SECONDS} s: end it by hand")
         time.sleep(0.2)
     print("server and worker ended")
+
+
+def locked(path: Path, waiting: str) -> IO[str]:
+    """Return a file that is locked until it is closed; print `waiting` while another process has locked it."""
+    lock = path.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(waiting, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def main() -> None:

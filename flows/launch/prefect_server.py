@@ -5,7 +5,6 @@ So another user of the machine can at no time take the port and receive the pass
     python -m flows.launch.prefect_server FD
 """
 
-import fcntl
 import os
 import secrets
 import socket
@@ -14,8 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the server's process imports nothing of the project
     from storage.processes.child import Child
@@ -85,22 +83,10 @@ def ignore_proxies_on_loopback() -> None:
     Libraries prefer the lower-case variable, so the hosts of the upper-case one are kept under both names. `*` means
     all hosts, but only if it is the only entry.
     """
-    value = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    hosts = [host.strip() for host in value.split(",") if host.strip()]
-    if hosts != ["*"]:
-        hosts += [host for host in (HOST, "localhost") if host not in hosts]
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
-
-
-def locked(path: Path, waiting: str) -> IO[str]:
-    """Return a file that is locked until it is closed; print `waiting` while another process has locked it."""
-    lock = path.open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(waiting, flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if hosts.strip() != "*":
+        hosts = ",".join([*filter(None, [hosts]), HOST, "localhost"])
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = hosts
 
 
 def main(descriptor: int) -> None:
@@ -117,17 +103,8 @@ def main(descriptor: int) -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
-    # A starting server creates or migrates the database in PREFECT_HOME; two at once fail with database errors.
-    home = get_current_settings().home
-    home.mkdir(parents=True, exist_ok=True)
-    lock = locked(home / "server-start.lock", f"waiting while another Prefect server starts in {home}")
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            lock.close()
-
-    Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+    # It creates or migrates the database in PREFECT_HOME. Two that do so at once fail; then the same command continues.
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def temporary_server() -> Iterator[None]:
 
 
 def _end_with(server: Child) -> None:
-    """End this process at once when the server has ended: whatever has no manifest yet is made again."""
+    """End this process at once when the server has ended: the next attempt makes again what has no manifest yet."""
     while server.alive:
         time.sleep(0.2)
     print_error(RuntimeError(f"the temporary Prefect server has died, see {server.log}; the same command continues"))

@@ -130,7 +130,7 @@ def plot(curve: LearningCurve, path: Path) -> None:
                 label = f"training episodes, {name} (sampled)"
                 axes.plot(numbers, shares, color=color, alpha=0.35, linewidth=1, label=label)
             estimates = {
-                each.policy_version: proportion([getattr(outcome, measure) for outcome in each.outcomes]).as_dict()
+                each.policy_version: proportion([getattr(outcome, measure) for outcome in each.outcomes])._asdict()
                 for each in curve.evaluations
             }
             draw_estimates(axes, estimates, "-o", color, f"held-out, {name}")

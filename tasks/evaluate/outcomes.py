@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -130,9 +130,9 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
             reached[turn].append(success)
     return {
         "episodes": len(greedy),
-        "first_turn": proportion([each.first for each in greedy]).as_dict(),
-        "any_turn": proportion([each.any for each in greedy]).as_dict(),
-        "by_turn": [proportion(reached[turn]).as_dict() | {"episodes": len(reached[turn])} for turn in sorted(reached)],
+        "first_turn": proportion([each.first for each in greedy])._asdict(),
+        "any_turn": proportion([each.any for each in greedy])._asdict(),
+        "by_turn": [proportion(reached[turn])._asdict() | {"episodes": len(reached[turn])} for turn in sorted(reached)],
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),
@@ -144,14 +144,14 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _share(observed: Sequence[float]) -> dict[str, float] | None:
-    return proportion(observed).as_dict() if observed else None
+    return proportion(observed)._asdict() if observed else None
 
 
 def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
     """Compute the mean over all turns. The bootstrap resamples whole problems, weighted by their numbers of turns."""
     problems = [[count for outcome in group for count in outcome.tokens] for group in by_problem(outcomes).values()]
     played = [counts for counts in problems if counts]
-    return mean([fmean(counts) for counts in played], [len(counts) for counts in played]).as_dict() if played else None
+    return mean([fmean(counts) for counts in played], [len(counts) for counts in played])._asdict() if played else None
 
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in groups]
     least = min(n for n, _ in counts)
     chosen = sorted({2**power for power in range(least.bit_length())} | {least})
-    pass_at = {str(k): mean([pass_at_k(n, c, k) for n, c in counts]).as_dict() for k in chosen}
+    pass_at = {str(k): mean([pass_at_k(n, c, k) for n, c in counts])._asdict() for k in chosen}
     first_turn = mean([fmean(outcome.first for outcome in group) for group in groups])
     return {
         "pass_at": pass_at,
-        "sampled": {"first_turn": first_turn.as_dict(), "any_turn": pass_at["1"]},
+        "sampled": {"first_turn": first_turn._asdict(), "any_turn": pass_at["1"]},
         "sampled_episodes": len(outcomes),
     }
 
@@ -188,8 +188,6 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
         ValueError: there are no outcomes, or before and after have different problems.
     """
     old, new = by_problem(before), by_problem(after)
-    if not old and not new:
-        raise ValueError("there are no outcomes to compare")
     unpaired = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
     if lines := [f"{len(ids)} {side} ({first_few(ids)})" for side, ids in unpaired.items() if ids]:
         raise ValueError(f"the outcomes are not of the same problems: {', '.join(lines)}. Compare results on one set")
@@ -211,10 +209,10 @@ def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], meas
     before, after = (
         [fmean(getattr(outcome, measure) for outcome in group) for group in groups.values()] for groups in (old, new)
     )
-    numbers = {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after).as_dict()}
+    numbers = {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after)._asdict()}
     if all(len(group) == 1 for groups in (old, new) for group in groups.values()):
         test = mcnemar(before, after)
         interval = paired_proportions(test.only_before, test.only_after, len(before))
-        return numbers | asdict(test) | {"score_interval": interval.as_dict(), "adjusted_interval": None}
+        return numbers | test._asdict() | {"score_interval": interval._asdict(), "adjusted_interval": None}
     tested = {"only_before": None, "only_after": None, "p": sign_flip(before, after), "score_interval": None}
-    return numbers | tested | {"adjusted_interval": paired_means(before, after).as_dict()}
+    return numbers | tested | {"adjusted_interval": paired_means(before, after)._asdict()}

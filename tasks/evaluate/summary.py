@@ -4,13 +4,14 @@ import io
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.box import HEAVY_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from storage.commands import program
 from storage.visible import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Row = dict[str, str]
 _WIDTH = 150
@@ -137,17 +138,13 @@ def fault_rows(numbers: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def table(title: str, rows: Sequence[Row]) -> "Table":
+def table(title: str, rows: Sequence[Row]) -> Table:
     """Make a table for the terminal; markup in its texts is not interpreted, and they cannot move the cursor."""
-    from rich.box import HEAVY_HEAD
-
     return program.table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], title, HEAVY_HEAD)
 
 
-def rendered(*parts: "Table | str") -> str:
+def rendered(*parts: Table | str) -> str:
     """Render tables and lines as one text."""
-    from rich.console import Console
-
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, highlight=False)
     for part in parts:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    workspace: Workspace, workers: "Workers", policy: PolicyVersion, problem_set: ProblemsVersion, name: str = HELD_OUT
+    workspace: Workspace, workers: "Workers", policy: PolicyVersion, held_out: ProblemsVersion
 ) -> ScoresVersion:
-    """Evaluate checkpoint `policy` greedily on the set called `name`; return the version of its scores."""
-    return play_set(workspace, workers, policy, greedy(workspace.config, name, problem_set))
+    """Evaluate checkpoint `policy` greedily on the held-out problems; return the version of its scores."""
+    return play_set(workspace, workers, policy, greedy(workspace.config, HELD_OUT, held_out))
 
 
 def evaluate_sets(

@@ -1,7 +1,8 @@
 """The commands of `python -m flows.retrain` that do not run the flow: each takes the configuration and returns text."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from rich.table import Table
 
 from configs import Config
 from storage.errors import StorageError
@@ -13,9 +14,6 @@ from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
 from tasks.evaluate.summary import comparison_rows, rendered, table
 from tasks.retrain.report import check_rows, read_timeline, timeline_rows, write_timeline
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def explain(config: Config) -> str:

@@ -1,7 +1,6 @@
 """Read the evidence for the gate from committed versions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,6 @@ from tasks.evaluate.outcomes import Outcome, read_outcomes
 
 _COUNTS = ("turns", "verdicts", "reward", "parts", "seconds", "set", "problem_set")
 """Metrics of scores that are not about the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The data that a run was trained on, by iteration."""
-
-    scores: list[ScoresVersion]
-    solved: list[float]  # share of solved episodes of each iteration
-    tokens: int  # sampled tokens of all iterations
 
 
 def outcomes_of(store: Store, scores: ScoresVersion, cache: Path) -> list[Outcome]:
@@ -46,8 +36,11 @@ def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
     return float(failed / max(1, graded))
 
 
-def training_of(store: Store, challenger: PolicyVersion) -> Training:
-    """Read the training data of the iterations that led to `challenger`; each checkpoint names its data."""
+def training_of(store: Store, challenger: PolicyVersion) -> tuple[list[ScoresVersion], list[float], int]:
+    """Read what `challenger` was trained on: scores and share of solved episodes by iteration, and all sampled tokens.
+
+    Each checkpoint names its data.
+    """
     scores, shares, tokens = list[ScoresVersion](), list[float](), 0
     for number in range(1, challenger.number + 1):
         rollout, iteration_scores = trained_on(store, challenger.run, number - 1)
@@ -55,4 +48,4 @@ def training_of(store: Store, challenger: PolicyVersion) -> Training:
         metrics = manifests.read(store, rollout).metrics
         shares.append(metrics["solved"])
         tokens += metrics["generated_tokens"]
-    return Training(scores, shares, tokens)
+    return scores, shares, tokens

@@ -1,7 +1,6 @@
 """Plan a night: what earlier nights leave to it, its configuration, and its evaluation sets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from configs import Config, read_stored, up_to_date
@@ -14,26 +13,19 @@ from storage.version_names import PolicyVersion, ProblemsVersion
 REMOVED = "removed"
 """In `evaluation.fingerprints`: this set is no longer used."""
 KEEPS = ("storage", "inference")
-"""Sections that a continued night takes from the present configuration: its machine or storage may have changed."""
+"""Sections that a continued night takes from the present configuration: machine or storage may have changed since."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The problems that earlier nights leave to the next one, as versions of problem sets."""
-
-    waiting: Sequence[str]  # sets to be tried again
-    accepted: ProblemsVersion | None  # the problems that the champion was trained on
-    retried: bool  # `--retry` was used: the next night begins even without new problems
-
-
-def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Memory:
-    """Find the problems that wait, and those that the present champion was trained on.
+def remembered(
+    records: Sequence[Record], champion: PolicyVersion | None
+) -> tuple[Sequence[str], ProblemsVersion | None]:
+    """Return the problem sets that are to be tried again, and the one that the present champion was trained on.
 
     After a rollback those are the problems that the champion's own night accepted, not those of later nights. If no
     night made the champion, all accepted problems count as its training problems.
     """
     if not records:
-        return Memory((), None, retried=False)
+        return (), None
     last = records[-1]
     assert last.end
     accepted = last.end.accepted
@@ -42,8 +34,7 @@ def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Mem
             accepted = record.end.accepted
         elif champion == layout.checkpoint(record.night.run, 0):
             accepted = record.night.accepted
-    waiting = [*([last.end.waiting] if last.end.waiting else []), *last.retried]
-    return Memory(waiting, accepted, retried=bool(last.retried))
+    return [*([last.end.waiting] if last.end.waiting else []), *last.retried], accepted
 
 
 def looks(records: Sequence[Record]) -> int:
@@ -85,18 +76,16 @@ def continued(night: Night, config: Config) -> Config:
     return read_stored(begun, f"night {night.number}")
 
 
-def pinned_sets(records: Sequence[Record], config: Config) -> dict[str, str]:
-    """Return the required versions of the evaluation sets by name.
+def check_sets(sets: Mapping[str, str], records: Sequence[Record], config: Config) -> None:
+    """Check that no evaluation set has changed since the nights before, unless `evaluation.fingerprints` says so.
 
-    They are those of the nights before, unless `evaluation.fingerprints` names others.
+    Raises:
+        ValueError: a set has changed or is missing, so the gate would no longer guard the same.
     """
     before = {name: version for record in records for name, version in record.night.sets.items()}
-    pinned = before | config.evaluation.fingerprints
-    return {name: version for name, version in pinned.items() if version != REMOVED}
-
-
-def check_sets(sets: Mapping[str, str], pinned: Mapping[str, str]) -> None:
-    """Raise ValueError if an evaluation set has changed or is missing: the gate would no longer guard the same."""
+    pinned = {
+        name: version for name, version in (before | config.evaluation.fingerprints).items() if version != REMOVED
+    }
     changed = {name: sets.get(name, REMOVED) for name, version in pinned.items() if sets.get(name) != version}
     if changed:
         lines = "".join(f"\n  {name}: {pinned[name]} -> {version}" for name, version in changed.items())

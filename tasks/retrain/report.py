@@ -145,12 +145,12 @@ def night_markdown(store: Store, config: Config, record: Record, decision: Mappi
         "accepted problems": end.accepted,
         "waiting problems": end.waiting,
     }
-    places = [{"what": what, "version": store.uri(version)} for what, version in versions.items() if version]
+    rows = [{"what": what, "version": store.uri(version)} for what, version in versions.items() if version]
     root, alias = config.storage.root, config.retrain.champion
     undo = f"`python -m flows.retrain CONFIG --roll-back`. Or: `python -m storage --root {root} alias rollback {alias}`"
     study = f"To study the challenger: `python -m storage --root {root} lineage {end.challenger}`"
     next_step = f"To undo it: {undo}" if end.outcome == "promoted" else study
-    return "\n\n".join([*parts, "## Where", markdown_table(places), next_step])
+    return "\n\n".join([*parts, "## Where", markdown_table(rows), next_step])
 
 
 def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -164,12 +164,6 @@ def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
         }
         for check in ordered
     ]
-
-
-def alarms(decision: Mapping[str, Any]) -> list[str]:
-    """List the texts of the alarms that the night raised."""
-    failed = [check for check in decision["checks"] if check["kind"] == "alarm" and not check["passed"]]
-    return [f"{check['subject']}: {check['says']}" for check in failed]
 
 
 def markdown_table(rows: list[dict[str, str]]) -> str:

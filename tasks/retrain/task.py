@@ -28,7 +28,7 @@ from tasks.problems.problem_set import NoFilesError, key, new_problems, not_supe
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
 from tasks.retrain import gate, planning
 from tasks.retrain.evidence import failed_verdicts, outcomes_of, summary_of, training_of
-from tasks.retrain.report import alarms, check_rows, night_markdown, timeline_rows, write_timeline
+from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
 from tasks.run.workspace import Workspace
 from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
@@ -67,15 +67,16 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     config, store = workspace.config, workspace.store
     standing, sets = standing_champion(workspace), import_sets(workspace)
     champion = PolicyVersion(standing.version) if standing else None
-    planning.check_sets(sets, planning.pinned_sets(records, config))
+    planning.check_sets(sets, records, config)
     try:
         incoming = load_source(workspace, config.problems.train)
     except NoFilesError as error:  # before the first file exists
         get_run_logger().warning("%s", error)
         incoming = []
     seen = read_version(workspace, records[-1].night.seen if records else None)
-    new, memory = new_problems(incoming, seen), planning.remembered(records, champion)
-    least = 0 if memory.retried else config.retrain.min_new
+    new, (left, trained) = new_problems(incoming, seen), planning.remembered(records, champion)
+    retried = bool(records and records[-1].retried)  # then a night begins even without new problems
+    least = 0 if retried else config.retrain.min_new
     if len(new) < least:
         return None
     number = records[-1].night.number + 1 if records else 1
@@ -85,11 +86,11 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
             f"the run {run!r} exists, but the log of retraining {workspace.name!r} knows no such night: it may have "
             f"lost entries. Check with `python -m storage --root {store.root} verify`. Nothing was changed"
         )
-    waiting = union(*(read_problems(workspace, version) for version in memory.waiting))
+    waiting = union(*(read_problems(workspace, version) for version in left))
     excluded = read_exclusions(store, config.problems.exclusions, workspace.cache)
     candidates = [
         [problem for problem in problems if not excluded.has_problem(problem)]
-        for problems in (new, waiting, read_version(workspace, memory.accepted))
+        for problems in (new, waiting, read_version(workspace, trained))
     ]
     kept, waiting, accepted = keep_apart(workspace, sets, *candidates)
     waiting = not_superseded(waiting, kept)  # if a prompt comes again, its answer was corrected
@@ -107,7 +108,7 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
         move=standing.number if standing else None,
         problems=problems,
         fresh=commit_problems(workspace, fresh, {"night": number, "fresh": True}),
-        accepted=memory.accepted,
+        accepted=trained,
         seen=commit_problems(workspace, union([*seen, *incoming]), {"night": number, "seen": True}),
         counts=counts,
         sets=sets,
@@ -212,9 +213,9 @@ def decide(
         name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
         for name in after
     }
-    training = training_of(store, challenger)
-    failed = failed_verdicts(store, training.scores)
-    evidence = gate.GateEvidence(comparisons, failed, distance, training.solved, look)
+    training, solved, tokens = training_of(store, challenger)
+    failed = failed_verdicts(store, training)
+    evidence = gate.GateEvidence(comparisons, failed, distance, solved, look)
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,
@@ -225,7 +226,7 @@ def decide(
             policy: {name: summary_of(store, versions) for name, versions in sets.items()}
             for policy, sets in evaluations.items()
         },
-        "training": {"solved": training.solved, "tokens": training.tokens},
+        "training": {"solved": solved, "tokens": tokens},
         "distance": distance,
         "failed_verdicts": failed,
     }
@@ -313,8 +314,9 @@ def report_night(workspace: Workspace, record: Record) -> str:
         "decision": end.decision,
         "report": store.uri(f"{layout.retraining(workspace.name)}/report"),
     }
-    if off := alarms(decision):
-        _emit(workspace, "alarm", payload | {"alarms": off})
+    alarms = [check for check in decision["checks"] if check["kind"] == "alarm" and not check["passed"]]
+    if alarms:
+        _emit(workspace, "alarm", payload | {"alarms": [f"{check['subject']}: {check['says']}" for check in alarms]})
     _emit(workspace, end.outcome, payload)
     store.write(_report(workspace, night), text.encode())  # last: this file marks the night as reported
     get_run_logger().info("night %d: %s; report in %s", night.number, end.outcome, payload["report"])

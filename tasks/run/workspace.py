@@ -69,12 +69,8 @@ class Workspace:
 
     def provenance(self) -> Provenance:
         """Return the configuration, the flow run and the lease, for a manifest."""
-        run_id = runtime.flow_run.id
-        return Provenance(
-            config=self.config.model_dump(mode="json"),
-            prefect_run_id=str(run_id) if run_id else None,
-            fence=self.lease,
-        )
+        config = self.config.model_dump(mode="json")
+        return Provenance(config=config, prefect_run_id=runtime.flow_run.id, fence=self.lease)
 
     def open_served(self, policy: PolicyVersion) -> Checkpoint:
         """Fetch and verify a checkpoint for servers, which read its copy in bfloat16 if there is one and they use it.
@@ -86,7 +82,7 @@ class Workspace:
         return checkpoints.open_checkpoint(self.store, policy, self.cache, serving=halved)
 
     def trim_cache(self, *in_use: str) -> None:
-        """Delete from the cache of a remote root what exceeds its size; keep the versions `in_use`."""
+        """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
         trim_to_limit(self.store, self.config.storage, in_use)
 
     @property
@@ -194,15 +190,13 @@ def start_run(workspace: Workspace) -> None:
 
 def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
     """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
-    if unknown_knobs := [f"  {line}" for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
-        listing = "\n".join(unknown_knobs)
+    if listing := "\n".join(f"  {line}" for line in unknown(begun) if not line.startswith(MAY_CHANGE)):
         raise ConfigError(
             f"run {run!r} was begun by a program with knobs that this one does not know:\n{listing}\n"
             "Upgrade this one if a newer program began it, or begin another run with run.name=…"
         )
     present = up_to_date(config.model_dump(mode="json"))
-    if changed := [f"  {line}" for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:
-        listing = "\n".join(changed)
+    if listing := "\n".join(f"  {line}" for line in differences(begun, present) if not line.startswith(MAY_CHANGE)):
         raise ConfigError(
             f"run {run!r} was begun with another configuration:\n{listing}\n"
             "Restore it, or begin another run with run.name=…"

@@ -2,9 +2,7 @@
 
 import inspect
 import json
-import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +16,7 @@ from hypothesis import strategies as st
 from configs import Config, ConfigError, available, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
 from tasks.agents.problem_checks import lacking_room
-from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
-from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("name", available())
@@ -45,42 +40,23 @@ def load_text(text: str) -> Config:
         (["agent={type: math-single-step}", "sampling.max_new_tokens=120"], None),
     ],
 )
-def test_turns_that_may_not_fit_cause_a_warning_at_the_start(
-    overrides: list[str],
-    message: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_turns_that_may_not_fit_are_named(overrides: list[str], message: str | None) -> None:
     """Turns without room in the context count as wrong answers, so a run warns before it plays any."""
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
-    config = resolve("demo", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
-    run_workspace.start_run.fn(Workspace(config))
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == (message is not None)
-    assert (message or "") in "".join(warnings)
-
-
-def test_overrides_reach_their_knobs() -> None:
-    """Dotted overrides, as given on the command line and in deployments, set their knobs."""
-    config = resolve("demo", ["agent.args.num_turns=3", "ppo.eps_clip=0.3", "optimizer.lr=1e-5"])
-    assert config.agent.args["num_turns"] == 3
-    assert config.ppo.eps_clip == 0.3
-    assert config.optimizer.lr == 1e-5
+    warning = lacking_room(resolve("demo", overrides))
+    assert (warning is None) == (message is None)
+    assert (message or "") in (warning or "")
 
 
 def test_a_mapping_replaces_its_section() -> None:
-    """An override with another kind of source or policy inherits no keys from the section in the file."""
-    config = load("demo", ["policy={path: p}", "problems.train={kind: jsonl, path: x, preset: gsm8k}"])
-    assert config.policy.warm_start is None
-    assert config.problems.train.kind == "jsonl"
+    """A dotted override sets its knob; another kind of source or policy inherits no keys from the file's section."""
+    config = load("demo", ["policy={path: p}", "problems.train={kind: jsonl, path: x, preset: gsm8k}", "run.seed=9"])
+    assert (config.policy.warm_start, config.problems.train.kind, config.run.seed) == (None, "jsonl", 9)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("ppo.eps_clp=0.3", "did you mean 'eps_clip'"),
-        ("ppo.eps_clip=abc", "ppo.eps_clip='abc'"),
         ("run.name=../elsewhere", "run.name"),
         ("rollout.group_size=1", "group baseline"),
         ("ppo.ppo_n_minibatches=99", "ppo.ppo_n_minibatches=99"),
@@ -92,48 +68,33 @@ def test_a_mapping_replaces_its_section() -> None:
         ("sampling.max_new_tokens=4096", "max_model_len"),
         ("policy.path=somewhere", "exactly one"),
         ("agent.type=math-multiturn", "did you mean 'math-multi-turn'"),
-        ("agent.args.num_turn=3", "did you mean 'num_turns'"),
         ("agent.args.num_turns=three", "num_turns='three'"),
         ("agent.args={num_turns: '2'}", "num_turns='2': is a text; without quotes it is 2"),
-        ("agent.args.num_turns=0", "num_turns=0"),
-        ("rollout.processes=2", "rollout.processes=2: it is no knob any more: set cluster.workers_per_node"),
         ("cluster.judges=1", "nodes without room for a rollout worker grade"),
         ("cluster.silence_s=10", "has no effect in one process"),
-        ("environment.args.tolerance=1", "takes no such argument"),
         ("agent.type=no_such_package:Agent", "no module 'no_such_package'; is its folder on PYTHONPATH"),
         ("ppo.advantage={type: grup}", "did you mean 'group'"),
         ("ppo.advantage={type: gae}", "set ppo.critic={}"),
         ("ppo.critic={}", "uses no critic"),
         ("ppo={advantage: {type: gae, scale_by_std: true}, critic: {}}", "no effect with advantage.type=gae"),
         ("ppo.kl={kl_ctl: 0.1, place: loss, adaptive: true}", "adaptive=True has no effect with place=loss"),
-        ("ppo.kl.place=loss", "place='loss' has no effect without kl_ctl"),
         ("ppo={advantage: {type: gae}, critic: {model: own, value_loss_coefficient: 1}}", "optimizer of its own"),
         ("ppo.advantage.gae_lambda=0.9", "no effect with advantage.type=group"),
         ("ppo.behaviour_weight={cap: null, mode: mask}", "no effect without a cap"),
         ("ppo.behaviour_weight={cap: 0.4, floor: 0.5}", "floor=0.5 is not below cap=0.4"),
         ("ppo.advantage={normalisation: none, bound: 3}", "no effect with advantage.normalisation=none"),
-        (
-            "ppo={objective: behaviour, behaviour_weight: {level: sequence}}",
-            "w is 1 with objective=behaviour",
-        ),
+        ("ppo={objective: behaviour, behaviour_weight: {level: sequence}}", "w is 1 with objective=behaviour"),
         ("reward.overlong_penalty=2", "without overlong_tokens"),
-        ("ppo={objective: recomputed, behaviour_weight: {cap: 2}}", "cap=2.0 has no effect in behaviour_weight"),
         ("rollout={generation_size: 8, group_size: 16}", "below rollout.group_size=16"),
-        ("rollout={success_rate_lb: 0.9, success_rate_ub: 0.1}", "every group would be rejected"),
         ("reward.overlong_tokens=12", "must be below sampling.max_new_tokens=12"),
         ("run.overlap=true", "set rollout.max_head_offpolicyness=1"),
-        ("run.lease_s=5", "it is no knob any more: .* dead after 60 s without a sign of life"),
         ("ppo.use_decoupled_loss=false", "no knob any more: ppo.objective says it: decoupled, recomputed or behaviour"),
-        (
-            "policy.warm_start.tool_share=0.2",
-            r"tools does not offer: set agent\.tools=\[calculator\], or tool_share to 0",
-        ),
+        ("policy.warm_start.tool_share=0.2", r"does not offer: set agent\.tools=\[calculator\], or tool_share to 0"),
         ("agent={type: openai, tools: [calculator]}", r"agent\.tools: .* set policy\.warm_start\.tool_share=0\.3"),
         ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
         ("agent.type=tasks.agents.math_multi_turn:NoAgent", "did you mean 'NullAgent'"),
         ("agent.type=[" + "x," * 400 + "]", r"agent\.type=\['x', 'x', .*more characters: Input should be"),
         ("run.seed=18446744073709551616", r"run\.seed=18446744073709551616: Input should be less"),
-        ("score.timeout_s=1e300", r"score\.timeout_s=1e\+300"),
         ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
         ("inference.urls=['file:///etc/passwd']", r"inference\.urls\.0='file:///etc/passwd': String should match"),
         ("inference.urls=['127.0.0.1:8000']", r"inference\.urls\.0='127\.0\.0\.1:8000': String should match"),
@@ -167,6 +128,7 @@ def test_values_that_can_work_are_accepted(override: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["rollout.success_rate_lb=0.9", "rollout.success_rate_ub=0.1"], "every group would be rejected"),
         (["cluster.workers_per_node=2", "inference.urls=['http://a:1']"], r"names only 1 server\(s\)"),
         (["cluster.address=auto", "inference.urls=['http://a:1']"], "leave one of the two out"),
         (["cluster.workers_per_node=2", "storage.root=memory://x"], "several processes need a folder"),
@@ -179,19 +141,11 @@ def test_contradictions_are_refused(overrides: list[str], message: str) -> None:
         load("smoke", overrides)
 
 
-def test_unknown_file_names_the_nearest() -> None:
-    """The error for an unknown configuration suggests the most similar name."""
-    with pytest.raises(ConfigError, match="did you mean 'smoke'"):
-        load("smok")
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("agent.args.limit=.inf", r"agent\.args\.limit=inf is not a finite number"),
         ("agent.args={limits: [1, {deep: [.inf]}]}", r"agent\.args\.limits\.1\.deep\.0=inf is not a finite number"),
         ("optimizer.lr=.inf", r"optimizer\.lr=inf is not a finite number"),
-        ("optimizer.lr='inf'", r"optimizer\.lr=inf is not a finite number"),
         ("audit.checks.loops={threshold: .inf}", r"audit\.checks\.loops\.threshold=inf is not a finite number"),
         ("agent.args.x=!!binary aGk=", r"agent\.args\.x=b'hi': bytes cannot be stored"),
         ("agent.args.x=!!omap [a: 1]", r"agent\.args\.x\.0=\('a', 1\): tuple cannot be stored"),
@@ -276,6 +230,8 @@ def test_a_file_that_is_no_configuration_is_refused(make: Callable[[Path], Any],
     make(path)
     with pytest.raises(ConfigError, match=message):
         load(path)
+    with pytest.raises(ConfigError, match="did you mean 'smoke'"):
+        load("smok")
 
 
 def test_differences_name_keys_and_values() -> None:
@@ -306,15 +262,3 @@ def test_every_rule_is_applied() -> None:
         if inspect.isfunction(value) and value.__module__ == schema.__name__
     ]
     assert written == list(schema.RULES)
-
-
-@pytest.mark.slow
-def test_print_config_and_errors_on_the_command_line() -> None:
-    """`--print-config` prints YAML. An unknown key ends the command with status 2 and a message, not a traceback."""
-    command = [sys.executable, "-m", "flows.math_mt_ppo", "demo"]
-    printed = subprocess.run([*command, "ppo.eps_clip=0.3", "--print-config"], capture_output=True, text=True, cwd=ROOT)
-    assert load_text(printed.stdout).ppo.eps_clip == 0.3
-    refused = subprocess.run([*command, "ppo.eps_clp=0.3"], capture_output=True, text=True, cwd=ROOT)
-    assert refused.returncode == 2
-    assert "did you mean 'eps_clip'" in refused.stderr
-    assert "Traceback" not in refused.stderr

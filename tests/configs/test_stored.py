@@ -12,6 +12,7 @@ from configs import (
     ConfigError,
     as_begun,
     differences,
+    flatten,
     load,
     read_stored,
     unknown,
@@ -66,25 +67,22 @@ def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.Mon
     assert chosen.rollout.group_size == 4
 
 
-def test_a_renamed_knob_keeps_its_value() -> None:
-    assert up_to_date({"cluster": {"start_timeout_s": 7.0}})["cluster"]["startup_timeout_s"] == 7.0
-    early = {"ppo": {"minibatches": 7, "behaviour_weight_cap": 3.0, "kl": {"place": "none", "kl_ctl": 0.1}}}
-    ppo = up_to_date(early)["ppo"]
-    assert (ppo["ppo_n_minibatches"], ppo["behaviour_weight"]["cap"], ppo["kl"]["kl_ctl"]) == (7, 3.0, 0.0)
-
-
 @pytest.mark.parametrize(
-    ("stored", "objective"),
+    ("stored", "key", "value"),
     [
-        ({}, "decoupled"),
-        ({"use_decoupled_loss": True, "recompute_logprob": True}, "decoupled"),
-        ({"use_decoupled_loss": False}, "behaviour"),
-        ({"use_decoupled_loss": True, "recompute_logprob": False}, "behaviour"),
+        ({"cluster": {"start_timeout_s": 7.0}}, "cluster.startup_timeout_s", 7.0),
+        ({"ppo": {"minibatches": 7}}, "ppo.ppo_n_minibatches", 7),
+        ({"ppo": {"behaviour_weight_cap": 3.0}}, "ppo.behaviour_weight.cap", 3.0),
+        ({"ppo": {"kl": {"place": "none", "kl_ctl": 0.1}}}, "ppo.kl.kl_ctl", 0.0),
+        ({"storage": {"root": ""}}, "storage.root", "."),  # it meant the current folder
+        ({"ppo": {}}, "ppo.objective", "decoupled"),
+        ({"ppo": {"use_decoupled_loss": True, "recompute_logprob": True}}, "ppo.objective", "decoupled"),
+        ({"ppo": {"use_decoupled_loss": False}}, "ppo.objective", "behaviour"),  # ratios to the logprobs of sampling
+        ({"ppo": {"use_decoupled_loss": True, "recompute_logprob": False}}, "ppo.objective", "behaviour"),
     ],
 )
-def test_two_choices_became_one(stored: dict[str, bool], objective: str) -> None:
-    """Without recomputed logprobs, or without the decoupled loss, earlier programs took ratios to those of sampling."""
-    assert up_to_date({"ppo": stored})["ppo"]["objective"] == objective
+def test_a_renamed_knob_keeps_its_value(stored: dict[str, Any], key: str, value: Any) -> None:
+    assert dict(flatten(up_to_date(stored)))[key] == value
 
 
 def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
@@ -197,6 +195,11 @@ def begin(tmp_path: Path, *overrides: str) -> Workspace:
     workspace = Workspace(load("smoke", [*place, *overrides]))
     run_workspace.start_run.fn(workspace)
     return workspace
+
+
+def test_a_run_warns_of_turns_without_room_at_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begin(tmp_path, "agent={type: math-multi-turn, args: {num_turns: 99}}")
+    assert "do not fit into inference.max_model_len" in caplog.text
 
 
 def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:

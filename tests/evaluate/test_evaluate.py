@@ -66,25 +66,21 @@ def test_another_protocol_is_another_evaluation(trained: list[str], tmp_path: Pa
     assert len(one[policy]["by_turn"]) == 1
 
 
-def test_a_policy_is_not_compared_with_itself(trained: list[str]) -> None:
-    with pytest.raises(ValueError, match="are the same policy, runs/smoke/checkpoints/000001"):
-        evaluate("smoke", trained, against="smoke/latest")
-
-
 @pytest.mark.parametrize(
-    ("policy", "sets", "message"),
+    ("wanted", "message"),
     [
-        ("nobody", "", "nobody was never committed"),
-        ("runs/smoke/trajectories/000000", "", "is a trajectories version, not a checkpoint"),
-        ("", "gsm", "there is no evaluation set 'gsm'; there are held-out"),
+        ({"policy": "nobody"}, "nobody was never committed"),
+        ({"policy": "runs/smoke/trajectories/000000"}, "is a trajectories version, not a checkpoint"),
+        ({"sets": "gsm"}, "there is no evaluation set 'gsm'; there are held-out"),
+        ({"against": "smoke/latest"}, "are the same policy, runs/smoke/checkpoints/000001"),
     ],
 )
-def test_bad_requests_say_what_there_is(trained: list[str], policy: str, sets: str, message: str) -> None:
+def test_bad_wanteds_say_what_there_is(trained: list[str], wanted: dict[str, str], message: str) -> None:
     with pytest.raises((StorageError, ValueError), match=message):
-        evaluate("smoke", trained, policy=policy, sets=sets)
+        evaluate("smoke", trained, **wanted)
 
 
-def test_a_run_draws_by_what_became_of_problems_before(
+def test_a_run_draws_by_the_results_of_earlier_runs(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The curriculum is a version made from the histories of earlier runs; retired problems are never drawn."""

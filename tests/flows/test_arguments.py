@@ -1,5 +1,6 @@
 """Command lines take options, overrides and names in any order, and name what they do not know."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.launch.threads import share_cores
 from storage.logs import catalog
 from storage.objects.store import Store
 from tests.support.paths import ROOT
@@ -53,12 +55,19 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
     ("line", "status", "says"),
     [
         ("flows.retrain retrain run.seed=7 smoke", 2, "override 'smoke' is not key=value"),
+        ("flows.math_mt_ppo demo ppo.eps_clp=0.3", 2, "did you mean 'eps_clip'"),
         ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),
         ("storage diff one --root ROOT", 2, "arguments are required: VERSION"),
         ("storage ls --bogus", 2, "unrecognized arguments: --bogus"),
         ("storage verify one --deep two --root ROOT", 1, "ROOT/one was never committed"),
         ("storage alias rollback --root ROOT --reason why champion", 1, "'champion' has 0 moves"),
         ("tasks.audit read one --port 0 two --root ROOT", 1, "'one' is neither a run"),
+        (
+            "flows.retrain smoke --retry 1 storage.root=ROOT",
+            1,
+            "error: retraining 'smoke' has had 0 nights, but no night",
+        ),
+        ("flows.retrain smoke --explain storage.root=ROOT", 0, "retraining 'smoke' has had no night yet in ROOT"),
         ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
         ("flows.retrain --explain storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
     ],
@@ -66,9 +75,10 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
 def test_what_is_wrong_is_named(line: str, status: int, says: str, call: Call, tmp_path: Path) -> None:
     """Options of all commands (`--root`) may also follow the command. A mistyped root is no store without problems."""
     catalog.enter(Store(str(tmp_path)), "runs/r/run", "run", [], "")
-    found, _, err = call(line.replace("ROOT", str(tmp_path)))
+    found, out, err = call(line.replace("ROOT", str(tmp_path)))
     assert found == status
-    assert says.replace("ROOT", str(tmp_path)) in err
+    assert says.replace("ROOT", str(tmp_path)) in out + err
+    assert "Traceback" not in err
     assert not (tmp_path / "vra").exists()
 
 
@@ -82,3 +92,18 @@ def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_pa
     assert "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]  # Prefect may log after it
     assert [error.partition(" cannot")[0] for error in errors] == ["error: /no"]
+
+
+THREADS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+def test_threads_sleep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise threads that wait keep their core busy. Deployed runs have the same settings."""
+    for name in THREADS:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    share_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert 0 < int(os.environ["GOMP_SPINCOUNT"]) <= 1000
+    deployed = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["work_pool"]["job_variables"]["env"]
+    assert {name: deployed[name] for name in THREADS} == {name: os.environ[name] for name in THREADS}

@@ -75,21 +75,16 @@ def test_rows_join_their_scores_in_duckdb(tmp_path: Path) -> None:
 
 
 def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
-    """Nothing committed is done twice, and more iterations continue from the last checkpoint."""
+    """Nothing committed is done twice, more iterations continue from the last checkpoint, and others are refused."""
     before = nonces(tmp_path)
+    with pytest.raises(ConfigError, match=r"ppo.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
+        run_flow("smoke", [*trained, "ppo.eps_clip=0.3"])
     run_flow("smoke", [*trained, "run.iterations=1"])
     assert nonces(tmp_path) == before
     run_flow("smoke", trained)
     after = nonces(tmp_path)
     assert before.items() <= after.items()
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
-
-
-def test_another_configuration_is_refused(overrides: list[str]) -> None:
-    """A run cannot continue with other settings, and the error shows the difference."""
-    run_flow("smoke", [*overrides, "run.iterations=0"])
-    with pytest.raises(ConfigError, match=r"ppo.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
-        run_flow("smoke", [*overrides, "ppo.eps_clip=0.3"])
 
 
 def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.inference.engine import Engine
 
-pytestmark = pytest.mark.slow
-
 NOBODY = 65534
 BECOME_NOBODY = f"""
 import base64, encodings.idna, http.client, json, os, socket, sys, urllib.error, urllib.request
@@ -32,7 +30,7 @@ def attempt(act):
 """
 """The imports come first, because the user `nobody` may lack permission to read Python's modules."""
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")]
 
 
 def as_nobody(code: str, *arguments: str) -> Any:

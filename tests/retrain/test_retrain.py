@@ -1,8 +1,6 @@
 """Nights of retraining, end to end on a real engine: promotions, what is kept, and recovery from failures."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.report import read_timeline
 from tasks.retrain.task import decide
 from tests.conftest import MadeOnce
-from tests.support.paths import ROOT
 
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
 """A gate that promotes every challenger."""
@@ -52,6 +49,13 @@ class Place:
 
     def night(self, *overrides: str) -> str:
         return retrain("smoke", [*self.overrides, *overrides])
+
+    def broken_night(self, step: str) -> None:
+        """Run a night that breaks before a step of the flow."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"flows.retrain.{step}", broken)
+            with pytest.raises(RuntimeError, match="power cut"):
+                self.night(*PROMOTE)
 
     def config(self, *overrides: str) -> Config:
         return load("smoke", [*self.overrides, *overrides])
@@ -149,15 +153,12 @@ STEPS = ["crown_first", "learn", "end_training", "measure_distance", "evaluate_s
 STEPS += ["report_night"]
 
 
-def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path) -> None:
     """A night broken before each of its steps still ends once, with one promotion and no version made twice."""
     place.arrive("a", range(8))
     before: dict[str, str] = {}
     for step in STEPS:
-        with monkeypatch.context() as patch:
-            patch.setattr(f"flows.retrain.{step}", broken)
-            with pytest.raises(RuntimeError, match="power cut"):
-                place.night(*PROMOTE)
+        place.broken_night(step)
         found = {str(path): json.loads(path.read_text())["nonce"] for path in tmp_path.rglob("manifest.json")}
         assert before.items() <= found.items()
         before = found
@@ -177,13 +178,10 @@ def broken(*_: object) -> None:
     raise RuntimeError("power cut")
 
 
-def test_a_night_is_continued_as_it_was_begun(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_is_continued_as_it_was_begun(place: Place) -> None:
     """A killed night keeps its settings; changed settings count from the next night on."""
     place.arrive("a", range(8))
-    with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.evaluate_sets", broken)
-        with pytest.raises(RuntimeError):
-            place.night(*PROMOTE)
+    place.broken_night("evaluate_sets")
     assert "has not ended: the next flow run continues it" in explain(place.config())
     assert place.night(*REJECT, "optimizer.lr=0.5") == "promoted"
 
@@ -193,19 +191,14 @@ def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytes
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("tasks.score.scoring._RULES", 1)
-        patch.setattr("flows.retrain.measure_distance", broken)
-        with pytest.raises(RuntimeError):
-            place.night(*PROMOTE)
+        place.broken_night("measure_distance")
     assert place.night(*PROMOTE) == "promoted"
 
 
-def test_a_hopeless_night_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hopeless_night_is_given_up(place: Place) -> None:
     """A night that always fails can be given up by hand; its problems wait for the next night."""
     place.arrive("a", range(8))
-    with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.learn", broken)
-        with pytest.raises(RuntimeError):
-            place.night(*PROMOTE)
+    place.broken_night("learn")
     assert give_up(place.config()) == "night 1 is given up; its 8 new problems wait for the next night"
     assert "nothing to give up" in give_up(place.config())
     place.arrive("b", range(8, 12))
@@ -365,18 +358,3 @@ def test_a_log_that_lost_an_entry(untouched: Place, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the run 'nightly-0001' exists, but the log .* knows no such night"):
         untouched.night(*PROMOTE)
     hidden.rename(first)
-
-
-def test_the_command_line(place: Place) -> None:
-    """Command options run instead of a night; a refused one exits with status 1 and one line."""
-
-    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "flows.retrain", "smoke", *place.overrides, *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    done = call("--retry", "1")  # its lease is the first object of the store
-    assert done.returncode == 1
-    assert done.stderr == "error: retraining 'nightly' has had 0 nights, but no night 1\n"
-    done = call("--explain")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("retraining 'nightly' has had no night yet")
