@@ -148,15 +148,6 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
         list(datasets.rows(store, draft.version, tmp_path))
 
 
-def test_parents_carry_the_hash_of_their_manifest(store: Store) -> None:
-    """A manifest holds the hashes of its parents' manifests, and every parent must be committed."""
-    parent = commit_scores(store, "runs/r/scores/000000/x").version
-    with Draft(store, "runs/r/scores/000001/x", "scores") as draft:
-        with pytest.raises(StorageError, match="never committed"):
-            draft.commit(PROVENANCE, ["runs/r/scores/000009/x"])
-        assert draft.commit(PROVENANCE, [parent]).parents == [manifests.as_parent(store, parent)]
-
-
 def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: Path) -> None:
     """DuckDB reads tokens and turns from the Parquet files, which also hold their schema version."""
     duckdb = pytest.importorskip("duckdb")

@@ -189,10 +189,6 @@ def leave_out(version: str, name: str) -> Damage:
     return lambda store, _: rewrite(store, version, change)
 
 
-def copy_manifest(store: Store, _: Path) -> None:
-    store.write(layout.manifest(FIRST), store.read(layout.manifest(SECOND)))
-
-
 def replace_trajectories(store: Store, _: Path) -> None:
     """Commit other trajectories under the same name, after the scores were made from the first ones."""
     store.delete(layout.manifest(TRAJECTORIES))
@@ -239,7 +235,6 @@ DAMAGES: dict[str, Case] = {
     "kind": misstated(TRAJECTORIES, "but these are elsewhere", kind="evaluation"),
     "place": misstated(SCORES, "moved by hand", version="runs/other/scores/000000/5c0e"),
     "an attempt that climbs": misstated(SECOND, "climbs out of the root", nonce="../../.."),
-    "a manifest copied": (copy_manifest, manifest_key(FIRST), "moved by hand"),
     "a parent swapped": (replace_trajectories, manifest_key(TRAJECTORIES), f"is not what {SECOND} was made from"),
     "a parent lost": (
         lambda store, _: store.delete(layout.manifest(RUN)),
@@ -305,11 +300,6 @@ DEEP: dict[str, Case] = {
         column(TRAJECTORIES, "sequence_starts", lambda rows: [[5, 0]] * len(rows)),
         data_key(TRAJECTORIES),
         "begin",
-    ),
-    "ids": (
-        column(TRAJECTORIES, "trajectory_id", lambda rows: ["t0"] * len(rows)),
-        data_key(TRAJECTORIES),
-        "trajectory_id of a row are those of another row (rows 1)",
     ),
     "ids in two shards": (
         column(TRAJECTORIES, "trajectory_id", lambda _: ["t1", "t2"]),
