@@ -1,8 +1,8 @@
 """The mesh of the ranks that train together, and what they tell each other.
 
-Their process group meets through notes that the first rank keeps and Ray carries, which asks for its token. So nobody
-listens at a port for ranks that come; only gloo and NCCL open connections between the ranks, on the loopback interface
-if all ranks are on one node.
+The ranks meet by notes, which the first rank keeps. Ray carries the notes, and asks for its token. So no rank listens
+at a port for others; only gloo and NCCL open connections between the ranks, on the loopback interface if all ranks are
+on one node.
 """
 
 import heapq
@@ -65,10 +65,6 @@ class Mesh:
             _set_pg_timeout(timedelta(seconds=timeout_s), group)
             _connect(device, group)
         return cls(rank, parallel.ranks, neighbours, devices if parallel.replicate > 1 else devices["shard"])
-
-    @property
-    def is_first_of_node(self) -> bool:
-        return self.rank == self.neighbours[0]
 
     def share(self, sizes: Sequence[int]) -> list[int]:
         """Deal work out to the ranks of each node; return the indices in `sizes` that are this rank's."""

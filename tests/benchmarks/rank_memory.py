@@ -24,7 +24,6 @@ from configs.score import Reward
 from configs.train import PPO, Optimizer
 from tasks.train.memory import ModelSizes, memory_of
 from tasks.train.mesh import Mesh
-from tasks.train.sharding import local
 from tasks.train.step import Stepper
 from tasks.train.train_state import TrainState
 from tasks.train.trainer import Trainer
@@ -62,7 +61,7 @@ class LiveTensors(TorchDispatchMode):
 
     def add(self, tensor: Tensor, part: str) -> None:
         """Say what a tensor is for."""
-        storage = local(tensor).untyped_storage()
+        storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
         key = storage._cdata
         self._alive[key] = (weakref.ref(storage, lambda _: self._alive.pop(key, None)), part)
 
