@@ -84,7 +84,7 @@ class VersionTrainer:
 
     def _fetch(self, store: Store, files: Sequence[File], folder: Path) -> None:
         """Fetch and verify files together with the other ranks of this node, each of which fetches some."""
-        fetch_all(store, [files[index] for index in self._mesh.share([file.bytes for file in files])], folder)
+        fetch_all(store, [files[index] for index in self._mesh.assigned([file.bytes for file in files])], folder)
         self._mesh.wait()
 
     def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:

@@ -1,7 +1,7 @@
 """Import a policy from elsewhere: a transformers folder, a committed checkpoint, or a hub name.
 
-Before it is copied, its weights and tokenizer are checked: can they be trained and played? Before it is committed, the
-configured agent is made with it (`try_out`).
+Before the copy, weights and tokenizer are checked: can they be trained and played? Before the commit, the configured
+agent is made with the policy (`try_out`).
 """
 
 import asyncio
