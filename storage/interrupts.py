@@ -1,6 +1,6 @@
 """Ends every command line in time: after Ctrl-C with status 130, after SIGTERM with status 143.
 
-The first signal raises KeyboardInterrupt or SystemExit in the main thread, which cleans up. A thread hears of the
+The first signal raises KeyboardInterrupt or SystemExit in the main thread, which cleans up. A second thread gets the
 signal at once, even while the main thread is busy in C, and ends the process `LATEST_S` seconds later. A second Ctrl-C
 ends it at once. Either is safe: a command may be killed at any point, and a reaper ends what it has started
 (`storage.processes`).
@@ -88,7 +88,7 @@ def raised_by_handler(error: BaseException) -> bool:
 
 
 class _Watch:
-    """The thread that hears of signals.
+    """The thread that gets the signals.
 
     SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only if it finds that handler.
     """
@@ -105,7 +105,7 @@ class _Watch:
         threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
 
     def catch_up(self) -> None:
-        """Wait until the thread has heard of all signals so far."""
+        """Wait until the thread has got all signals so far."""
         self._caught_up.clear()
         os.write(self._write_end, bytes([_CAUGHT_UP]))
         self._caught_up.wait()

@@ -10,14 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.box import SIMPLE_HEAD, Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from storage.objects.store import Store
 from storage.visible import print_clean_logs, printable
-
-if TYPE_CHECKING:
-    from rich.box import Box
-    from rich.table import Table
 
 _WIDTH = 140
 """Least width of tables if the output is not a terminal."""
@@ -70,7 +71,7 @@ class Output:
     """
 
     data: Any
-    parts: Sequence["Table | str"] = field(default_factory=list)
+    parts: Sequence[Table | str] = field(default_factory=list)
     status: int = 0
 
     def print(self, *, as_json: bool) -> None:
@@ -78,19 +79,14 @@ class Output:
             json.dump(self.data, sys.stdout, indent=1, default=str)
             print()
             return
-        from rich.console import Console
-
         console = Console(highlight=False)
         console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
         for part in self.parts:
             console.print(printable(part) if isinstance(part, str) else part, markup=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", box: "Box | None" = None) -> "Table":
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", box: Box | None = None) -> Table:
     """Make a table. Text in it is not read as markup and cannot move the cursor; names are never cut."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
 
     def text(cell: Any) -> Text:
         return Text("" if cell is None else printable(str(cell)))

@@ -2,7 +2,9 @@
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
+
+from rich.table import Table
 
 from configs import flatten
 from storage import layout
@@ -14,9 +16,6 @@ from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
 from storage.versions.lineage import ancestors, descendants
 from storage.versions.manifests import Kind, Manifest
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def _add_ls(parser: argparse.ArgumentParser) -> None:
@@ -159,12 +158,17 @@ def alias(store: Store, arguments: argparse.Namespace) -> Output:
         if not (moves := aliases.history(store, name)):
             raise StorageError(f"there is no alias {name!r}; there are: {', '.join(aliases.names(store))}")
         return _moves(name, moves)
-    moved, damaged = aliases.read_undamaged(store)
-    for error in damaged:
-        print_error(error)
+    moved, status = dict[str, Move](), 0
+    for alias_name, length in aliases.names(store).items():
+        try:
+            if newest := aliases.current(store, alias_name, length):
+                moved[alias_name] = newest
+        except DamagedError as error:
+            print_error(error)
+            status = 1
     rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moved.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
-    return Output({name: asdict(move) for name, move in moved.items()}, parts, int(bool(damaged)))
+    return Output({name: asdict(move) for name, move in moved.items()}, parts, status)
 
 
 def _moves(name: str, moves: list[Move]) -> Output:

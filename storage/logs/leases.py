@@ -10,7 +10,7 @@ S3 cannot make a create depend on another object. So a holder that pauses betwee
 commit. The version then comes from it or from its successor, never from both; its parents are committed, and later
 versions build on it.
 
-Writers use a lease by the protocol `Fence`. `is_held` looks who holds one without taking it.
+Writers use a lease by the protocol `Fence`. `is_held` finds who holds a lease without taking it.
 """
 
 import logging

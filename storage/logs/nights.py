@@ -1,7 +1,7 @@
 """The log of a retraining: an entry when a night begins, when its training is done, and when it ends.
 
 The log is also the watermark: the newest night names a problem set with all problems that had come by then. No clock is
-involved. A killed night is one that has begun and not ended.
+involved. A night that has begun and not ended was killed, or still runs.
 """
 
 from collections.abc import Iterable

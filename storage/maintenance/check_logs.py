@@ -28,7 +28,8 @@ from storage.versions import aliases, manifests
 from storage.versions.manifests import Manifest
 
 Values = dict[str, Any]
-_LEASES_AND_NIGHTS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
+_LOGS = re.compile("|".join((layout.CATALOG, layout.lease("[^/]+"), layout.retraining("[^/]+"))))
+"""Prefixes of all logs but those of aliases."""
 _NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
 _REPAIR = "`python -m storage repair`"
 
@@ -51,7 +52,7 @@ def check_logs(store: Store) -> LogReport:
     """
     report, logs = LogReport(), defaultdict[str, list[int]](list)
     for item in store.walk():
-        if (entry := layout.entry_of(item.path)) and _is_log(entry[0]):
+        if (entry := layout.entry_of(item.path)) and (_LOGS.fullmatch(entry[0]) or aliases.name_of(entry[0])):
             logs[entry[0]].append(entry[1])
         elif version := layout.manifest_of(item.path):
             report.versions.append(version)
@@ -66,10 +67,6 @@ def check_logs(store: Store) -> LogReport:
             except DamagedError as error:
                 report.findings.append(Finding(log, log, str(error)))
     return report
-
-
-def _is_log(prefix: str) -> bool:
-    return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _LEASES_AND_NIGHTS.fullmatch(prefix))
 
 
 def _entries(store: Store, prefix: str, numbers: Sequence[int], report: LogReport) -> list[Values | None]:

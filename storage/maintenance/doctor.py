@@ -1,8 +1,7 @@
 """Tries out what the pipeline needs of a store, before versions are put there.
 
 It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises `Wrong`. What becomes of objects later (lifecycle rules, object locks, memory
-as a disk) is not looked at.
+found, or raises `Wrong`. Not examined is what becomes of objects later: lifecycle rules, object locks, disks in memory.
 """
 
 import contextlib

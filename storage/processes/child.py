@@ -1,4 +1,4 @@
-"""Commands that end with this process, however it ends, with everything that they have started."""
+"""Commands that end with this process, however it ends, together with everything that they have started."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def mark() -> dict[str, str]:
-    """Return the variables to start a process with that is to end with this one."""
+    """Return the environment variables by which a new process ends with this one."""
     return _watched(os.getpid())
 
 

@@ -7,12 +7,8 @@ from typing import Any
 
 
 def own_identity() -> dict[str, Any]:
-    """Return the identity of this process."""
-    return identity(os.getpid())
-
-
-def identity(pid: int) -> dict[str, Any]:
-    """Return the identity of a living process. It is unique even after reboots, in containers, and for reused pids."""
+    """Return the identity of this process. It is unique even after reboots, in containers, and for reused pids."""
+    pid = os.getpid()
     return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": _started(pid)}
 
 
@@ -21,20 +17,14 @@ def is_alive(identity: dict[str, Any]) -> bool | None:
     if identity["machine"] != _machine():
         return None
     started = _started(identity["pid"])
-    if started is None and _is_hidden(identity["pid"]):
-        return None
+    if started is None:
+        try:
+            os.kill(identity["pid"], 0)
+        except PermissionError:  # a living process of another user, which /proc does not show
+            return None
+        except ProcessLookupError:
+            return False
     return bool(started == identity["started"])
-
-
-def _is_hidden(pid: int) -> bool:
-    """Return whether a process of another user is alive that /proc does not show."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except ProcessLookupError:
-        return False
-    return False
 
 
 def _machine() -> str:

@@ -1,7 +1,7 @@
-"""The process that waits for another one's end, and then removes what is left: marked processes, and folders.
+"""The process that waits for the end of another one, and then removes what is left: marked processes, and folders.
 
-It runs as a program of its own, with the standard library only, so that it starts in milliseconds. The functions are
-also for processes that clean up themselves.
+It runs as a program of its own, with the standard library only, so that it starts in milliseconds. Processes that clean
+up themselves use its functions, too.
 
     python reaper.py OWNER MARK FOLDER…     OWNER has started it; FOLDER is where the owner makes its folders
 """

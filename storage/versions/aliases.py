@@ -97,7 +97,7 @@ def advance(store: Store, name: str, version: str, by: str = "") -> None:
             continue
 
 
-def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", by: str = "") -> Move:
+def roll_back(store: Store, name: str, to: int | None = None, reason: str = "") -> Move:
     """Point `name` where it pointed before its newest move, or where it pointed after its move `to`.
 
     A rollback is a new move, so the history keeps everything.
@@ -111,7 +111,7 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
     if not 0 <= number < moves:
         raise StorageError(f"alias {name!r} has {moves} moves in its history: there is no such move to go back to")
     target = _read(log, number)
-    return move(store, name, target.version, moves - 1, reason or f"roll back to move {target.number}", by)
+    return move(store, name, target.version, moves - 1, reason or f"roll back to move {target.number}")
 
 
 def names(store: Store) -> dict[str, int]:
@@ -121,23 +121,6 @@ def names(store: Store) -> dict[str, int]:
         if (entry := layout.entry_of(item.path)) and (name := name_of(entry[0])):
             moves[name] = max(moves.get(name, 0), entry[1] + 1)
     return dict(sorted(moves.items()))
-
-
-def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
-    """Read where every alias points, and collect an error for each damaged one.
-
-    Raises:
-        UnavailableError: the store does not answer.
-    """
-    found: dict[str, Move] = {}
-    damaged: list[StorageError] = []
-    for name, moves in names(store).items():
-        try:
-            if newest := current(store, name, moves):
-                found[name] = newest
-        except DamagedError as error:
-            damaged.append(error)
-    return found, damaged
 
 
 def name_of(log: str) -> str | None:

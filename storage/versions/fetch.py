@@ -1,7 +1,7 @@
-"""Fetches data objects of a version as local files, and always checks their size and hash.
+"""Fetches data objects of a version as local files, and checks their size and hash each time.
 
 The cache is a folder that keeps objects of a remote root under their keys, so that each is fetched once.
-`trim_to_limit` deletes from it what was unused for longest.
+`trim_to_limit` deletes the files that were unused for longest.
 """
 
 import fcntl
@@ -96,7 +96,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
-    """Fetch files one after the other as `fetch` does; of processes that share the folder one downloads a file."""
+    """Fetch files one after the other as `fetch` does. Of processes that share a folder, one downloads each file."""
     if store.is_local:
         for file in files:
             fetch_file(store, file, folder)
@@ -185,7 +185,7 @@ def scratch_of(folder: Path, run: str) -> Path:
 
 
 def trim_to_limit(store: Store, storage: Storage, keep: Iterable[str] = ()) -> None:
-    """Delete from the cache of a remote root what was unused for longest, until it has `storage.cache_gib` at most.
+    """Delete the files unused for longest from the cache of a remote root, until it has `storage.cache_gib` at most.
 
     Files of the versions in `keep` stay, and do not count.
     """

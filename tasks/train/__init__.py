@@ -1,8 +1,8 @@
 """PPO on stored trajectories.
 
-`task` (Prefect) gives an order (`orders`) to `version_trainer`, which reads versions and writes the next policy: in the
-flow's process, or as many Ray actors (`tasks.cluster.trainer`) that carry out the same order together. It calls
-`trainer`, which runs one update:
+`task` (Prefect) gives an order (`orders`) to `version_trainer`, which reads versions and writes the next policy. This
+runs in the flow's process, or in several Ray actors (`tasks.cluster.trainer`) that carry out the same order together.
+`version_trainer` calls `trainer`, which runs one update:
 1. `samples` builds training samples from trajectories and scores; `returns` computes what their turns earn.
 2. `prepare` makes the passes without gradient (`passes`) and calls `advantages`.
 3. `batches` cuts the samples into minibatches and forward passes.
@@ -10,9 +10,9 @@ flow's process, or as many Ray actors (`tasks.cluster.trainer`) that carry out t
 `train_state` holds policy and critic (`policy`), reference and optimizer between updates. `recompute` recomputes stored
 logprobs for audits.
 
-`mesh` is what several ranks tell each other. `sharding` divides models among them, and reads and writes each rank's
+`mesh` holds the messages between ranks. `sharding` divides models among them, and reads and writes each rank's
 tensors of a checkpoint. `memory` computes what a rank needs.
 
-More than twelve files, because each of these is a subject that is read alone: the steps of an update in a line, and the
-formulas beside them.
+The folder has more than twelve files because each is a subject that is read alone: the steps of an update, and the
+formulas that they use.
 """

@@ -93,7 +93,10 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
     episodes are all right as the rewards do in others.
     Source: GRPO (arXiv 2402.03300); Dr. GRPO (2503.20783, without the division); RLOO (2402.14740).
     """
-    returns = [_returns(*pair) for pair in zip(samples, observed, strict=True)]
+    returns = [
+        sample.causes.returns(sample.rewards, own.turn_penalties(sample), sample.turn_discount, sample.after or 0.0)
+        for sample, own in zip(samples, observed, strict=True)
+    ]
     if knobs.scale_penalties or not any(each.penalties.any() for each in observed):
         return Estimated(_compare(samples, returns, knobs), centred=True)
     of_task = [sample.returns for sample in samples]
@@ -101,12 +104,6 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
     undivided = knobs.model_copy(update={"scale_by_std": False})
     apart = _compare(samples, of_penalties, undivided)
     return Estimated(_compare(samples, of_task, knobs), centred=True, of_penalties=apart)
-
-
-def _returns(sample: Sample, observed: Observed) -> Floats:
-    """Compute the returns [K] of the turns, including penalties."""
-    penalties = observed.turn_penalties(sample)
-    return sample.causes.returns(sample.rewards, penalties, sample.turn_discount, sample.after or 0.0)
 
 
 def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advantage) -> list[Floats]:

@@ -213,7 +213,7 @@ def collate(
 
 
 def pieces(samples: Sequence[Tokens], indices: Iterable[int]) -> list[Piece]:
-    """List the sequences of the samples at `indices`."""
+    """List the pieces of the samples at `indices`."""
     sequences = []
     for index in indices:
         sample = samples[index]

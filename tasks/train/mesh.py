@@ -1,8 +1,8 @@
-"""The mesh of the ranks that train together, and what they tell each other.
+"""The mesh of the ranks that train together, and the messages between them.
 
-Their process group meets through notes that the first rank keeps and Ray carries, which asks for its token. So nobody
-listens at a port for ranks that come; only gloo and NCCL open connections between the ranks, on the loopback interface
-if all ranks are on one node.
+The ranks meet by notes, which the first rank keeps. Ray carries the notes, and asks for its token. So no rank listens
+at a port for others; only gloo and NCCL open connections between the ranks, on the loopback interface if all ranks are
+on one node.
 """
 
 import heapq
@@ -27,7 +27,7 @@ from configs.train import Parallel
 from tasks.train.memory import BUCKET
 
 _POLL_S = 0.02
-"""Time between two questions for a note that another rank has not written yet."""
+"""Time between two requests for a note that another rank has not written yet."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,13 @@ class Mesh:
             _connect(device, group)
         return cls(rank, parallel.ranks, neighbours, devices if parallel.replicate > 1 else devices["shard"])
 
-    @property
-    def is_first_of_node(self) -> bool:
-        return self.rank == self.neighbours[0]
-
-    def share(self, sizes: Sequence[int]) -> list[int]:
+    def assigned(self, sizes: Sequence[int]) -> list[int]:
         """Deal work out to the ranks of each node; return the indices in `sizes` that are this rank's."""
         owners = deal_out(sizes, len(self.neighbours))
         return [index for index, owner in enumerate(owners) if self.neighbours[owner] == self.rank]
 
     def wait(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         if self.size > 1:
             dist.barrier()
 
@@ -89,9 +85,9 @@ class Mesh:
         return total
 
     def as_first(self, value: Tensor) -> Tensor:
-        """Return the first rank's value of what the copies of a shard compute alike.
+        """Return the first rank's value of a number that all copies of a shard compute.
 
-        Each copy reduces it in a group of its own, and NCCL may add in another order there.
+        Each copy reduces the number in a group of its own, where NCCL may add in another order.
         """
         if self.devices is not None and self.devices.ndim > 1:
             dist.broadcast(value, 0)
@@ -156,7 +152,7 @@ ALONE = Mesh()
 
 
 class NoteStore(Store):
-    """What torch's groups need to meet: a store of notes.
+    """A store of notes, by which the ranks of a process group find each other.
 
     Args:
         ask: calls a method of `new_notes`, wherever they are.

@@ -1,4 +1,4 @@
-"""Orders to a trainer, which name versions in the store and hold no tensors, and what it makes of them."""
+"""Orders to a trainer, and their results. Both name versions and files in the store; neither holds tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class DistanceOrder:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The files of a new policy, which lie in the store, and the metrics of the update."""
+    """The result of an update: the files of the new policy, which are in the store, and the metrics."""
 
     nonce: str  # of the draft that has the files
     files: list[File]

@@ -1,10 +1,10 @@
-"""What the turns of an episode earn: their rewards, which of them pay which completions, and what follows the last one.
+"""Returns of the turns of an episode: shaped rewards, the completions that each pays, and what follows the last turn.
 
 Credit: a reward pays every completion that the agent had received before the reward was given. So in a chain a turn
 earns its own reward and all later ones; candidates of one request, and requests that ran at the same time, earn the
-same future and not each other's past; and a reward at the end of the episode pays all. A completion that the agent
-never received, because it no longer waited for it, is paid what was given after it was asked for: a policy cannot
-escape a bad end by writing longer than anybody waits. A penalty for a completion itself, such as for its length, falls
+same future and not each other's past; and a reward at the end of the episode pays all. A completion that the agent no
+longer waited for, and so never received, is paid what was given after it was asked for: a policy cannot escape a bad
+end by writing longer than anybody waits. A penalty for a completion itself, such as for its length, falls
 on it and on those that the agent had when it asked, never on candidates of the same request.
 
 Example: a planner (P) asks two workers (A, B) at once and answers (Q). It hears A first. Both are graded when both
@@ -156,7 +156,7 @@ def return_after(row: Trajectory, reward: Reward, least: float, *, right: bool) 
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """What came before what in an episode of K turns, of which the agent received N."""
+    """The order of requests, answers and rewards in an episode of K turns, of which the agent received N."""
 
     position: Ints  # K, of the turn among the completions that the agent got, or would have had if it never got it
     asked: Ints  # K, number of completions that the agent had when it asked; 0..K-1 in a chain
@@ -204,7 +204,7 @@ def chain(turns: int) -> Causes:
 
 
 def causes_of(row: Trajectory, graded: Bools) -> Causes:
-    """Return what came before what in an episode, by its columns `received`, `asked` and `paid`.
+    """Return the causes of an episode's turns, by its columns `received`, `asked` and `paid`.
 
     A graded turn [K] for which no reward was given while the agent ran is paid at the end. Without the columns the
     episode is a chain.
@@ -218,7 +218,7 @@ def causes_of(row: Trajectory, graded: Bools) -> Causes:
 
 
 def in_order(row: Trajectory) -> bool:
-    """Return whether the columns of the order are empty, or say one thing that is possible."""
+    """Return whether the columns `received`, `asked` and `paid` are empty, or describe an order that is possible."""
     turns, got = len(row.turns), [position for position in row.received if position >= 0]
     columns = row.received, row.asked, row.paid
     return not any(columns) or (

@@ -168,11 +168,20 @@ def _sample(
     successes = np.array([score.success for score in scores], np.float64)
     # The limit of the length of one turn, by the stored sampling settings.
     limit = int(json.loads(row.sampling)["max_new_tokens"]) if reward.overlong_tokens else None
-    rewards = _rewards(row, scores, graded, scorer, reward, limit)
+    # An answer that a custom scorer failed on gets the least reward at most.
+    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
+    failed, least = ("timeout", "error") if own else (), reward.least or 0.0
+    scored = [
+        (min(score.reward, least) if score.verdict in failed else score.reward) if is_graded else None
+        for score, is_graded in zip(scores, graded, strict=True)
+    ]
+    lengths = [turn.end - turn.start for turn in row.turns]
+    limits = row.limits if reward.counts_unfinished else []
+    rewards = np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)
     right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
     after = return_after(row, reward, least_reward(reward, limit), right=right)
     actions = np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
-    turn_of_action = np.repeat(np.arange(len(row.turns)), [turn.end - turn.start for turn in row.turns])
+    turn_of_action = np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
         trajectory_id=row.trajectory_id,
@@ -193,18 +202,3 @@ def _sample(
         causes=causes,
         after=after,
     )
-
-
-def _rewards(
-    row: Trajectory, scores: Sequence[Score], graded: Bools, scorer: str, reward: Reward, limit: int | None
-) -> Floats:
-    """Compute the shaped rewards [K]. What one's own function could not judge is worth no more than the least."""
-    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
-    failed, least = ("timeout", "error") if own else (), reward.least or 0.0
-    scored = [
-        (min(score.reward, least) if score.verdict in failed else score.reward) if is_graded else None
-        for score, is_graded in zip(scores, graded, strict=True)
-    ]
-    lengths = [turn.end - turn.start for turn in row.turns]
-    limits = row.limits if reward.counts_unfinished else []
-    return np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)

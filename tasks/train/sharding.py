@@ -79,11 +79,6 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def local(value: Tensor) -> Tensor:
-    """Return this rank's rows."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def like(parameter: Tensor, read: Callable[[int, int], Tensor]) -> Tensor:
     """Make a tensor that is divided like `parameter`, on its device; `read` returns the rows start:end of it.
 

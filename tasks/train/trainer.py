@@ -1,4 +1,4 @@
-"""The trainer: it runs PPO updates on stored rows, and saves the state from which training continues."""
+"""The trainer: runs PPO updates on stored rows, and saves the state from which training continues."""
 
 import logging
 import time

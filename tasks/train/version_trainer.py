@@ -41,6 +41,7 @@ class VersionTrainer:
     def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
         self._config, self._mesh, self._trainer = config, mesh, Trainer.of(config, mesh)
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
+        self._version_0 = layout.checkpoint(config.run.name, 0)
 
     def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
         """Run one update and write the files of the new policy into a draft; several ranks write their own.
@@ -64,7 +65,7 @@ class VersionTrainer:
         metrics |= trainer.update(rows, scores, order.policy.number, progress)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order.policy)
-        if self._mesh.is_first_of_node:
+        if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
             trim_to_limit(self._store, self._config.storage, (self._version_0, order.policy, order.version))
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
@@ -78,16 +79,12 @@ class VersionTrainer:
             trainer.holds = None  # an update would need the optimizer's state, too
         return trainer.distance(self._open(order.other).model, rows, scores)
 
-    @property
-    def _version_0(self) -> PolicyVersion:
-        return PolicyVersion(layout.checkpoint(self._config.run.name, 0))
-
     def _open(self, version: PolicyVersion, *, state: bool = False) -> Checkpoint:
         return checkpoints.open_checkpoint(self._store, version, self._cache, state=state, fetching=self._fetch)
 
     def _fetch(self, store: Store, files: Sequence[File], folder: Path) -> None:
         """Fetch and verify files together with the other ranks of this node, each of which fetches some."""
-        fetch_all(store, [files[index] for index in self._mesh.share([file.bytes for file in files])], folder)
+        fetch_all(store, [files[index] for index in self._mesh.assigned([file.bytes for file in files])], folder)
         self._mesh.wait()
 
     def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:

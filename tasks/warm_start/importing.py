@@ -1,15 +1,15 @@
 """Import a policy from elsewhere: a transformers folder, a committed checkpoint, or a hub name.
 
-Before it is copied, its weights and tokenizer are checked: can they be trained and played? Before it is committed, the
-configured agent is made with it (`try_out`).
+Before the copy, weights and tokenizer are checked: can they be trained and played? Before the commit, the configured
+agent is made with the policy (`try_out`).
 """
 
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import safe_open
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs import Config
 from storage.errors import UnavailableError, first_few
@@ -23,10 +23,6 @@ from tasks.agents.chat import Chat, engine_ends
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
 from tasks.warm_start.policy_sizes import locate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 """Patterns for the files of a hub repository."""
@@ -75,10 +71,8 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     return version
 
 
-def _load(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+def _load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Check a policy, and load its model and tokenizer."""
-    from transformers import AutoConfig, AutoTokenizer
-
     model_files.check(folder)
     check_weights(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -123,7 +117,7 @@ def check_weights(folder: Path) -> None:
             raise ValueError(f"{path}: {first_few(broken)} with NaN or infinities; give an earlier checkpoint")
 
 
-def check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabulary: int) -> None:
+def check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
     """Check that a tokenizer fits a model with `vocabulary` tokens, and keeps digits.
 
     Added tokens may have larger ids: some text models share a tokenizer with image models and do not know the image
@@ -158,8 +152,6 @@ def try_out(folder: Path, config: Config) -> Chat:
         PolicyError: the template fails, or no token ends a turn.
         ValueError: the agent cannot be made.
     """
-    from transformers import AutoTokenizer
-
     where = f"policy.path={config.policy.path!r}" if config.policy.path else "the policy of the warm start"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder

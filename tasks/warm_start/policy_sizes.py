@@ -1,4 +1,4 @@
-"""Where the policy is that a configuration names, and its sizes, found without its weights and without torch."""
+"""Finds the policy that a configuration names, and its sizes, without its weights and without torch."""
 
 import json
 from collections.abc import Sequence

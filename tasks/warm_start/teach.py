@@ -172,10 +172,8 @@ def batches(
 
 
 def _rows(examples: Sequence[Example], weight: float, pad_id: int) -> Rows:
-    ids, masks = (
-        pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=padding)
-        for rows, padding in (([e.token_ids for e in examples], pad_id), ([e.loss_mask for e in examples], False))
-    )
+    ids = pad_sequence([torch.tensor(each.token_ids) for each in examples], batch_first=True, padding_value=pad_id)
+    masks = pad_sequence([torch.tensor(each.loss_mask) for each in examples], batch_first=True)
     return Rows(ids, masks, weight)
 
 

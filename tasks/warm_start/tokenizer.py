@@ -61,7 +61,8 @@ def build_tokenizer(texts: Iterable[str], *, calculator: bool = False) -> PreTra
     words = sorted({*words_of_texts, *ROLES, *(_TOOLS_TOKENS if calculator else [])})
     tokens = [END_OF_TEXT, IM_START, IM_END, UNKNOWN, *CHARACTERS, *words]
     backend = Tokenizer(WordLevel({token: number for number, token in enumerate(tokens)}, unk_token=UNKNOWN))
-    backend.pre_tokenizer = Split(Regex(_pattern(words)), behavior="isolated")
+    alternatives = "|".join(map(re.escape, words))  # a whole word, else one character
+    backend.pre_tokenizer = Split(Regex(rf"(?:{alternatives})(?![A-Za-z])|[\s\S]"), behavior="isolated")
     backend.decoder = Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -72,9 +73,3 @@ def build_tokenizer(texts: Iterable[str], *, calculator: bool = False) -> PreTra
         chat_template=TOOLS_TEMPLATE if calculator else CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _pattern(words: list[str]) -> str:
-    """Return a pattern that matches a whole word of `words`, else one character."""
-    alternatives = "|".join(re.escape(word) for word in words)
-    return rf"(?:{alternatives})(?![A-Za-z])|[\s\S]"

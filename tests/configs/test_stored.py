@@ -121,11 +121,6 @@ def test_an_endpoint_no_longer_listens_on_a_socket(listen: str, kept: dict[str, 
     assert up_to_date(stored)["agent"]["args"] == {"argv": ["true"], **kept}
 
 
-def test_an_empty_path_meant_the_current_folder() -> None:
-    storage = up_to_date({"storage": {"root": "", "cache": ""}})["storage"]
-    assert (storage["root"], storage["cache"]) == (".", ".")
-
-
 def dump(*overrides: str) -> dict[str, Any]:
     return load("smoke", overrides).model_dump(mode="json")
 

@@ -1,7 +1,6 @@
 """Numbered logs, the seals of their entries, and the catalog, which is one of these logs."""
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -57,21 +56,6 @@ def test_entries_are_numbered_and_stay(any_store: Store) -> None:
         assert log.append({"value": number}) == number
     other = Log(Store(any_store.root), "some/log")
     assert [other.read(number)["value"] for number in range(other.length())] == list(range(5))
-
-
-def test_writers_at_the_same_time_lose_nothing(any_store: Store) -> None:
-    """If eight threads append, every entry is stored once, and the numbers have no gap."""
-
-    def write(writer: int) -> None:
-        log = Log(Store(any_store.root), "some/log")
-        for item in range(4):
-            log.append({"value": [writer, item]})
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-    log = Log(any_store, "some/log")
-    values = [tuple(log.read(number)["value"]) for number in range(log.length())]
-    assert sorted(values) == [(writer, item) for writer in range(8) for item in range(4)]
 
 
 @pytest.mark.parametrize("body", [b'{\n "a": \n}', b"{" + b'"a": [' * 100_000 + b"\n}", b'{\n "a": "\xff"\n}'])

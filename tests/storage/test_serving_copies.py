@@ -12,7 +12,6 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
-from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Canary
@@ -91,9 +90,3 @@ def test_a_file_that_does_not_belong_to_the_copy_is_refused(number: int, served:
     (served(number) / "extra.safetensors").write_bytes(b"")
     with pytest.raises(DamagedError, match="extra.safetensors"):
         served(number)
-
-
-def test_verify_finds_a_damaged_delta(chain: Store) -> None:
-    (delta,) = [item.path for item in chain.walk(layout.checkpoint("r", 3)) if item.path.endswith(".arrow")]
-    chain.write(delta, chain.read(delta)[:-1] + b"?")
-    assert delta in [finding.object for finding in verify(chain, [layout.checkpoint("r", 3)]).findings]

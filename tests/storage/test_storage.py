@@ -51,6 +51,8 @@ def test_rows_come_back_as_written(any_store: Store, tmp_path: Path) -> None:
     assert [file.rows for file in manifest.files] == [2, 2, 1]
     rows = list(datasets.rows(any_store, manifest.version, tmp_path / "cache"))
     assert [to_score(row) for row in rows] == [score(i) for i in range(5)]
+    with pytest.raises(StorageError, match="is a scores version"):
+        checkpoints.open_checkpoint(any_store, manifest.version, tmp_path)
 
 
 def test_a_version_without_manifest_does_not_exist(any_store: Store, tmp_path: Path) -> None:
@@ -213,16 +215,12 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
     checkpoints.open_checkpoint(store, version, cache, state=True)
 
 
-def test_a_checkpoint_is_opened_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listing a large bucket is slow, and some users may not list."""
-    store = Store(f"memory://{tmp_path.name}")
-    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
-    monkeypatch.setattr(store, "walk", lambda *_: pytest.fail("the store was listed"))
-    checkpoints.open_checkpoint(store, version, tmp_path / "cache", state=True)
+def test_committed_weights_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a remote root, a commit moves the weights into the cache, where the next rollout finds them.
 
-
-def test_committed_weights_are_not_fetched_again(tmp_path: Path) -> None:
-    """With a remote root, a commit moves the weights into the cache, where the next rollout finds them."""
+    Nothing is listed: listing a large bucket is slow, and some users may not list.
+    """
+    monkeypatch.setattr(Store, "walk", lambda *_: pytest.fail("the store was listed"))
     store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]), cache)
     weights = key(store, version, "model/model.safetensors")
@@ -254,13 +252,6 @@ def test_the_cache_deletes_the_files_that_were_unused_for_longest(tmp_path: Path
     assert left(1) == ["new", "oldest"]
     os.utime(paths[0], (long_ago, long_ago))
     assert left(1) == ["oldest"]
-
-
-def test_a_data_set_is_no_checkpoint(store: Store, tmp_path: Path) -> None:
-    """Opening a version of another kind raises an error that names the kind."""
-    commit_scores(store, "runs/r/scores/000000/x")
-    with pytest.raises(StorageError, match="is a scores version"):
-        checkpoints.open_checkpoint(store, "runs/r/scores/000000/x", tmp_path)
 
 
 @pytest.mark.parametrize("root", ["/dev/null", "/dev/null/below", "/proc/nothing"])

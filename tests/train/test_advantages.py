@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.train import Advantage
 from tasks.train.advantages import Observed, estimate, normalise
-from tasks.train.returns import chain
 from tasks.train.samples import Floats, Sample, build_samples
 from tests.experiments.baselines import learn, toys
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -252,53 +249,6 @@ def test_gae_golden_values() -> None:
     sample = golden(turn_discount=0.8)
     advantages, _ = gae_of(sample, [0.5] * 4, bootstrap=0.7, discount=0.9, gae_lambda=0.0)
     assert advantages[3] == pytest.approx(1 + 0.8 * 0.7 - 0.5)
-
-
-def masked_gae(rewards: Floats, values: Floats, discounts: Floats, mask: Floats, gae_lambda: float) -> Floats:
-    """Return GAE along the whole sequence, with tokens outside of the mask skipped."""
-    advantages, following, carried = np.zeros(len(mask)), 0.0, 0.0
-    for t in reversed(range(len(mask))):
-        if mask[t]:
-            carried = rewards[t] + discounts[t] * following - values[t] + discounts[t] * gae_lambda * carried
-            following = values[t]
-            advantages[t] = carried
-    return advantages
-
-
-NUMBERS = st.floats(-5, 5)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), NUMBERS), min_size=1, max_size=4),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.data(),
-)
-def test_gae_on_the_masked_sequence_is_gae_on_the_compressed_one(
-    turns: list[tuple[int, int, float]], discount: float, turn_discount: float, gae_lambda: float, data: st.DataObject
-) -> None:
-    """Feedback tokens never matter, for any turns (tokens, feedback tokens, reward), values and discounts."""
-    mask = np.concatenate([[True] * n + [False] * gap for n, gap, _ in turns])
-    total = len(mask)
-    values = np.array(data.draw(st.lists(NUMBERS, min_size=total, max_size=total)))
-    ends = np.cumsum([n + gap for n, gap, _ in turns]) - [gap for _, gap, _ in turns] - 1
-    rewards, discounts = np.zeros(total), np.full(total, discount)
-    rewards[ends] = [reward for _, _, reward in turns]
-    discounts[ends[:-1]] = turn_discount
-    counts = [n for n, _, _ in turns]
-    sample = dataclasses.replace(
-        golden(),
-        actions=np.flatnonzero(mask) + 1,
-        turn_of_action=np.repeat(np.arange(len(turns)), counts),
-        in_loss=np.ones(sum(counts), bool),
-        rewards=np.array([reward for _, _, reward in turns]),
-        turn_discount=turn_discount,
-        causes=chain(len(turns)),
-    )
-    ours, _ = gae_of(sample, values[mask].tolist(), discount=discount, gae_lambda=gae_lambda)
-    other = np.where(mask, values, 99.0)
-    np.testing.assert_allclose(ours, masked_gae(rewards, other, discounts, mask, gae_lambda)[mask], atol=1e-9)
 
 
 def test_normalisation_of_values_by_hand() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from configs.score import Reward
 from configs.train import PPO
@@ -195,37 +195,6 @@ COLUMNS = torch.tensor([1, 5, 6, 11, 4, 6, 7, 8])
 
 def padded() -> torch.Tensor:
     return TOKENS * (torch.arange(12) < LENGTHS[:, None])
-
-
-def full_logits(model: PreTrainedModel, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute logprobs and entropies the plain way, with all logits and an attention mask."""
-    mask = (torch.arange(12) < LENGTHS[:, None]).long()
-    logprobs = (model(input_ids=padded(), attention_mask=mask).logits / temperature).log_softmax(-1)
-    chosen = logprobs[ROWS, COLUMNS - 1]
-    return chosen.gather(-1, TOKENS[ROWS, COLUMNS][:, None])[:, 0], -(chosen.exp() * chosen).sum(-1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "tied", "temperature", "chunk"),
-    [("qwen3", False, 1.0, 8), ("qwen3", True, 0.7, 3), ("qwen2", False, 0.7, 3)],
-)
-def test_equals_the_full_logits(
-    kind: str, tied: bool, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Values, entropies and gradients equal those of log_softmax(model(...).logits) for any chunk size."""
-    monkeypatch.setattr("tasks.train.passes.CHUNK_TOKENS", chunk)
-    model = tiny_model(kind, tied)
-    logp, entropy = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), temperature)
-    expected, expected_entropy = full_logits(model, temperature)
-    torch.testing.assert_close(logp, expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
-    assert not entropy.requires_grad
-    weights = torch.arange(1.0, 9.0)
-    parameters = list(model.parameters())
-    ours = torch.autograd.grad((logp * weights).sum(), parameters)
-    theirs = torch.autograd.grad((expected * weights).sum(), parameters)
-    for actual, wanted in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_padded_batch_may_be_wider_than_the_context() -> None:

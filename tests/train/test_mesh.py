@@ -150,7 +150,7 @@ def test_the_ranks_of_each_node_share_its_work(sizes: list[int], nodes: list[int
     """On every node each piece of work is one rank's, and no rank has much more than another."""
     for node, count in enumerate(nodes):
         own = tuple(range(sum(nodes[:node]), sum(nodes[:node]) + count))
-        shares = [Mesh(rank, sum(nodes), own).share(sizes) for rank in own]
+        shares = [Mesh(rank, sum(nodes), own).assigned(sizes) for rank in own]
         assert sorted(place for share in shares for place in share) == [*range(len(sizes))]
         totals = [sum(sizes[place] for place in share) for share in shares]
         assert max(totals) - min(totals) <= max(sizes, default=0)

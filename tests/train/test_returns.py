@@ -4,22 +4,18 @@ An episode that the policy ended without a verdict earns the least, and one that
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import ConfigError, load
 from configs.score import Reward
-from configs.train import Advantage
-from storage.records import LAST_TURN_CUT, Fault, Score, Status, Trajectory
-from tasks.train.advantages import Observed, estimate
+from storage.records import LAST_TURN_CUT, Fault, Score, Status
 from tasks.train.returns import least_reward, overlong, turn_returns, turn_rewards
-from tasks.train.samples import build_samples, with_known_returns
+from tasks.train.samples import build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 
 
@@ -213,46 +209,3 @@ def test_a_least_reward_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match="least=-2.0 has no effect without"):
         load("smoke", ["reward.least=-2", "reward.unfinished=leave-out", "score.type=environment"])
     assert load("smoke", ["reward.least=-2", "score.type=environment"]).reward.least == -2
-
-
-Episode = Callable[[str, bool], tuple[Trajectory, list[Score]]]
-"""Plays an episode of a name in which the policy did a thing, or did not."""
-
-
-def probability_after_training(play: Episode, begin: float, reward: Reward) -> float:
-    """Return how often a policy that does a thing with probability `begin` does it after 80 updates.
-
-    Its only weight is the logit of doing it; an update has 32 episodes and follows the advantages of their turns.
-    """
-    draw, logit = np.random.default_rng(1), float(np.log(begin / (1 - begin)))
-    for _ in range(80):
-        probability = 1 / (1 + np.exp(-logit))
-        did = {f"{number:02}": bool(draw.random() < probability) for number in range(32)}
-        played = [play(name, doing) for name, doing in did.items()]
-        rows, scores = [row for row, _ in played], [score for _, judged in played for score in judged]
-        samples = with_known_returns(build_samples(rows, scores, reward))
-        observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
-        estimated = estimate(samples, observed, Advantage(normalisation="none")).advantages
-        of_samples = zip(samples, estimated, strict=True)
-        logit += 8 * float(np.mean([a[0] * (did[sample.trajectory_id] - probability) for sample, a in of_samples]))
-    return float(1 / (1 + np.exp(-logit)))
-
-
-@pytest.mark.parametrize("status", ["truncated", "failed"])
-def test_filling_the_context_when_wrong_is_not_learned(status: Status) -> None:
-    """A policy that could tell that it would be wrong learned to fill the context, since nobody counted that.
-
-    Half of the problems are hard. On these one answer in ten is right, if it does not fill the context.
-    """
-    draw = np.random.default_rng(0)
-
-    def play(name: str, fills: bool) -> tuple[Trajectory, list[Score]]:
-        hard = draw.random() < 0.5
-        scores = make_scores(name, float(not hard or draw.random() < 0.1))
-        if not (hard and fills):
-            return make_trajectory(name, [[10]]), scores
-        row = replace(make_trajectory(name, [[10]], status=status), fault="policy")
-        return row, [replace(score, verdict="none") for score in scores]
-
-    assert probability_after_training(play, 0.05, Reward()) < 0.05
-    assert probability_after_training(play, 0.05, BEFORE) > 0.9

