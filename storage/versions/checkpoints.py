@@ -2,7 +2,7 @@
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
 serving/        with `storage.serving_copy`: the same folder with weights in bfloat16 (absent from version 0)
-delta/          in stores of earlier programs: what changed in that copy (`storage.versions.serving_copies`)
+delta/          in stores of earlier programs: what changed in that copy; no longer read
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 """
@@ -21,7 +21,6 @@ from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
 from storage.versions.manifests import Manifest, read
-from storage.versions.serving_copies import fetch_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,12 @@ def _read_manifest(store: Store, version: str) -> Manifest:
     return manifest
 
 
+def _has_whole_copy(manifest: Manifest) -> bool:
+    """Return whether a copy for servers is stored whole. Without one, servers make the same numbers from `model/`."""
+    names = manifest.names_in("serving")
+    return bool(names) and {name.removesuffix(".arrow") for name in manifest.names_in("delta")} <= names
+
+
 def open_checkpoint(
     store: Store,
     version: str,
@@ -123,8 +128,8 @@ def open_checkpoint(
     manifest = _read_manifest(store, version)
     if "canary.json" not in {file.name for file in manifest.files} or "config.json" not in manifest.names_in("model"):
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    model = fetch_copy(store, manifest, cache, fetching) if serving else None
-    model = model or fetch_folder(store, manifest, "model", cache, fetching=fetching)
+    area = "serving" if serving and _has_whole_copy(manifest) else "model"
+    model = fetch_folder(store, manifest, area, cache, fetching=fetching)
     model_files.check(model, [path.relative_to(model).as_posix() for path in model.rglob("*")])
     has_state = state and manifest.names_in("state")
     return Checkpoint(

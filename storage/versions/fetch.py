@@ -11,8 +11,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from configs.storage import Storage
@@ -54,16 +53,19 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
     if store.is_local:
         if not path.is_file():  # reading a pipe or a device may never end
             raise _missing(store, file)
-        _check(store, file, path.stat().st_size, sha256(path))
+        _check(store, file, sha256(path), path)
     elif has_content(path, file.bytes, file.sha256):  # a copy in the cache may have been damaged since
         os.utime(path)
     else:
-        with appearing(path) as partial:
-            try:
-                digest = store.get(file.path, partial)
-            except FileNotFoundError:
-                raise _missing(store, file) from None
-            _check(store, file, partial.stat().st_size, digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")  # so that the file appears as a whole
+        try:
+            _check(store, file, store.get(file.path, partial), partial)
+            partial.replace(path)
+        except FileNotFoundError:
+            raise _missing(store, file) from None
+        finally:
+            partial.unlink(missing_ok=True)
     return path
 
 
@@ -76,23 +78,11 @@ def _missing(store: Store, file: File) -> DamagedError:
     return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
 
 
-def _check(store: Store, file: File, size: int, digest: str) -> None:
-    if size != file.bytes:
+def _check(store: Store, file: File, digest: str, fetched: Path) -> None:
+    if (size := fetched.stat().st_size) != file.bytes:
         raise DamagedError(f"{store.uri(file.path)} has {size} bytes, its manifest says {file.bytes}: it is damaged")
     if digest != file.sha256:
         raise DamagedError(f"{store.uri(file.path)} does not match the sha256 in its manifest: it is damaged")
-
-
-@contextmanager
-def appearing(path: Path) -> Iterator[Path]:
-    """Yield a new path to write to. The file appears at `path` as a whole at the end of the block, unless it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
@@ -140,21 +130,12 @@ def fetch_folder(
     fetching(store, [file for file in files if not file.name.endswith(tuple(leave_out))], cache)
     attempt = attempts.pop()
     local = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
-    check_names(local, manifest.names_in(area))
-    return local
-
-
-def check_names(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder with files that are not in `names`.
-
-    Raises:
-        DamagedError: the message names these files.
-    """
-    if extra := strays_in(folder, names):
+    if extra := strays_in(local, manifest.names_in(area)):
         raise DamagedError(
-            f"the manifest does not name {first_few(extra)} in {folder}, and libraries would load that, too. "
+            f"the manifest does not name {first_few(extra)} in {local}, and libraries would load that, too. "
             "Move it elsewhere, or delete it"
         )
+    return local
 
 
 def strays_in(folder: Path, names: Iterable[str]) -> list[str]:

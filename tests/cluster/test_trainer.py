@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
-from storage.versions import checkpoints, manifests
+from storage.versions import checkpoints
 from storage.versions.manifests import Manifest
 from tasks.cluster.connection import connected
 from tasks.cluster.placement import Node, PlacementError, check_ranks
@@ -180,8 +180,6 @@ def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
         with pytest.raises(RanksLostError, match=r"rank 1 has ended.*last checkpoint"):
             quiet.train(ranks, KILLS)
     assert verify(quiet.store, [quiet.policy(KILLS + 1)], deep=True).findings == []
-    deltas = {file.name for file in manifests.read(quiet.store, quiet.policy(2)).files if file.name.endswith(".arrow")}
-    assert deltas == {f"delta/model-0000{part}-of-00002.safetensors.arrow" for part in (1, 2)}
     assert quiet.served(2) == "serving"
     assert largest_difference(disturbed.tensors(KILLS + 1), quiet.tensors(KILLS + 1)) == 0
     assert restarts >= scaled(1, 20)  # some moments are after the update
