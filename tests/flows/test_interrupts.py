@@ -210,7 +210,7 @@ STAGES = [
     pytest.param(Point("train", ANSWERS, 3), RANKS, id="train with ranks"),
     pytest.param(Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP, id="rollout ahead"),
     pytest.param(Point("rollout", "tasks.rollout.collector:Collector._episode", 3), [], id="rollout"),
-    pytest.param(Point("score", "tasks.score.scoring:_score", 2), [], id="score"),
+    pytest.param(Point("score", "tasks.score.scoring:Grades.add", 2), [], id="score"),
 ]
 
 

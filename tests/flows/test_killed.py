@@ -37,7 +37,7 @@ SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "score.r
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
 EPISODE = "tasks.rollout.collector:Collector._episode"
 SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
-SCORE = "tasks.score.scoring:_score"
+SCORE = "tasks.score.scoring:Grades.add"
 STEP = "tasks.train.step:Stepper.take"
 SAVE = "tasks.train.trainer:Trainer.save"
 ADD = "storage.versions.drafts:Draft.add"
