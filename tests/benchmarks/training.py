@@ -28,7 +28,7 @@ def measure(lab: Lab) -> list[Row]:
     from tasks.train.policy import load_policy
     from tasks.train.trainer import Trainer
 
-    config = lab.config("run.name=training")
+    config = lab.config()
     trajectories, scores = _play(lab, config)
     trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature)
     trainer.load(lab.policy.model, None, config.run.seed)
