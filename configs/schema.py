@@ -95,7 +95,7 @@ class Config(Knobs):
 
 
 Refusals = Iterator[tuple[bool, str]]
-"""Whether something is wrong, and the sentence that names the knobs and the remedy."""
+"""Pairs: True if something is wrong, and the sentence that names the knobs and the remedy."""
 
 
 def warm_start(config: Config) -> Refusals:

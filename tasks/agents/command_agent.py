@@ -17,10 +17,12 @@ from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
 
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+LONGEST_OUTPUT = 1_000_000
+"""Most bytes that a command may print."""
 
 
 class CommandError(RuntimeError):
-    """A command failed; the message has its status and the end of what it said."""
+    """A command failed, with a status and the end of what it said in the message, or printed too much."""
 
 
 class CommandAgent(EndpointAgent):
@@ -74,6 +76,8 @@ class CommandAgent(EndpointAgent):
                 given.write(json.dumps(stated).encode() + b"\n")
                 given.seek(0)
                 status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
+                if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
+                    raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
                 if status:
                     said = _text(errors).strip()[-500:] or "it said nothing"
                     raise CommandError(f"the command ended with status {status}: {said}")

@@ -1,4 +1,4 @@
-"""What the processes of a run on the nodes of a cluster have in common: configuration, store and logs."""
+"""The set-up shared by all processes of a run on the nodes of a cluster: configuration, store and logs."""
 
 import logging
 import os

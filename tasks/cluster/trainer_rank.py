@@ -44,7 +44,7 @@ class TrainerRank:
         self._device = "cpu"
         self._trainer: VersionTrainer | None = None
         self._notes: Any = None
-        """What the ranks write down for each other while they meet, if this is the first one."""
+        """On rank 0, the notes that the ranks leave for each other while they connect."""
         self._lines: deque[Line] = deque()
 
     def begin(self) -> dict[str, str]:

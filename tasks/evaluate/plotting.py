@@ -1,4 +1,4 @@
-"""What the plots of accuracies share: a figure from 0 to 1 with grid and legend, and estimates with their intervals."""
+"""Functions for all plots of accuracy: a figure from 0 to 1 with grid and legend, and estimates with intervals."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

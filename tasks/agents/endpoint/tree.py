@@ -75,7 +75,7 @@ class Node:
 
 
 class Position(NamedTuple):
-    """Where a request stands in the tree."""
+    """The position of a request in the tree."""
 
     parent: Node | None  # the completion that the request goes on from; None if it begins a conversation
     new: list[ChatMessage]  # the messages after that completion, or all of them

@@ -62,7 +62,7 @@ LABELS = {
     "unscored": "no score",
     "disagree": "score and environment differ",
 }
-"""What people read for a value of a filter, where it is not the value itself."""
+"""Labels of those values of a filter that are not shown as they are."""
 
 
 def parse(given: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
@@ -90,12 +90,12 @@ _ON_TRAJECTORY = {
         )
     ),
 }
-"""By parameter, an SQL condition on a row of `listing`. Of a check: a case for the trajectory, for its group or
-problem, or for its data set."""
+"""SQL conditions on a row of `listing`, by parameter. For a check: a case of the trajectory, of its group
+or problem, or of its data set."""
 _OF_CALLS = {"some": "calls > 0", "none": "calls = 0"}
 _OF_TURN = {"any": "true", "first": "turn = 0", "last": '"last"'}
 _OF_VERDICT = {"unscored": "verdict is null", "disagree": "verdict <> environment_verdict and verdict <> 'none'"}
-"""By value of a parameter, a condition on a row of `listing` (calls) or of `turns`."""
+"""Conditions on a row of `listing` (calls) or of `turns`, by value of a parameter."""
 
 _Conditions = list[tuple[str, Any]]
 """SQL conditions, each with the value of its placeholders."""

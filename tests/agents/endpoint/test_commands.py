@@ -59,6 +59,7 @@ def test_a_command_answers(chat: Chat, verifier: Verifier, code: str) -> None:
     [
         ("sys.exit('no idea')", "ended with status 1: no idea"),
         ("ask(); os.kill(os.getpid(), 9)", "ended with status -9"),
+        ("ask(); print('x' * 1_000_001)", "printed more than 1,000,000 bytes"),
         ("print('4')", "ended without a completion"),
     ],
 )
