@@ -229,10 +229,6 @@ def processes(config: Config) -> Refusals:
         f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} server(s), "
         "and each worker needs its own: lower it, or name more",
     )
-    yield (
-        config.ray_address is not None and config.storage.root.startswith("memory://"),
-        "storage.root=memory://… is in this process only: several processes need a folder or s3://bucket/prefix",
-    )
 
 
 def gate(config: Config) -> Refusals:

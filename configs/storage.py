@@ -9,7 +9,7 @@ from configs.knobs import URI, Knobs
 
 class Storage(Knobs):
     root: Annotated[URI, Field(min_length=1)] = "./var"
-    """The root of the store that holds all versions: a local folder, `memory://name` or `s3://bucket/prefix`."""
+    """The root of the store that holds all versions: a local folder or `s3://bucket/prefix`."""
     cache: Annotated[str, Field(min_length=1)] = "./var/cache"
     """Local folder for copies of the versions of a remote root, and for logs of servers."""
     cache_gib: PositiveFloat = 100.0

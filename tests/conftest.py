@@ -234,12 +234,12 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
     return fill
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "s3"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Return an empty store: on the local disk, in memory, and on S3."""
+    """Return an empty store: on the local disk, and on S3."""
     if request.param == "s3":
         return Store(f"s3://{request.getfixturevalue('bucket')}/root")
-    return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
+    return Store(str(tmp_path / "root"))
 
 
 @pytest.fixture(scope="session")

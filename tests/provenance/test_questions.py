@@ -24,7 +24,7 @@ A = [layout.checkpoint("a", number) for number in range(4)]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(Store(f"memory://{tmp_path.name}"), tmp_path / "model")
+    return Place(Store(str(tmp_path / "store")), tmp_path / "model")
 
 
 @pytest.fixture

@@ -35,6 +35,12 @@ from tests.support.train_helpers import make_trajectory
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
 
 
+class Remote(Store):
+    """A folder that is used as a bucket is: what is read is downloaded into the cache first."""
+
+    is_local = False
+
+
 def score(number: int) -> Score:
     return Score(f"t/{number}", 0, "correct", 1.0, "19", "19", "", 1.0)
 
@@ -88,7 +94,7 @@ def test_create_has_one_winner_between_processes(tmp_path: Path) -> None:
 
 def test_a_file_is_downloaded_once_by_those_who_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for it, and check their copy; one that was damaged meanwhile is downloaded again."""
-    store, got, original = Store(f"memory://{tmp_path.name}"), list[str](), Store.get
+    store, got, original = Remote(f"{tmp_path}/store"), list[str](), Store.get
     files = commit_scores(store, "runs/r/scores/000000/x", count=6).files
 
     def get(self: Store, key: str, path: Path) -> str:
@@ -196,12 +202,12 @@ def test_a_checkpoint_comes_back_whole(any_store: Store, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["model/additional_chat_templates/other.jinja", "state/critic.safetensors"])
-@pytest.mark.parametrize("root", ["local", "memory"])
+@pytest.mark.parametrize("kind", [Store, Remote])
 def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
-    root: str, name: str, tmp_path: Path
+    kind: type[Store], name: str, tmp_path: Path
 ) -> None:
     """Libraries load templates and weights by the folder, so an added file or link could change what is served."""
-    store = Store(f"{tmp_path}/store" if root == "local" else f"memory://{tmp_path.name}")
+    store = kind(f"{tmp_path}/store")
     version, cache = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5])), tmp_path / "cache"
     stray = checkpoints.open_checkpoint(store, version, cache, state=True).model.parent / name
     stray.parent.mkdir(exist_ok=True)
@@ -221,7 +227,7 @@ def test_committed_weights_are_not_fetched_again(tmp_path: Path, monkeypatch: py
     Nothing is listed: listing a large bucket is slow, and some users may not list.
     """
     monkeypatch.setattr(Store, "walk", lambda *_: pytest.fail("the store was listed"))
-    store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
+    store, cache = Remote(f"{tmp_path}/store"), tmp_path / "cache"
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]), cache)
     weights = key(store, version, "model/model.safetensors")
     store.delete(weights)
@@ -234,7 +240,7 @@ def test_committed_weights_are_not_fetched_again(tmp_path: Path, monkeypatch: py
 
 def test_the_cache_deletes_the_files_that_were_unused_for_longest(tmp_path: Path) -> None:
     """It stops when the cache is small enough. It keeps files used recently, versions in use and logs."""
-    store, long_ago = Store(f"memory://{tmp_path.name}"), time.time() - 2 * RECENT_S
+    store, long_ago = Remote(f"{tmp_path}/store"), time.time() - 2 * RECENT_S
     paths = [tmp_path / name for name in ("runs/new", "runs/middle", "problems/old", "logs/oldest")]
     for age, path in enumerate(paths):
         path.parent.mkdir(exist_ok=True)
