@@ -76,7 +76,7 @@ retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny mo
 	@$(BIN)/python -m flows.launch.retrain_demo $(ARGS)
 
 cluster-demo: setup ## The demo on a simulated Ray cluster of three nodes, for 20 iterations
-	@$(BIN)/python -m flows.launch.cluster_demo $(ARGS)
+	@$(BIN)/python -m tests.experiments.cluster_demo $(ARGS)
 
 # Tests often wait: three files at a time on two cores.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder

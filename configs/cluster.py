@@ -39,9 +39,6 @@ class Cluster(Knobs):
     rollout_workers: PositiveInt | None = None
     """Largest number of rollout workers in all. Empty: as many as fit, also on nodes that join later. Nodes without one
     help to grade."""
-    gpus_per_worker: NonNegativeInt | None = None
-    """GPUs that a node must have free for a worker. Empty: as many as its `inference.replicas` servers need, or none
-    with the CPU build of vLLM."""
     startup_timeout_s: PositiveFloat = 600.0
     """Longest wait for the first rollout worker, and for another one after all were lost."""
     silence_s: Annotated[float, Field(ge=5)] = 60.0

@@ -180,15 +180,10 @@ def rewards(config: Config) -> Refusals:
 
 
 def servers(config: Config) -> Refusals:
-    """Only servers that the pipeline started can be restarted; copies for servers have the format that they load."""
+    """Only servers that the pipeline started can be restarted."""
     yield (
         bool(config.inference.urls) and config.inference.swap == "restart",
         "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload",
-    )
-    yield (
-        config.storage.serving_copy and config.inference.dtype != "bfloat16",
-        f"storage.serving_copy adds weights in bfloat16, which inference.dtype={config.inference.dtype} does not serve:"
-        " set inference.dtype=bfloat16, or leave the copy out",
     )
 
 

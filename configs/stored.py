@@ -29,6 +29,7 @@ LIMITS: Mapping[str, str] = {
     "audit.least_episodes": "it is 16",
     "audit.least_judged": "it is 0.5",
     "audit.recomputed_sets": "it is 3",
+    "cluster.gpus_per_worker": "a worker needs those of its inference.replicas servers",
     "cluster.judges": "nodes without room for a rollout worker grade",
     "evaluation.sets.*.max_line_mb": "a line of more than 16 MB is an error",
     "inference.kv_cache_gib": "it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]",
@@ -45,7 +46,8 @@ LIMITS: Mapping[str, str] = {
     "run.lease_s": "a flow run elsewhere counts as dead after 60 s without a sign of life",
     "storage.patience_s": "it is 600",
     "storage.request_timeout_s": "it is 30",
-    "storage.whole_copy_every": "it is 20 for remote roots, and 1 for folders",
+    "storage.serving_copy": "servers fetch the weights in float32 and round them",
+    "storage.whole_copy_every": "servers fetch the weights in float32 and round them",
 }
 """Knobs that became constants and change no result of a run that has begun, so stored values are dropped."""
 

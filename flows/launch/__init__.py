@@ -2,5 +2,5 @@
 
 `cli` is the command line that all flows share. `temporary_server` starts a Prefect server (`prefect_server`) for one
 command. `local_server` is `make up` and `make down`: the process `background` runs a server and a worker that stay.
-`retrain_demo` is `make retrain-demo`, `cluster_demo` is `make cluster-demo`.
+`retrain_demo` is `make retrain-demo`.
 """

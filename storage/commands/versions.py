@@ -41,10 +41,8 @@ def ls(store: Store, arguments: argparse.Namespace) -> Output:
             status = 1
         if len(found) == arguments.last:
             break
-    data = [
-        {"version": m.version, "kind": m.kind, "created_at": m.created_at, "rows": m.rows, "bytes": m.bytes}
-        for m in found
-    ]
+    keys = "version", "kind", "created_at", "rows", "bytes"
+    data = [{key: getattr(manifest, key) for key in keys} for manifest in found]
     rows = [(f"{m.created_at:%Y-%m-%d %H:%M:%S}", m.kind, m.version, m.rows or "", size(m.bytes)) for m in found]
     shown = table(["created (UTC)", "kind", "version", "rows", "size"], rows)
     return Output(data, [shown if rows else f"no such version in {store.root}"], status)

@@ -1,14 +1,15 @@
 """Tries out what the pipeline needs of a store, before versions are put there.
 
 It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises `Wrong`. Not examined is what becomes of objects later: lifecycle rules, object locks, disks in memory.
+found, or raises `Wrong`. Not examined are clocks,
+since S3 itself refuses requests of one that is 15 minutes off, and what becomes of objects later: lifecycle rules,
+object locks, disks in memory.
 """
 
 import contextlib
 import os
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,6 @@ from pathlib import Path
 from storage.errors import StorageError
 from storage.objects.store import Store, sha256
 
-_SKEW_S = 60.0
-_SECOND = 1.0  # resolution of S3's times
 _WRITERS = 16
 _ROUNDS = 5
 _PATIENCE_S = 20.0
@@ -185,17 +184,6 @@ def _listing(scratch: Scratch) -> str:
     return "shows an object just written, and does not show one just deleted"
 
 
-def _clocks(scratch: Scratch) -> str:
-    before = time.time()
-    key, _ = scratch.written("clock")
-    after = time.time()
-    modified = max((item.modified for item in scratch.store.walk(scratch.folder) if item.path == key), default=0.0)
-    difference = max(0.0, before - _SECOND - modified, modified - after - _SECOND)
-    found = f"the clocks of this machine and of the store differ by {difference:.0f} s"
-    _demand(difference <= _SKEW_S, found)
-    return found
-
-
 def _parts(scratch: Scratch) -> str:
     """Probe large objects, which S3 gets in parts; elsewhere they are ordinary ones."""
     key, size = scratch.key("parts"), 40 * 2**20
@@ -219,10 +207,6 @@ _PROBES: dict[str, tuple[Callable[[Scratch], str], str]] = {
     ),
     "race": (_race, "two writers could both think that they committed: do not use this root"),
     "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
-    "clocks": (
-        _clocks,
-        "`gc` misjudges the age of objects; S3 refuses requests if clocks differ by more than 15 minutes",
-    ),
     "parts": (_parts, "checkpoints cannot be stored"),
 }
 """The probes by name, in their order, each with what would go wrong in the pipeline without that property."""

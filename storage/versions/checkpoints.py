@@ -1,10 +1,10 @@
 """Checkpoints: versions with two folders and a canary.
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
-serving/        with `storage.serving_copy`: the same folder with weights in bfloat16 (absent from version 0)
-delta/          in stores of earlier programs: what changed in that copy; no longer read
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
+
+Those of earlier programs may also have serving/ and delta/, a copy of the weights in bfloat16, which nothing reads.
 """
 
 import json
@@ -40,7 +40,7 @@ class Checkpoint:
 
     version: PolicyVersion
     number: int  # policy version: updates committed before it
-    model: Path  # in float32, or the copy for servers
+    model: Path  # in float32
     state: Path | None  # None if the checkpoint has no state, or if the caller did not ask for it
     canary: Canary
     manifest: Manifest
@@ -96,19 +96,12 @@ def _read_manifest(store: Store, version: str) -> Manifest:
     return manifest
 
 
-def _has_whole_copy(manifest: Manifest) -> bool:
-    """Return whether a copy for servers is stored whole. Without one, servers make the same numbers from `model/`."""
-    names = manifest.names_in("serving")
-    return bool(names) and {name.removesuffix(".arrow") for name in manifest.names_in("delta")} <= names
-
-
 def open_checkpoint(
     store: Store,
     version: str,
     cache: Path,
     *,
     state: bool = False,
-    serving: bool = False,
     fetching: Fetching = fetch_all,
 ) -> Checkpoint:
     """Fetch and verify a checkpoint.
@@ -118,7 +111,6 @@ def open_checkpoint(
         version: its name.
         cache: the folder that keeps objects of a remote root.
         state: fetch the optimizer's state, too, which is most of the data.
-        serving: fetch the copy for servers instead of the model, if there is one.
         fetching: fetches the files of a folder; processes that share a cache may deal them out.
 
     Raises:
@@ -128,8 +120,7 @@ def open_checkpoint(
     manifest = _read_manifest(store, version)
     if "canary.json" not in {file.name for file in manifest.files} or "config.json" not in manifest.names_in("model"):
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    area = "serving" if serving and _has_whole_copy(manifest) else "model"
-    model = fetch_folder(store, manifest, area, cache, fetching=fetching)
+    model = fetch_folder(store, manifest, "model", cache, fetching=fetching)
     model_files.check(model, [path.relative_to(model).as_posix() for path in model.rglob("*")])
     has_state = state and manifest.names_in("state")
     return Checkpoint(

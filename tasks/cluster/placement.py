@@ -97,12 +97,11 @@ def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
     if any(seat.plays or needs.workers == 0 for seat in seats):
         return
-    gpus = 0 if needs.workers == 0 else needs.gpus
     having = "; ".join(map(_free, nodes)) or "no node"
     raise PlacementError(
-        f"a worker needs 1 core and {gpus} GPU(s) on one node, the cluster has {having}, besides what ranks of the "
-        "trainer have taken. Wait for other jobs, add nodes, or lower inference.replicas or the parallel sizes in "
-        "inference.extra_args (cluster.gpus_per_worker)"
+        f"a worker needs 1 core and {needs.gpus} GPU(s) on one node, the cluster has {having}, besides what ranks of "
+        "the trainer have taken. Wait for other jobs, add nodes, or lower inference.replicas or the parallel sizes in "
+        "inference.extra_args"
     )
 
 

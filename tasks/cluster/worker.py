@@ -94,7 +94,7 @@ class NodeWorker:
         self._verifier = self._stack.enter_context(verifier)
         engine = self._engines.enter_context(self._open_engine()) if plays else None
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
-        self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
+        self._worker = self._stack.enter_context(Worker(local, self._store, self._problems))
 
     def _end_without_flow(self) -> None:
         """End this process when the flow is silent; the body of a thread."""
@@ -112,10 +112,8 @@ class NodeWorker:
         return Engine(self._config.inference, self._config.rollout, self._logs)
 
     def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
-        storage, halved = self._config.storage, self._config.inference.dtype == "bfloat16"
-        # Other workers of this node have the same cache.
-        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache, serving=halved)
-        trim_to_limit(self._store, storage, [policy])
+        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache)  # in which the node's workers share
+        trim_to_limit(self._store, self._config.storage, [policy])
         return checkpoint
 
     def _problems(self, version: str) -> dict[str, Problem]:

@@ -181,10 +181,9 @@ class NodeWorkers:
 
 def needs_of(config: Config, *, playing: bool) -> Needs:
     """Return what the workers of a run need, if they play or only grade."""
-    gpus = config.cluster.gpus_per_worker
-    if gpus is None:
-        settings = config.inference
-        gpus = 0 if cpu_build() or settings.urls else settings.replicas * devices_of_a_server(settings.extra_args)
+    settings = config.inference
+    has_servers = playing and not cpu_build() and not settings.urls
+    gpus = settings.replicas * devices_of_a_server(settings.extra_args) if has_servers else 0
     return Needs(gpus, config.cluster.workers_per_node, config.cluster.rollout_workers if playing else 0)
 
 

@@ -45,7 +45,7 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
     from tasks.rollout.workers import LocalWorkers
 
     with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
-        yield LocalWorkers(engine, verifier, workspace.open_served, workspace.cache)
+        yield LocalWorkers(engine, verifier, workspace.open_checkpoint, workspace.cache)
 
 
 def open_verifier(workspace: Workspace) -> Verifier:

@@ -72,14 +72,9 @@ class Workspace:
         config = self.config.model_dump(mode="json")
         return Provenance(config=config, prefect_run_id=runtime.flow_run.id, fence=self.lease)
 
-    def open_served(self, policy: PolicyVersion) -> Checkpoint:
-        """Fetch and verify a checkpoint for servers, which read its copy in bfloat16 if there is one and they use it.
-
-        Raises:
-            StorageError: as `checkpoints.open_checkpoint`.
-        """
-        halved = self.config.inference.dtype == "bfloat16"
-        return checkpoints.open_checkpoint(self.store, policy, self.cache, serving=halved)
+    def open_checkpoint(self, policy: PolicyVersion) -> Checkpoint:
+        """See `checkpoints.open_checkpoint`."""
+        return checkpoints.open_checkpoint(self.store, policy, self.cache)
 
     def trim_cache(self, *in_use: str) -> None:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""

@@ -10,20 +10,18 @@ its share of the tensors and one more.
 
 import functools
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
-from storage.versions.model_files import INDEX
 from tasks.train.mesh import ALONE, Mesh, deal_out
 
 Result = TypeVar("Result")
@@ -175,24 +173,3 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: M
     if mesh.rank == 0:
         index = {"metadata": {"total_size": sum(sizes)}, "weight_map": {name: files[owners[name]] for name in tensors}}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def write_serving_copy(model: Path, copy: Path) -> None:
-    """Copy a transformers folder with float32 weights; several ranks copy their own files of it.
-
-    A server rounds float32 weights in the same way, so it serves the same numbers from both.
-    """
-    for path in sorted(path for path in model.rglob("*") if path.is_file()):
-        target = copy / path.relative_to(model)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".safetensors":
-            rounded = {name: value.bfloat16() for name, value in load_file(path).items()}
-            save_file(rounded, target, {"format": "pt"})
-        elif path.name == "config.json":
-            target.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n")
-        elif path.name == INDEX:
-            index = json.loads(path.read_text())
-            index["metadata"]["total_size"] //= torch.float32.itemsize // torch.bfloat16.itemsize
-            target.write_text(json.dumps(index, indent=2) + "\n")
-        else:
-            shutil.copyfile(path, target)

@@ -23,7 +23,6 @@ from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
-from tasks.train.sharding import write_serving_copy
 from tasks.train.trainer import Trainer
 
 _NAMED = 20
@@ -113,10 +112,6 @@ class VersionTrainer:
             if self._mesh.rank == 0:
                 self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
-            if self._config.storage.serving_copy:
-                copy = Path(folder) / "serving"
-                write_serving_copy(model, copy)
-                draft.add_folder(copy, "serving")
             draft.add_folder(model, "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)

@@ -55,7 +55,7 @@ def measure(lab: Lab) -> Iterator[Row]:
 
 def _scoring(lab: Lab) -> Row:
     """Grade the same data set on one node and on two, each with one process of the verifier."""
-    from flows.launch.simulated_cluster import simulated_cluster
+    from tests.support.simulated_cluster import simulated_cluster
 
     graded = _answers(lab)
     seconds = []
@@ -114,7 +114,7 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
 
 def _overhead(lab: Lab) -> Row:
     """Compare the iterations of the demo with and without a cluster of one node."""
-    from flows.launch.simulated_cluster import simulated_cluster
+    from tests.support.simulated_cluster import simulated_cluster
 
     ratios, seconds = [], []
     with simulated_cluster(1) as address:
@@ -141,7 +141,7 @@ def _iteration_s(lab: Lab, name: str, cluster: str) -> float:
 
 def _scaling(lab: Lab) -> Row:
     """Play as many groups for each worker with few and with many workers; compare the time with the least possible."""
-    from flows.launch.simulated_cluster import simulated_cluster
+    from tests.support.simulated_cluster import simulated_cluster
     from tests.support.waiting_node import SECONDS
 
     # Workers inherit it from their node. It is not patched, since that would also take back Ray's token at the end.

@@ -108,7 +108,7 @@ def test_a_simulated_cluster_has_many_nodes(tmp_path: Path) -> None:
     code = """if True:
         import sys
         from configs import load
-        from flows.launch.simulated_cluster import simulated_cluster
+        from tests.support.simulated_cluster import simulated_cluster
         from tasks.cluster.connection import connected, nodes
         with simulated_cluster(2) as address:
             with connected(load("demo", [f"cluster.address={address}", f"storage.cache={sys.argv[1]}"])):

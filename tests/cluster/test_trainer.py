@@ -61,17 +61,13 @@ def processes_of(ranks: "RayTrainer") -> list[psutil.Process]:
     return [psutil.Process(ray.get(rank.process.remote())) for rank in ranks._ranks]
 
 
-SERVED = ("inference.dtype=bfloat16", "storage.serving_copy=true")
 MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2), (1, 4), (1, 1), (4, 1)])
 """Replicate and shard of one update after the other."""
 
 
 @pytest.mark.long
 def test_another_mesh_goes_on(tmp_path: Path) -> None:
-    """Two shards, then one process, then copies: as one process up to rounding, with whole checkpoints in parts.
-
-    Servers get a copy of each in bfloat16.
-    """
+    """Two shards, then one process, then copies: as one process up to rounding, with whole checkpoints in parts."""
     model = save_tiny(tmp_path / "policy")
     (model / "generation_config.json").write_text('{"eos_token_id": [3, 4], "repetition_penalty": 1.05}')
     alone, mixed = (TrainingRun(tmp_path / name, len(MESHES), model) for name in ("alone", "mixed"))
@@ -81,13 +77,12 @@ def test_another_mesh_goes_on(tmp_path: Path) -> None:
         if replicate * shard == 1:
             mixed.train(VersionTrainer(mixed.config()), iteration)
             continue
-        with ranks_of(mixed, replicate, shard, *SERVED) as ranks:
+        with ranks_of(mixed, replicate, shard) as ranks:
             manifest, last = mixed.train(ranks, iteration), mixed.policy(iteration + 1)
             order = mixed.order(0)
             distance = DistanceOrder(last, mixed.policy(0), order.trajectories, order.scores)
             found = ranks.distance(distance)
         check_parts(manifest, replicate * shard)
-        assert mixed.served(iteration + 1) == "serving"
         print(f"{replicate} x {shard}", largest_difference(mixed.tensors(iteration + 1), alone.tensors(iteration + 1)))
     assert verify(mixed.store, [last], deep=True).findings == []
     assert largest_difference(mixed.tensors(len(MESHES)), alone.tensors(len(MESHES))) < 1e-6
@@ -107,7 +102,7 @@ def generation(run: TrainingRun, number: int) -> tuple[list[int], float]:
 def check_parts(manifest: Manifest, ranks: int) -> None:
     """Check that each rank has written its share."""
     parts = {file.name for file in manifest.files if "-of-" in file.name}
-    stems = ("model/model", "serving/model", "state/optimizer", "state/critic", "state/reference")
+    stems = ("model/model", "state/optimizer", "state/critic", "state/reference")
     numbers = range(1, ranks + 1)
     assert parts == {f"{stem}-{number:05d}-of-{ranks:05d}.safetensors" for stem in stems for number in numbers}
     sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
@@ -170,7 +165,7 @@ def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
         restarts, last = ranks._restarts, processes_of(ranks)
     assert psutil.wait_procs(last, timeout=20)[1] == []
     assert disturbed.committed() == [*range(KILLS + 2)]
-    with ranks_of(quiet, 1, 2, *SERVED) as ranks:
+    with ranks_of(quiet, 1, 2) as ranks:
         for iteration in range(KILLS + 1):
             quiet.train(ranks, iteration)
         connections = [each for process in processes_of(ranks) for each in process.net_connections()]
@@ -180,7 +175,6 @@ def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
         with pytest.raises(RanksLostError, match=r"rank 1 has ended.*last checkpoint"):
             quiet.train(ranks, KILLS)
     assert verify(quiet.store, [quiet.policy(KILLS + 1)], deep=True).findings == []
-    assert quiet.served(2) == "serving"
     assert largest_difference(disturbed.tensors(KILLS + 1), quiet.tensors(KILLS + 1)) == 0
     assert restarts >= scaled(1, 20)  # some moments are after the update
     print(f"{restarts} restarts after {kills.total()} kills and stops: {dict(kills)}")

@@ -48,7 +48,7 @@ class ThreadWorker:
 
         local = LocalWorkers(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
         by_id = {problem.problem_id: problem for problem in problems}
-        self.worker = Worker(local, store, Path("/nowhere"), lambda _: by_id)
+        self.worker = Worker(local, store, lambda _: by_id)
         self.killed = False
         self.silent = False
         self.delay_s = 0.0

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from configs import Config, load
 from storage import layout
@@ -101,17 +99,6 @@ class TrainingRun:
         for path in [*opened.model.glob("*.safetensors"), *opened.state.glob("*.safetensors")]:
             found |= {f"{path.name.split('-')[0].split('.')[0]}/{k}": v for k, v in load_file(path).items()}
         return found
-
-    def served(self, number: int) -> str:
-        """Check that servers in bfloat16 get the rounded weights of a policy; return the folder that they read."""
-        node = self.folder / "node"
-        served = checkpoints.open_checkpoint(self.store, self.policy(number), node, serving=True).model
-        model = checkpoints.open_checkpoint(self.store, self.policy(number), node).model
-        wanted, found = (
-            AutoModelForCausalLM.from_pretrained(each, dtype=torch.bfloat16).state_dict() for each in (model, served)
-        )
-        assert all(torch.equal(value, wanted[name]) for name, value in found.items())
-        return served.name
 
     def committed(self) -> list[int]:
         """Return the numbers of the policies."""

@@ -54,7 +54,7 @@ class Attended:
     asked: float = 0.0
     """When it was last asked to serve another policy, on the monotonic clock."""
     wrote: set[str] = field(default_factory=set)
-    """Paths of shards in its cache that are not scored yet."""
+    """Paths of the shards that it has stored and that are not scored yet."""
     grading: set[asyncio.Task[None]] = field(default_factory=set)
     answered: bool = False
     useful: bool = False

@@ -112,7 +112,7 @@ class Scheduler:
     def score(
         self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
     ) -> Grades:
-        """See `Workers.score`: workers grade the shards that they have in their cache, or fetch others."""
+        """See `Workers.score`: workers grade the shards that they have stored, or else others."""
         files = [file for file in read(draft.store, trajectories).files if file.name.endswith(".parquet")]
         orders = [ShardOrder(file, draft.version, settings, rows_per_shard) for file in files]
         scored = asyncio.run_coroutine_threadsafe(self._score(orders), self._loop).result()

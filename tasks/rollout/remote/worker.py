@@ -5,10 +5,8 @@ way to call two methods of another process connects it (`tasks.cluster` uses Ray
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,12 +53,11 @@ class Worker:
     Args:
         local: plays in this process.
         store: the store of the run.
-        cache: keeps a copy of each shard of a remote root, which the score stage may read here.
         problems: reads a problem set.
     """
 
-    def __init__(self, local: LocalWorkers, store: Store, cache: Path, problems: Problems) -> None:
-        self._local, self._store, self._cache = local, store, cache
+    def __init__(self, local: LocalWorkers, store: Store, problems: Problems) -> None:
+        self._local, self._store = local, store
         self._problems = functools.lru_cache(2)(problems)
         self._changed = threading.Condition()  # guards what follows
         self._rollouts: dict[int, PlayedRollout] = {}
@@ -174,8 +171,7 @@ class Worker:
     def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
         destination, rows_per_shard = order.destination, rollout.plan.config.rollout.rows_per_shard
         if destination not in self._drafts:
-            draft = _WorkersDraft(self._store, order, rows_per_shard, self._cache, self.note)
-            self._drafts[destination] = draft
+            self._drafts[destination] = _WorkersDraft(self._store, order, rows_per_shard, self.note)
         rows = [replace(row, iteration=destination.iteration) for row in rollout.take(order.number)]
         self._drafts[destination].writer.write_group(rows, order.number)
 
@@ -269,24 +265,17 @@ class PlayedRollout:
 
 
 class _WorkersDraft(Draft):
-    """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files.
+    """A worker's draft, which reports each shard; the flow commits its files.
 
     The names of its shards differ from those of other workers, whose files will be in the same manifest.
     """
 
-    def __init__(
-        self, store: Store, order: StoreOrder, rows_per_shard: int, cache: Path, note: Callable[..., None]
-    ) -> None:
+    def __init__(self, store: Store, order: StoreOrder, rows_per_shard: int, note: Callable[..., None]) -> None:
         super().__init__(store, order.destination.version, order.destination.kind)
-        self.rollout, self._cache, self._note = order.rollout, cache, note
+        self.rollout, self._note = order.rollout, note
         self.writer = ShardWriter(self, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{self.nonce}")
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         file = super().add_shard(path, name, rows, notes)
-        if not self.store.is_local:
-            with contextlib.suppress(OSError):  # a full disk: the score stage fetches the shard instead
-                copy = self._cache / file.path
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
         self._note(stored=StoredShard(self.rollout, file, notes))
         return file

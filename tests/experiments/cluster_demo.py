@@ -7,12 +7,12 @@ the same versions do on many hosts.
 import argparse
 
 from flows.launch.cli import ADVICE
-from flows.launch.simulated_cluster import simulated_cluster
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from flows.math_mt_ppo import math_mt_ppo
 from storage import interrupts
 from storage.commands.program import whole
+from tests.support.simulated_cluster import simulated_cluster
 
 SETTINGS = ["run.name=cluster-demo", "run.iterations=20", "score.workers=1", "cluster.silence_s=120"]
 
