@@ -16,8 +16,8 @@ class Trainer(Knobs):
     """Run a trainer of one rank on the cluster (`cluster.address`), too, and not in the flow's process. Several ranks
     (`ppo.parallel`), and the trainer of a stream (`run.overlap`), are always processes of their own in Ray."""
     timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
-    """Longest wait of a rank for the others, for example until the first one of its node has fetched a checkpoint.
-    After it, all ranks end: one of them hangs, or a node is unreachable."""
+    """Longest wait of a rank for the others, for example until those of its node have fetched a checkpoint. After it,
+    all ranks end: one of them hangs, or a node is unreachable."""
     startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
     """Longest wait in each step of starting the ranks."""
     max_restarts: NonNegativeInt = 0
@@ -30,8 +30,9 @@ class Cluster(Knobs):
     address: Annotated[str, Field(pattern=rf"^(local|auto|{_HOST_AND_PORT})$")] | None = None
     """Ray that runs the processes: `local` for one of this host alone, which the flow starts and ends, `auto` for the
     cluster that this host belongs to, or `host:port` of its head. Empty: one process, or `local` if more are needed.
-    With Ray, episodes move into worker processes with vLLM servers of their own, unless `inference.urls` names some;
-    the trainer stays in the flow's process, unless it must leave (`trainer.on_cluster`)."""
+    If it is set, or `workers_per_node` is 2 or more, episodes move into worker processes with vLLM servers of their
+    own, unless `inference.urls` names some; the trainer stays in the flow's process, unless it must leave
+    (`trainer.on_cluster`)."""
     workers_per_node: PositiveInt = 1
     """Rollout workers on each node, each with its own `inference.replicas` servers, or its share of `inference.urls`,
     and its own `rollout.concurrency` and `score.workers`. One is full at about 110,000 tokens/s, or 370 short

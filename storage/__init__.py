@@ -2,7 +2,7 @@
 
 errors, layout, records   every error, every name of an object, and every row that stages exchange
 processes/                how processes are started, and how they end with this one; interrupts.py ends this one
-objects/                  whole objects by key, in a local folder, in memory or on S3, with put-if-absent
+objects/                  whole objects by key, in a local folder or on S3, with put-if-absent
 logs/                     numbered entries that are created once: catalog, leases, nights
 versions/                 what is committed: manifests, drafts, data sets, checkpoints; aliases that point at versions
 maintenance/              verify, repair, gc and doctor

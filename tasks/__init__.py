@@ -1,1 +1,1 @@
-"""The stages, one package per subject: Prefect tasks in `task.py` and `*_task.py`, plain Python everywhere else."""
+"""The stages, one package per subject: Prefect tasks in `task.py`, plain Python everywhere else."""

@@ -17,7 +17,7 @@ TASKS = [
     *("inference", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),
     *("evaluate", "provenance", "audit", "retrain", "run"),
 ]
-"""The order of the plain code inside of tasks/. Prefect tasks (task.py, …_task.py) come after all of it."""
+"""The order of the plain code inside of tasks/. Prefect tasks (task.py) come after all of it."""
 TORCH_MAY_BE_IN = ("tasks/train/", "tasks/warm_start/", "storage/versions/weights.py")
 
 
@@ -52,7 +52,7 @@ def rank(parts: Sequence[str]) -> tuple[int, int]:
 
 def is_task(parts: Sequence[str]) -> bool:
     """Return whether a module holds Prefect tasks of a stage: `tasks.score.task`, `tasks.problems.task`."""
-    return len(parts) > 2 and (parts[2] == "task" or parts[2].endswith("_task"))
+    return len(parts) > 2 and parts[2] == "task"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))

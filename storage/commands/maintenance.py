@@ -103,6 +103,6 @@ COMMANDS = {
     "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, gc),
     "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, repair),
     "doctor": Command(
-        "check that a root can be trusted with versions: races, permissions, clocks, multipart", no_arguments, doctor
+        "check that a root can be trusted with versions: races, permissions, multipart", no_arguments, doctor
     ),
 }

@@ -50,7 +50,7 @@ class Store:
     @classmethod
     def of(cls, settings: Storage) -> "Store":
         """Open the store that the `storage` section of a configuration names."""
-        return cls(settings.root, REQUEST_TIMEOUT_S, PATIENCE_S)
+        return cls(settings.root)
 
     @property
     def is_local(self) -> bool:

@@ -41,11 +41,6 @@ class ShardWriter:
         if kind is None:
             self.flush()
 
-    @property
-    def collected(self) -> int:
-        """The number of rows in memory."""
-        return len(self._rows)
-
     def write(self, row: Any) -> None:
         self.write_group([row])
 

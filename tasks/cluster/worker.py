@@ -20,7 +20,7 @@ from tasks.cluster.node_process import logs_of, open_store, store_logs
 from tasks.inference.engine import Engine
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.worker import Worker
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier
 
@@ -69,7 +69,7 @@ class NodeWorker:
         return Report(failure=self._failure) if self._failure else self._worker.report()
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        """Grade a shard of trajectories, which the cache may have."""
+        """Fetch a shard of trajectories, and grade it."""
         if self._failure:
             return self._failure
         try:
@@ -93,7 +93,7 @@ class NodeWorker:
         verifier = Verifier(score.workers, score.timeout_s, reading=score.reading)
         self._verifier = self._stack.enter_context(verifier)
         engine = self._engines.enter_context(self._open_engine()) if plays else None
-        local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
+        local = LocalWorker(engine, self._verifier, self._open_policy, self._cache)
         self._worker = self._stack.enter_context(Worker(local, self._store, self._problems))
 
     def _end_without_flow(self) -> None:

@@ -88,7 +88,7 @@ class RayWorker:
         ray.kill(self.process)
 
 
-class NodeWorkers:
+class WorkerStarter:
     """Starts workers on nodes and hands them over to a `Scheduler`; a context manager that ends them.
 
     A lost worker is replaced, unless `LostWorkers` counts its node as broken.

@@ -51,7 +51,7 @@ class Workers(Protocol):
         """Grade stored trajectories, and add the scores to a draft."""
 
 
-class LocalWorkers:
+class LocalWorker:
     """One worker, which plays in this process.
 
     Args:

@@ -37,15 +37,15 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
         from tasks.cluster.connection import connected
 
         with connected(config):
-            from tasks.cluster.workers import NodeWorkers
+            from tasks.cluster.workers import WorkerStarter
 
-            with NodeWorkers(config, get_run_logger().info, playing=playing) as workers:
+            with WorkerStarter(config, get_run_logger().info, playing=playing) as workers:
                 yield workers.scheduler
         return
-    from tasks.rollout.workers import LocalWorkers
+    from tasks.rollout.workers import LocalWorker
 
     with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
-        yield LocalWorkers(engine, verifier, workspace.open_checkpoint, workspace.cache)
+        yield LocalWorker(engine, verifier, workspace.open_checkpoint, workspace.cache)
 
 
 def open_verifier(workspace: Workspace) -> Verifier:

@@ -101,9 +101,9 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
 
     config = lab.config("inference.urls=[]", f"cluster.address={address}", "score.workers=1")
     with connected(config):
-        from tasks.cluster.workers import NodeWorkers
+        from tasks.cluster.workers import WorkerStarter
 
-        with NodeWorkers(config, lambda _: None, playing=False) as workers:
+        with WorkerStarter(config, lambda _: None, playing=False) as workers:
             while sum(worker.answered for worker in list(workers.scheduler._workers)) < nodes:
                 time.sleep(0.1)
             with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
@@ -175,7 +175,7 @@ def _share_of_ideal(lab: Lab, address: str, count: int) -> float:
 
 
 def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) -> float:
-    from tasks.cluster.workers import NodeWorkers
+    from tasks.cluster.workers import WorkerStarter
     from tasks.inference.api import GenerationConfig
     from tasks.problems import load_problems
     from tasks.rollout.plan import RolloutPlan, draw
@@ -187,7 +187,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
     drawn = draw(problems, GROUPS * count, 0, 1)
     with (
         patch("tasks.cluster.workers.NodeWorker", WaitingNode),
-        NodeWorkers(config, lambda _: None, playing=True) as workers,
+        WorkerStarter(config, lambda _: None, playing=True) as workers,
     ):
         workers.scheduler.serve(policy)
         while sum(worker.policy == policy for worker in list(workers.scheduler._workers)) < count:

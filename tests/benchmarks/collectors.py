@@ -87,7 +87,7 @@ def _measure(lab: Lab, count: int, tokens: int, groups: int) -> _Measured:
 def _workers(lab: Lab, config: Config) -> Iterator[tuple["Workers", list[psutil.Process]]]:
     """Open the workers, and let them serve the policy; yield the processes that play besides this one, too."""
     from tasks.cluster.connection import connected
-    from tasks.rollout.workers import LocalWorkers
+    from tasks.rollout.workers import LocalWorker
     from tasks.score.verifier import Verifier
     from tests.support.waiting_node import UnprovenNode
     from tests.support.waiting_server import UnprovenEngine
@@ -95,16 +95,16 @@ def _workers(lab: Lab, config: Config) -> Iterator[tuple["Workers", list[psutil.
     policy, count = lab.policy, config.cluster.workers_per_node
     if count == 1:
         with Verifier(1) as verifier, UnprovenEngine(config.inference, config.rollout, lab.scratch) as engine:
-            local = LocalWorkers(engine, verifier, lambda _: policy)
+            local = LocalWorker(engine, verifier, lambda _: policy)
             local.serve(policy.version)
             yield local, []
         return
     with connected(config):
-        from tasks.cluster.workers import NodeWorkers
+        from tasks.cluster.workers import WorkerStarter
 
         with (
             patch("tasks.cluster.workers.NodeWorker", UnprovenNode),
-            NodeWorkers(config, lambda _: None, playing=True) as nodes,
+            WorkerStarter(config, lambda _: None, playing=True) as nodes,
         ):
             nodes.scheduler.serve(policy.version)
             while sum(worker.policy == policy.version for worker in list(nodes.scheduler._workers)) < count:

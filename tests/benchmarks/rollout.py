@@ -34,13 +34,13 @@ class _Measured:
 def measure(lab: Lab) -> list[Row]:
     """Alternate between an iteration of the stage and the same bare requests, each time with new problems and seeds."""
     from tasks.inference.engine import Engine
-    from tasks.rollout.workers import LocalWorkers
+    from tasks.rollout.workers import LocalWorker
     from tasks.score.verifier import Verifier
 
     config = lab.config().model_copy(update={"agent": Agent(type="math-single-step")})
     pairs = []
     with Engine(config.inference, config.rollout, lab.scratch) as engine, Verifier() as verifier:
-        workers = LocalWorkers(engine, verifier, lambda _: lab.policy)
+        workers = LocalWorker(engine, verifier, lambda _: lab.policy)
         workers.serve(lab.policy.version)
         for number in range(WARM_UP + PAIRS):
             stage, requests = _stage(lab, _plan(lab, config, number), workers)

@@ -23,7 +23,7 @@ from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.rollout.collector import Collector
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import run_loop
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.scorers import check_scorers, private_metadata
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.test_commands import ASK
@@ -137,7 +137,7 @@ def test_workers_play_by_what_the_runs_scorers_say(
 ) -> None:
     """Every collector, of training and of evaluations, keeps back what the scorers of its plan call private."""
     monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
-    workers = LocalWorkers(WaitingEngine(0), verifier, lambda _: policies[0])  # type: ignore[arg-type]
+    workers = LocalWorker(WaitingEngine(0), verifier, lambda _: policies[0])  # type: ignore[arg-type]
     workers.serve(policies[0].version)
 
     async def private_in(plan: RolloutPlan) -> Set[str]:

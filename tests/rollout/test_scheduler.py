@@ -25,7 +25,7 @@ from tasks.rollout.play import play
 from tasks.rollout.remote.scheduler import Scheduler
 from tasks.rollout.remote.worker import Worker
 from tasks.rollout.stream import Stream
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
 from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
 from tests.support.remote_workers import ThreadWorker
@@ -255,7 +255,7 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
             grades = made.scheduler.score(trajectories, draft, Score(), 1000)
             scored = list(datasets.drafted(draft))
         with Draft(store, layout.scores(RUN, 0, "5c0f"), "scores") as draft:
-            local = LocalWorkers(None, verifier, lambda version: policy(version.number))
+            local = LocalWorker(None, verifier, lambda version: policy(version.number))
             alone = local.score(trajectories, draft, Score(), 1000)
             expected = list(datasets.drafted(draft))
     assert grades.verdicts == alone.verdicts

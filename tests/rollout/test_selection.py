@@ -19,7 +19,7 @@ from tasks.inference.engine import Engine
 from tasks.rollout.outcomes import is_rejected, select_episodes, success_rate
 from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
 from tests.support.rollout_helpers import GCONFIG
@@ -192,7 +192,7 @@ def test_rejected_groups_are_replaced_for_some_rounds(
     config = settings(group_size=3, success_rate_lb=bound, max_resampling_rounds=rounds)
     everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
     plan = RolloutPlan("r/000000", config, 0, policies[0].version, "problems/x", GCONFIG, 3, selecting=True)
-    workers = LocalWorkers(engine, verifier, lambda _: policies[0])
+    workers = LocalWorker(engine, verifier, lambda _: policies[0])
     workers.serve(plan.policy)
     with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
         metrics = play(plan, everything[:2], workers, draft, lambda _: None, everything[2:])

@@ -19,7 +19,7 @@ from storage.versions.drafts import JournaledDraft, Provenance
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.stream import Stream
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
 from tasks.seeds import derive
 from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
@@ -46,7 +46,7 @@ def streaming(
     """Play a stream in a thread until the block ends."""
     version = policy(first).version
     plan = RolloutPlan(f"{RUN}/0", config, first, version, "problems/x", GCONFIG, SAMPLES, selecting=True)
-    workers = LocalWorkers(engine, verifier, lambda version: policy(version.number))  # type: ignore[arg-type]
+    workers = LocalWorker(engine, verifier, lambda version: policy(version.number))  # type: ignore[arg-type]
     workers.serve(version)
     drawn = partial(draw, PROBLEMS, GROUPS, seed=1)
     stream = Stream(plan, end, drawn, workers, store, Provenance(config={}), lambda _: None)

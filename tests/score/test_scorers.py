@@ -17,7 +17,7 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.interface import Answer, Reading, ScorerContext
 from tasks.score.scorers import EnvironmentScorer, MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
@@ -313,7 +313,7 @@ def stored(tmp_path: Path, rows: list[Trajectory]) -> Store:
 
 
 def scored(store: Store, tmp_path: Path, verifier: Verifier, settings: ScoreSettings) -> tuple[list[Score], Grades]:
-    workers = LocalWorkers(None, verifier, lambda _: pytest.fail("nothing is played"), tmp_path / "cache")
+    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), tmp_path / "cache")
     with Draft(store, f"runs/r/scores/000000-{scorer_fingerprint(settings)}", "scores") as draft:
         grades = workers.score(VERSION, draft, settings, 2)  # type: ignore[arg-type]
         return [to_score(each) for each in datasets.drafted(draft)], grades

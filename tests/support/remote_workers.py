@@ -12,7 +12,7 @@ from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint
 from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.worker import Worker
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier
 from tests.support.waiting_engine import WaitingEngine
@@ -46,7 +46,7 @@ class ThreadWorker:
             time.sleep(self.delay_s)
             return open_policy(version)
 
-        local = LocalWorkers(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
+        local = LocalWorker(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
         by_id = {problem.problem_id: problem for problem in problems}
         self.worker = Worker(local, store, lambda _: by_id)
         self.killed = False

@@ -35,7 +35,7 @@ from tasks.rollout.remote.messages import (
     StoredShard,
     StoreOrder,
 )
-from tasks.rollout.workers import LocalWorkers
+from tasks.rollout.workers import LocalWorker
 
 BEAT_S = 2.0
 """Longest time between two reports."""
@@ -56,7 +56,7 @@ class Worker:
         problems: reads a problem set.
     """
 
-    def __init__(self, local: LocalWorkers, store: Store, problems: Problems) -> None:
+    def __init__(self, local: LocalWorker, store: Store, problems: Problems) -> None:
         self._local, self._store = local, store
         self._problems = functools.lru_cache(2)(problems)
         self._changed = threading.Condition()  # guards what follows
@@ -216,7 +216,7 @@ class PlayedRollout:
             self._lacks = False
         self.changed.note()
 
-    async def play(self, local: LocalWorkers) -> None:
+    async def play(self, local: LocalWorker) -> None:
         with self._lock:
             self._task = asyncio.current_task()
         try:
