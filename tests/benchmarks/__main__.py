@@ -1,6 +1,6 @@
 """Measure the pipeline's speed and memory on this machine, as ratios from one run.
 
-python -m tests.benchmarks              all benchmarks; overlap alone takes about 25 minutes on two cores
+python -m tests.benchmarks              all benchmarks; overlap alone takes about 50 minutes on two cores
 python -m tests.benchmarks scoring      one benchmark
 """
 
