@@ -35,7 +35,7 @@ class Cluster(Knobs):
     (`trainer.on_cluster`)."""
     workers_per_node: PositiveInt = 1
     """Rollout workers on each node, each with its own `inference.replicas` servers, or its share of `inference.urls`,
-    and its own `rollout.concurrency` and `score.workers`. One is full at about 110,000 tokens/s, or 370 short
+    and its own `rollout.concurrency` and `score.workers`. One is full at about 130,000 tokens/s, or 700 short
     episodes/s."""
     rollout_workers: PositiveInt | None = None
     """Largest number of rollout workers in all. Empty: as many as fit, also on nodes that join later. Nodes without one
