@@ -80,7 +80,6 @@ class Lab:
         """
         environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
         environment |= {"PYTHONPATH": str(ROOT), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-        environment["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"  # a new database alone takes 15 s
         command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
         done = subprocess.run(command, cwd=self.scratch, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -149,11 +149,13 @@ def main(turn_s: float, overrides: list[str]) -> None:
     from contextlib import nullcontext
     from unittest.mock import patch
 
+    from flows.launch.temporary_server import temporary_server
     from flows.math_mt_ppo import math_mt_ppo
     from tests.support.waiting_engine import WaitingEngine, log_normal, opens
 
     engine = WaitingEngine(log_normal(turn_s, SIGMA), length=TOKENS) if turn_s else None
-    with patch("tasks.run.resources.open_engine", opens(engine)) if engine else nullcontext():
+    engines = patch("tasks.run.resources.open_engine", opens(engine)) if engine else nullcontext()
+    with temporary_server(), engines:
         print(json.dumps(math_mt_ppo("demo", overrides)))
 
 
