@@ -49,7 +49,7 @@ LIMITS: Mapping[str, str] = {
     "storage.serving_copy": "servers fetch the weights in float32 and round them",
     "storage.whole_copy_every": "servers fetch the weights in float32 and round them",
 }
-"""Knobs that became constants and change no result of a run that has begun, so stored values are dropped."""
+"""Knobs that are gone and changed no result of a run that has begun, so stored values are dropped."""
 
 FIXED: Mapping[str, Any] = {
     "ppo.critic.value_norm": "exp",

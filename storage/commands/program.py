@@ -82,8 +82,8 @@ class Output:
         console = Console(highlight=False)
         console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
         for part in self.parts:
-            line = isinstance(part, str)  # may hold a command to copy, so it is not wrapped
-            console.print(printable(part) if isinstance(part, str) else part, markup=False, soft_wrap=line)
+            is_line = isinstance(part, str)  # it may hold a command to copy, so it is not wrapped
+            console.print(printable(part) if isinstance(part, str) else part, markup=False, soft_wrap=is_line)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", box: Box | None = None) -> Table:

@@ -1,8 +1,8 @@
 """Tries out what the pipeline needs of a store, before versions are put there.
 
 It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises `Wrong`. Not examined are clocks, since S3 itself refuses requests of one that is 15 minutes off, and
-what becomes of objects later: lifecycle rules, object locks, disks in memory.
+found, or raises `Wrong`. It examines neither clocks (S3 refuses requests from a machine whose clock is 15 minutes off)
+nor what becomes of objects later: lifecycle rules, object locks, disks in memory.
 """
 
 import contextlib

@@ -26,8 +26,7 @@ class Store:
     """Whole objects by key (`runs/demo/…`). Committed versions are found by name, never by listing.
 
     Args:
-        root: local folder or `s3://bucket/prefix` (credentials and endpoint come from
-            the ordinary AWS chain).
+        root: local folder or `s3://bucket/prefix` (credentials and endpoint come from the ordinary AWS chain).
         request_timeout_s: S3 only: a request without an answer for so many seconds is sent again.
         patience_s: S3 only: how many seconds an operation is retried before it fails.
     """

@@ -44,7 +44,7 @@ class TrainerRank:
         self._device = "cpu"
         self._trainer: VersionTrainer | None = None
         self._notes: Any = None
-        """On rank 0, the notes that the ranks leave for each other while they connect."""
+        """The notes that the ranks leave for each other while they connect; used on rank 0."""
         self._lines: deque[Line] = deque()
 
     def begin(self) -> dict[str, str]:

@@ -112,7 +112,7 @@ class NodeWorker:
         return Engine(self._config.inference, self._config.rollout, self._logs)
 
     def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
-        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache)  # in which the node's workers share
+        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache)  # all workers of a node share it
         trim_to_limit(self._store, self._config.storage, [policy])
         return checkpoint
 

@@ -36,7 +36,7 @@ class NotNeededError(RowError):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a row stands in its source."""
+    """The position of a row in its source."""
 
     line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
     file: str = ""  # name of the file, if the source is a pattern

@@ -154,7 +154,7 @@ class SharedGroups(Groups, Protocol):
         """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
 
     def settle(self) -> None:
-        """Hear that groups were stored: a stream commits each data set that has all of its groups."""
+        """Go on after groups were stored; a stream commits each data set that has stored all of its groups."""
 
     def unstored(self) -> list[OpenDataSet]:
         """Return the data sets that get no more groups, but have some that are pending."""

@@ -32,7 +32,7 @@ from tasks.tools.sandbox import Sandboxes
 
 
 class Workers(Protocol):
-    """What plays the groups of a rollout."""
+    """The workers that play the groups of a rollout: this process, or others through a scheduler."""
 
     def serve(self, policy: PolicyVersion) -> None:
         """Make the engines serve a policy: at once, or as soon as each worker can.

@@ -14,6 +14,7 @@ import pytest
 from configs.storage import Storage
 from storage import layout
 from storage.errors import StorageError
+from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import (
     CASE_SCHEMA,
@@ -30,7 +31,7 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import RECENT_S, fetch_all, trim_to_limit
 from tests.support.chain_helpers import key
-from tests.support.train_helpers import make_trajectory
+from tests.support.train_helpers import make_trajectory, save_tiny
 
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
 
@@ -219,6 +220,19 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
     for leftover in (".model.safetensors.0123abcd.part", ".nfs00000000018a4c1200000007"):  # no library loads them
         (stray.parent / leftover).touch()
     checkpoints.open_checkpoint(store, version, cache, state=True)
+
+
+def test_a_checkpoint_with_copies_for_servers_is_read(store: Store, tmp_path: Path) -> None:
+    """Earlier programs stored the weights once more: in half precision, or as what had changed. Its model is served."""
+    version, model = layout.checkpoint("r", 0), save_tiny(tmp_path / "policy")
+    with Draft(store, version, "checkpoint") as draft:
+        for area in ("model", "serving"):
+            draft.add_folder(model, area)
+        draft.add(model / "config.json", "delta/model.safetensors.arrow")
+        checkpoints.add_canary(draft, Canary([1, 2], [-1.0]))
+        draft.commit(PROVENANCE, [])
+    assert checkpoints.open_checkpoint(store, version, tmp_path / "cache").model.name == "model"
+    assert verify(store, [version]).findings == []
 
 
 def test_committed_weights_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ SWAP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What a worker has reported; `lost` has the numbers of the groups that it played, if the worker is lost."""
+    """The events that a worker has reported. If it is lost, `lost` has the numbers of the groups that it played."""
 
     worker: Attended
     finished: Sequence[FinishedGroup] = ()
@@ -224,7 +224,7 @@ class ScoringJob:
         """Set when a shard is done or waits again."""
         self.scored: list[ScoredShard] = []
         self.waiting = {order.shard.path: order for order in orders}
-        """By path of the trajectories."""
+        """The orders that no worker carries out yet, by path of the trajectories."""
 
     async def grade(self, worker: Attended) -> None:
         """Let a worker grade shards until none waits, first those that it wrote itself.
