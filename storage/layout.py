@@ -12,6 +12,7 @@ runs/<run>/history/<iterations>             the results of each problem in so ma
 runs/<run>/curriculum                       how often the run draws each problem, computed from earlier runs
 runs/<run>/decision                         retraining: champion or challenger, and why
 
+runs/<run>/metrics/<first iteration>.jsonl  the numbers of 100 iterations (see `tasks.metrics`); no version
 runs/<run>/report                           pictures and summary of the run; no version, replaced by the next one
 runs/<run>/logs/<time>                      what the nodes of a cluster logged before a failure; no version
 
@@ -47,6 +48,20 @@ from storage.version_names import (
 
 AREAS = ("runs", "problems", "audits", "exclusions")
 """The folders that hold all versions."""
+_AREA = re.compile(f"/({'|'.join(AREAS)})/")
+
+
+def split_uri(target: str) -> tuple[str | None, str]:
+    """Split a URI or path into the root, None if it names no root, and the rest.
+
+    >>> split_uri("s3://bucket/prefix/runs/demo/trajectories/000003")
+    ('s3://bucket/prefix', 'runs/demo/trajectories/000003')
+    >>> split_uri("runs/demo"), split_uri("demo")
+    ((None, 'runs/demo'), (None, 'demo'))
+    """
+    if found := _AREA.search(target):
+        return target[: found.start()], target[found.start() + 1 :].rstrip("/")
+    return None, target.rstrip("/")
 
 
 def problems(fingerprint: str) -> ProblemsVersion:
@@ -108,6 +123,11 @@ def curriculum(name: str) -> CurriculumVersion:
 
 def decision(name: str) -> DecisionVersion:
     return DecisionVersion(f"runs/{name}/decision")
+
+
+def metrics(name: str, first: int) -> str:
+    """Return the file with a run's metrics from iteration `first` on."""
+    return f"runs/{name}/metrics/{first:06d}.jsonl"
 
 
 def logs(name: str, time: str) -> str:

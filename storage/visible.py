@@ -26,6 +26,10 @@ LONGEST_LINE = 2000
 _TAIL = 500
 
 
+class Fleeting(str):
+    """A line of progress that the next one replaces: a terminal shows it in the bar, a file gets one now and then."""
+
+
 def visible(text: str, most: int | None = None) -> str:
     r"""Write hidden characters of `text` like ⟨U+202E⟩ and cut it after `most` characters; escapes nothing for HTML.
 

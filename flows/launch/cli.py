@@ -1,8 +1,10 @@
 """The command line of all flows: a configuration, dotted overrides and the flow's own options."""
 
+import contextlib
 import functools
 import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any, NoReturn
 from prefect import Flow
 
 from configs import ConfigError, available, to_yaml
+from flows.launch.console import tell
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from storage import interrupts
-from storage.commands.program import Parser, print_error, whole
+from storage.commands.program import Parser, print_progress, whole
+from storage.frames import traceback_without, with_own_line
 from storage.visible import print_clean_logs, printable
 from tasks.run.configuration import plan, resolve
 
@@ -38,6 +42,7 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     parser.add_argument("config", nargs="?", default="", help=about)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
+    parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
     parser.add_argument("--plan", action="store_true", help="print ranks, servers and memory of the run and stop")
     for name, command in (commands or {}).items():
         _add_command(parser, name, command)
@@ -61,7 +66,7 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
             with temporary_server():
                 run(config, overrides, **{option: getattr(arguments, option) for option in options})
 
-    interrupts.run(lambda: _status(act), ADVICE)
+    interrupts.run(lambda: _status(act, verbose=arguments.verbose), ADVICE)
 
 
 def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
@@ -69,6 +74,7 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     parser, default = _parser(run, options)
     about = "runs, versions or URIs; default: all runs. With an equals sign: a dotted override, storage.root=…"
     parser.add_argument("targets", nargs="*", metavar="RUN|URI|key=value", help=about)
+    parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
     parser.add_argument("--config", default=default, help=f"name of a configuration, or a YAML file; default {default}")
     arguments = parser.parse_args()
     overrides = [target for target in arguments.targets if _OVERRIDE.match(target)]
@@ -78,12 +84,13 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
         with temporary_server():
             run(targets, arguments.config, overrides, **{option: getattr(arguments, option) for option in options})
 
-    interrupts.run(lambda: _status(act), ADVICE)
+    interrupts.run(lambda: _status(act, verbose=arguments.verbose), ADVICE)
 
 
 def prepare_process() -> None:
     """Prepare this process for a flow. Call it before anything imports torch."""
     share_cores()
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # Prefect's client would report each flow run, and say so
     logging.getLogger("httpx").setLevel(logging.WARNING)
     print_clean_logs()
 
@@ -118,26 +125,15 @@ def _add_command(parser: Parser, name: str, command: Command) -> None:
     parser.add_argument(f"--{name}", dest="command", type=numbered, metavar=numbers[0].upper(), help=about)
 
 
-def _status(act: Callable[[], None]) -> int:
-    """Run `act`; return the exit status that `main` documents."""
+def _status(act: Callable[[], None], *, verbose: bool) -> int:
+    """Run `act`; return the exit status that `main` documents. An error is printed once, with the user's own line."""
     prepare_process()
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logging.getLogger(name).addFilter(_without_traceback)
-    try:
-        act()
-    except ConfigError as error:
-        print_error(error)
-        return 2
-    except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged the traceback
-        print_error(error)
-        return 1
-    return 0
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """Drop the traceback of our own errors, except at level DEBUG: their message names the error and the remedy."""
-    kind = record.exc_info[0] if record.exc_info else None
-    ours = kind is not None and kind.__module__.partition(".")[0] in ("configs", "storage", "tasks")
-    if ours and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
-        record.exc_info = record.exc_text = None
-    return True
+    with contextlib.nullcontext() if verbose else contextlib.closing(tell()):
+        try:
+            act()
+            return 0
+        except Exception as error:  # noqa: BLE001 - it is printed
+            failed = error
+    expected = isinstance(failed, ValueError | RuntimeError | OSError)
+    print_progress(with_own_line(f"error: {failed}", failed) if expected else traceback_without(failed, "prefect"))
+    return 2 if isinstance(failed, ConfigError) else 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from storage.frames import with_own_line
 from storage.records import Fault
 from storage.visible import described
 from tasks.inference.api import ContextLengthError
@@ -45,8 +46,8 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and message of an exception, as records store them."""
-    return described(error, LONGEST_REASON)
+    """Return type and message of an exception, and the user's own line that raised it, as records store them."""
+    return with_own_line(described(error, LONGEST_REASON), error)
 
 
 def _is_policys(error: BaseException) -> bool:

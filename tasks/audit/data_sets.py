@@ -24,7 +24,6 @@ from tasks.audit.results import Case
 
 _KINDS = ("trajectories", "evaluation")
 _FETCHED_AT_ONCE = 4
-_VERSION = re.compile(f"/({'|'.join(layout.AREAS)})/")
 _PERIOD = re.compile(r"(\d+)\s*(h|d|w)")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
@@ -52,19 +51,6 @@ class DataSet:
     @property
     def is_evaluation(self) -> bool:
         return EvaluationVersion.is_place(self.version)
-
-
-def split_uri(target: str) -> tuple[str | None, str]:
-    """Split a URI or path into the root, None if it names no root, and the rest.
-
-    >>> split_uri("s3://bucket/prefix/runs/demo/trajectories/000003")
-    ('s3://bucket/prefix', 'runs/demo/trajectories/000003')
-    >>> split_uri("runs/demo"), split_uri("demo")
-    ((None, 'runs/demo'), (None, 'demo'))
-    """
-    if found := _VERSION.search(target):
-        return target[: found.start()], target[found.start() + 1 :].rstrip("/")
-    return None, target.rstrip("/")
 
 
 def parse_since(text: str, now: datetime | None = None) -> datetime | None:
@@ -108,7 +94,7 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
     known = f"runs in {store.root} (--root or storage.root): {', '.join(runs) or 'none'}"
     wanted: set[str] = set()
     for target in targets or runs:
-        name = split_uri(target)[1]
+        name = layout.split_uri(target)[1]
         of_run = [version for version in attempts if layout.run_of(version) == name.removeprefix("runs/")]
         training = [version for version in of_run if not EvaluationVersion.is_place(version)]
         if not of_run and name not in attempts:

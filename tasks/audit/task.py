@@ -10,8 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from configs import Config, ConfigError
+from storage import layout
 from storage.visible import printable
-from tasks.audit.data_sets import DataSet, TargetError, parse_since, select, split_uri
+from tasks.audit.data_sets import DataSet, TargetError, parse_since, select
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.report.plots import pictures
 from tasks.audit.report.wording import check_rows, summary
@@ -39,7 +40,7 @@ def audit_config(config: str, overrides: Sequence[str], targets: Sequence[str], 
     """
     if fail_on not in _LEVELS:
         raise ConfigError(f"fail-on={fail_on!r}: choose one of {', '.join(_LEVELS)}")
-    roots = sorted({root for target in targets if (root := split_uri(target)[0])})
+    roots = sorted({root for target in targets if (root := layout.split_uri(target)[0])})
     if len(roots) > 1:
         raise ConfigError(f"the targets are in several stores, {' and '.join(roots)}: audit each store by itself")
     return resolve(config, [*overrides, *(f"storage.root={root}" for root in roots)])

@@ -66,6 +66,7 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
         _play(workspace, workers, policy, protocol)
     if not manifests.committed(workspace.store, scores):
         _score(workspace, workers, scores, protocol)
+    workspace.record(scores)
     return scores
 
 

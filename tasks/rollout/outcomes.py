@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from configs import Config
 from storage.records import Score, Trajectory
-from storage.visible import visible
+from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SuccessRule
 from tasks.train.returns import is_trainable
@@ -232,7 +232,7 @@ class Tally:
         self._reported = now
         done = self._done
         rate, solved = self._rate(now), self._sum("solved") / max(1, done)
-        self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
+        self._progress(Fleeting(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved"))
 
     def check(self, max_failed_share: float) -> None:
         """Raise ValueError if more episodes failed by the set-up's fault; what the policy does stops no run."""

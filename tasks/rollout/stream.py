@@ -234,7 +234,7 @@ class Stream(SharedGroups):
         version = layout.trajectories(self._plan.config.run.name, index)
 
         def progress(text: str) -> None:
-            self._progress(f"iteration {index}: {text}")
+            self._progress(type(text)(f"iteration {index}: {text}"))
 
         draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
         data_set = OpenDataSet(draft, index, self._plan.config, progress, numbered=True)

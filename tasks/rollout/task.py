@@ -177,6 +177,7 @@ class Rollouts:
                 self._stream = self._begin(iteration, policy)
                 self._playing = _play_stream.submit(self._stream)
             version = _wait_for(self._stream, iteration)
+        workspace.record(version)
         for alarm in self._alarm.raised_by(manifests.read(workspace.store, version).metrics):
             get_run_logger().warning(
                 "ALARM: iteration %d: %s. See the column `reason` of %s", iteration, alarm, version

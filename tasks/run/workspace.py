@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +29,10 @@ from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import scratch_of, trim_to_limit
+from storage.visible import Fleeting
 from tasks.agents.problem_checks import lacking_room
+from tasks.metrics.line import iteration_line
+from tasks.metrics.log import MetricsLog
 from tasks.problems.exclusions import check_exclusions
 
 MAY_CHANGE = (
@@ -48,6 +52,8 @@ MAY_CHANGE = (
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding."""
+_RECENT = 10
+"""Iterations from whose median duration the time left is expected."""
 _TRIED = ("problems", "policy", "agent", "environment")
 """Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
 
@@ -62,6 +68,7 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
+        self.metrics = MetricsLog(self.store, config.run.name)
 
     @property
     def name(self) -> str:
@@ -75,6 +82,11 @@ class Workspace:
     def open_checkpoint(self, policy: PolicyVersion) -> Checkpoint:
         """See `checkpoints.open_checkpoint`."""
         return checkpoints.open_checkpoint(self.store, policy, self.cache)
+
+    def record(self, version: str) -> None:
+        """Write the numbers of a committed version to the run's metrics, if this flow run may write them."""
+        if self.lease and layout.run_of(version) == self.name:
+            self.metrics.record(version)
 
     def trim_cache(self, *in_use: str) -> None:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
@@ -179,6 +191,8 @@ def start_run(workspace: Workspace) -> None:
     _refuse_another(workspace.name, begun, workspace.config)
     if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
+    if not begins:
+        workspace.metrics.catch_up()
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
 
@@ -219,6 +233,8 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     run, first, started = workspace.config.run, _finished_iterations(workspace), time.monotonic()
     artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
     assert isinstance(artifact, UUID)
+    seconds = list[float]()
+    get_run_logger().info(Fleeting("the first iteration begins"), extra={"iterations": (first, run.iterations)})
 
     def tokens(iteration: int) -> int:
         rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
@@ -229,10 +245,16 @@ def iterations(workspace: Workspace) -> Iterator[int]:
         minutes = (time.monotonic() - started) / 60
         for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
             if limit and used >= limit:
-                get_run_logger().info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
+                text = "run.%s=%g is spent: the run ends with %d iterations"
+                get_run_logger().info(text, name, limit, iteration, extra={"iterations": (iteration, iteration)})
                 return
+        begun = time.monotonic()
         yield iteration
+        seconds.append(time.monotonic() - begun)
         spent += tokens(iteration) if run.max_tokens else 0
+        left_s = median(seconds[-_RECENT:]) * (run.iterations - iteration - 1)
+        line = iteration_line(workspace.metrics.iteration(iteration), run.iterations, left_s)
+        get_run_logger().info(line, extra={"iterations": (iteration + 1, run.iterations)})
         update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / run.iterations)
 
 

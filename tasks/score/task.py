@@ -22,11 +22,11 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
     """Grade `trajectories`, unless their scores are committed; return the version of the scores."""
     store, settings = workspace.store, workspace.config
     version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score))
-    if manifests.committed(store, version):
-        return version
-    with Draft(store, version, "scores") as draft:
-        started = time.monotonic()
-        grades = workers.score(trajectories, draft, settings.score, settings.rollout.rows_per_shard)
-        metrics = metrics_of(grades, settings.score, time.monotonic() - started)
-        draft.commit(workspace.provenance(), [trajectories], metrics)
+    if not manifests.committed(store, version):
+        with Draft(store, version, "scores") as draft:
+            started = time.monotonic()
+            grades = workers.score(trajectories, draft, settings.score, settings.rollout.rows_per_shard)
+            metrics = metrics_of(grades, settings.score, time.monotonic() - started)
+            draft.commit(workspace.provenance(), [trajectories], metrics)
+    workspace.record(version)
     return version

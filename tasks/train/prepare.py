@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from storage.visible import Fleeting
 from tasks.train.advantages import Estimated, Observed, estimate
 from tasks.train.batches import Columns, batching_for
 from tasks.train.kl import kl_estimate
@@ -94,7 +95,7 @@ class Preparation:
         with self._train_state.precision():
             scores = score_action_tokens(scorer, self._samples, indices, self._batching)
         refuse_broken(quantity, self._samples, broken(scores.items()))
-        self._report(f"{quantity} of {len(indices)} trajectories in {time.perf_counter() - start:.1f} s")
+        self._report(Fleeting(f"{quantity} of {len(indices)} trajectories in {time.perf_counter() - start:.1f} s"))
         return scores
 
     def _penalties(self, proximal: ByIndex, reference: ByIndex) -> list[Floats]:

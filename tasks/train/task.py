@@ -30,4 +30,5 @@ def train(
             draft.commit(workspace.provenance(), parents, made.metrics)
         workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
     aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
+    workspace.record(version)
     return version

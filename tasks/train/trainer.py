@@ -12,6 +12,7 @@ from configs.score import Reward
 from configs.train import PPO, Optimizer
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
+from storage.visible import Fleeting
 from tasks.train.batches import Columns, batching_for, draw_minibatches, make_minibatch
 from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
@@ -224,7 +225,8 @@ class Trainer:
             step = stepper.take(minibatch, samples)
             steps.append(step)
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
-            report(f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}")
+            line = f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}"
+            report(line if stopped else Fleeting(line))
         return steps
 
     def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:

@@ -36,9 +36,12 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
     version = layout.checkpoint(workspace.name, 0)
     if manifests.committed(workspace.store, version):
         return version
+    from transformers.utils.logging import disable_progress_bar
+
     from tasks.train.policy import load_policy, make_canary
     from tasks.warm_start.importing import import_policy, try_out
 
+    disable_progress_bar()  # one of its own for each file that is written
     config = workspace.config
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
         folder, metrics, parents = Path(scratch), dict[str, Any](), list[str]([layout.run(workspace.name)])

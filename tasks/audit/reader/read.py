@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.audit import Audit
+from storage import layout
 from storage.commands.program import Output
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import manifests
-from tasks.audit.data_sets import DataSet, Intake, fetch_data_sets, parse_since, select, split_uri
+from tasks.audit.data_sets import DataSet, Intake, fetch_data_sets, parse_since, select
 from tasks.audit.database import open_database
 from tasks.audit.record import REPORT, read_audit
 
@@ -47,9 +48,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         OSError: the port is taken.
         UnavailableError: the store does not answer.
     """
-    roots = [root for target in arguments.targets if (root := split_uri(target)[0])]
+    roots = [root for target in arguments.targets if (root := layout.split_uri(target)[0])]
     store = Store(roots[0]) if roots else store
-    targets, cache, audit = [split_uri(target)[1] for target in arguments.targets], Path(arguments.cache), None
+    targets, cache, audit = [layout.split_uri(target)[1] for target in arguments.targets], Path(arguments.cache), None
     audits = [target for target in targets if target.startswith("audits/")]
     if audits and len(targets) > 1:
         raise ValueError(f"{audits[0]} already names its data sets: give it alone, without {len(targets) - 1} others")

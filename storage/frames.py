@@ -1,0 +1,43 @@
+"""Find the line of a user's own code in the traceback of an error."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("configs", "flows", "storage", "tasks"))
+_LIBRARIES = tuple(
+    f"{path}{os.sep}" for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+)
+
+
+def own_line(error: BaseException) -> str:
+    """Return the last line of the traceback that is neither this project's nor a library's; empty if there is none.
+
+    Example: "maze.py:14 in reset"
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def is_own(filename: str) -> bool:
+    """Return whether a file is the user's own: not this project's, not a library's, not made by `exec`."""
+    return not filename.startswith((*_OURS, *_LIBRARIES, "<")) and "site-packages" not in filename
+
+
+def with_own_line(text: str, error: BaseException) -> str:
+    """Add the user's own line, if any, to a text about an error or about one that it came from."""
+    place = own_line(error) or (own_line(error.__cause__) if error.__cause__ else "")
+    return f"{text} ({place})" if place and place not in text else text
+
+
+def traceback_without(error: BaseException, package: str) -> str:
+    """Format an error with its traceback, but for the lines of a package."""
+    shown = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = shown
+    while each:
+        kept = [frame for frame in each.stack if f"{os.sep}{package}{os.sep}" not in frame.filename]
+        each.stack = traceback.StackSummary.from_list(kept)
+        each = each.__cause__ or each.__context__
+    return "".join(shown.format()).rstrip("\n")

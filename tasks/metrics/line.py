@@ -1,0 +1,52 @@
+"""The line about an iteration for the terminal and for logs."""
+
+from tasks.metrics.rows import Row
+
+_PARTS = (
+    ("reward", "reward/mean", "+.3f"),
+    ("return", "return/mean", "+.3f"),
+    ("first", "success/turn_1", ".3f"),
+    ("any", "success/any_turn", ".3f"),
+    ("length", "length/mean", ".1f"),
+    ("calls", "calls/mean", ".2f"),
+    ("entropy", "policy/entropy", ".3f"),
+    ("kl", "policy/kl", ".1e"),
+    ("clip", "policy/clip_fraction", ".1%"),
+    ("grad", "grad_norm", ".3g"),
+    ("stale", "staleness/mean", ".1f"),
+)
+_STAGES = "time/rollout", "time/score", "time/train"
+
+
+def iteration_line(row: Row, total: int, left_s: float) -> str:
+    """Describe an iteration by its merged row; numbers that it lacks are left out, and calls if there were none.
+
+    Args:
+        row: see `by_iteration`.
+        total: iterations of the run.
+        left_s: expected seconds until its end.
+
+    >>> row = {"iteration": 11, "reward/mean": 0.231, "success/turn_1": 0.486, "policy/kl": 0.00014, "calls/mean": 0}
+    >>> iteration_line(row | {"time/rollout": 1.02, "time/score": 0.1, "time/train": 0.31}, 100, 132)
+    'iter 12/100  reward +0.231  first 0.486  kl 1.4e-04  1.0+0.1+0.3 s  left 2:12'
+    """
+    parts = [f"iter {row['iteration'] + 1}/{total}"]
+    for label, name, form in _PARTS:
+        if name in row and (row[name] or label != "calls"):
+            parts.append(f"{label} {row[name]:{form}}")
+    parts.append("+".join(f"{row[name]:.1f}" for name in _STAGES if name in row) + " s")
+    if "tokens/per_second" in row:
+        parts.append(f"{row['tokens/per_second']:,.0f} tok/s")
+    parts.append(f"left {duration(left_s)}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as minutes or hours.
+
+    >>> duration(132), duration(7384)
+    ('2:12', '2:03:04')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

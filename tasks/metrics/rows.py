@@ -1,0 +1,129 @@
+"""One row of numbers for each committed stage of an iteration, and for each evaluation, with the field's names.
+
+Example: the row of a rollout, of an update, and of an evaluation:
+
+{"run": "demo", "iteration": 3, "stage": "rollout", "version": "runs/demo/trajectories/000003", "at": "2026-11-28T…",
+ "episodes": 512, "success/turn_1": 0.486, "success/any_turn": 0.707, "tokens/generated": 4490, "time/rollout": 1.02, …}
+{"run": "demo", "iteration": 3, "stage": "train", "version": "runs/demo/checkpoints/000004", "at": "2026-11-28T…",
+ "policy/entropy": 0.189, "policy/kl": 0.00014, "policy/clip_fraction": 0.0, "grad_norm": 1.58, "time/train": 0.35, …}
+{"run": "demo", "iteration": 20, "stage": "evaluate", "version": "runs/demo/evaluations/000020/held-out/…",
+ "eval/held-out/first_turn": 0.41, "eval/held-out/first_turn_low": 0.34, "eval/held-out/first_turn_high": 0.48, …}
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from storage import layout
+from storage.versions.manifests import Manifest
+
+Row = dict[str, Any]
+STAGES = {"trajectories": "rollout", "scores": "score", "checkpoint": "train"}
+"""The stages of an iteration by the kinds of the versions that they commit."""
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "rollout": {
+        "status": "episodes",
+        "groups_rejected": "groups/rejected",
+        "tokens": "tokens/all",
+        "generated_tokens": "tokens/generated",
+        "tokens_per_second": "tokens/per_second",
+        "solved": "success/any_turn",
+        "success": "success/turn",
+        "reward": "environment/reward",
+        "parts": "environment",
+        "seconds": "time/rollout",
+    },
+    "score": {"reward": "reward/mean", "parts": "reward", "disagreement": "verdicts/disagree", "seconds": "time/score"},
+    "train": {
+        "policy/kl_proximal": "policy/kl",
+        "optimizer/grad_norm": "grad_norm",
+        "optimizer/lr": "lr",
+        "tokens/all": "tokens/trained",
+        "tokens/per_second": "tokens/trained_per_second",
+        "seconds/prepare": "time/prepare",
+        "seconds/update": "time/update",
+    },
+}
+"""Names in rows by the names in manifests, where they differ."""
+_NO_NUMBERS = ("policy_versions", "histograms", "without_room")
+
+
+def row_of(manifest: Manifest) -> Row | None:
+    """Make the row of a committed version; None if it is no stage of an iteration and no evaluation's scores."""
+    version, metrics, stage = manifest.version, manifest.metrics, STAGES.get(manifest.kind)
+    number = layout.number_of(version)
+    if stage is None or number is None or not metrics or (stage == "train" and number == 0):
+        return None
+    head: Row = {"run": layout.run_of(version), "iteration": number, "stage": stage, "version": version}
+    head["at"] = manifest.created_at.isoformat()
+    if layout.evaluated_policy(version):
+        return head | {"stage": "evaluate"} | dict(_of_evaluation(metrics))
+    if stage == "train":
+        head["iteration"] = number - 1  # the update that made this checkpoint
+    names, numbers = _NAMES[stage], dict[str, float]()
+    for name, value in metrics.items():
+        if name not in _NO_NUMBERS:
+            for renamed, flat in _flat(names.get(name, name), value):
+                # A part of a reward may have any name: one that is taken keeps its longer name.
+                numbers[f"parts/{renamed}" if renamed in numbers else renamed] = flat
+    return head | numbers | _derived(stage, numbers)
+
+
+def _derived(stage: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    """Compute the numbers that follow from others of the same stage."""
+    if stage == "rollout" and numbers.get("episodes"):
+        calls = sum(value for name, value in numbers.items() if name.startswith("calls/"))
+        return {"length/mean": numbers.get("tokens/generated", 0) / numbers["episodes"], "calls/mean": calls}
+    if stage == "train":
+        return {"time/train": numbers.get("time/prepare", 0) + numbers.get("time/update", 0)}
+    return {}
+
+
+def _of_evaluation(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    prefix = f"eval/{metrics.get('set', 'held-out')}"
+    for name, value in metrics.items():
+        if name not in ("verdicts", "turns", "parts", *_NO_NUMBERS):
+            yield from _flat(f"{prefix}/{'turn' if name == 'by_turn' else name}", value)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in `value` by name.
+
+    >>> dict(_flat("turn", [{"value": 0.5, "low": 0.4, "high": 0.6}])), dict(_flat("faults", {"policy": 0.1}))
+    ({'turn_1': 0.5, 'turn_1_low': 0.4, 'turn_1_high': 0.6}, {'faults/policy': 0.1})
+    """
+    if isinstance(value, dict) and "value" in value:
+        yield name, value["value"]
+        yield from ((f"{name}_{end}", value[end]) for end in ("low", "high") if end in value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}/{key}", inner)
+    elif isinstance(value, list):
+        for turn, inner in enumerate(value, 1):
+            yield from _flat(f"{name}_{turn}", inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def by_iteration(rows: Iterable[Row]) -> dict[int, Row]:
+    """Merge the rows of the stages of each iteration into one, in order; evaluations are left out.
+
+    Where two stages have a number of the same name, the later stage's counts: it saw the scorer's verdicts.
+    """
+    merged: dict[int, Row] = {}
+    for row in sorted(rows, key=order):
+        if row["stage"] != "evaluate":
+            merged.setdefault(row["iteration"], {}).update(row)
+    return merged
+
+
+def evaluations(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of evaluations, in the order of their policy versions."""
+    return sorted((row for row in rows if row["stage"] == "evaluate"), key=order)
+
+
+_ORDER = ["evaluate", *STAGES.values()]
+
+
+def order(row: Row) -> tuple[int, int, str]:
+    """Return a sort key: policy version `n` is evaluated before iteration `n` begins."""
+    return row["iteration"], _ORDER.index(row["stage"]), row["at"]

@@ -1,0 +1,113 @@
+"""Print, plot and overlay the metrics of runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from rich.table import Table
+
+from storage.commands.program import table
+from tasks.evaluate.plotting import draw_estimates
+from tasks.metrics.rows import Row, by_iteration, evaluations
+
+MAIN = (
+    "reward/mean",
+    "success/turn_1",
+    "success/any_turn",
+    "length/mean",
+    "policy/entropy",
+    "policy/kl",
+    "policy/clip_fraction",
+    "grad_norm",
+    "staleness/mean",
+    "tokens/per_second",
+    "time/rollout",
+    "time/train",
+)
+"""The metrics that are shown unless others are chosen."""
+_WIDTH, _HEIGHT, _ACROSS = 4.2, 2.7, 3
+_COLOURS = "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"
+
+
+def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the names of all metrics of some runs."""
+    return sorted({name for rows in runs.values() for row in rows for name in row if _is_metric(row, name)})
+
+
+def _is_metric(row: Row, name: str) -> bool:
+    return name not in ("run", "iteration", "stage", "version", "at") and isinstance(row[name], int | float)
+
+
+def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the main metrics that some runs have: those of `MAIN`, the scorers' parts and the accuracy on each set."""
+    names = names_of(runs)
+    ends = ("/first_turn", "/any_turn")
+    accuracies = [name for name in names if name.startswith("eval/") and name.endswith(ends)]
+    parts = [
+        n for n in names if n.startswith(("reward/", "return/")) and "turn_" not in n and n != "reward/all_minimal"
+    ]
+    return [*accuracies, *(name for name in dict.fromkeys([*MAIN[:1], *parts, *MAIN[1:]]) if name in names)]
+
+
+def curve(rows: Sequence[Row], name: str) -> dict[int, float]:
+    """Return a metric by iteration; one of an evaluation by policy version."""
+    merged = {row["iteration"]: row for row in evaluations(rows)} if name.startswith("eval/") else by_iteration(rows)
+    return {number: row[name] for number, row in merged.items() if name in row}
+
+
+def table_of(runs: Mapping[str, Sequence[Row]], names: Sequence[str], most: int) -> Table:
+    """Make a table with a row for each metric and run, and a column for each of at most `most` iterations.
+
+    These are the iterations with an evaluation or, if they are too many or too few, evenly spread ones.
+    """
+    curves = {(name, run): curve(rows, name) for name in names for run, rows in runs.items()}
+    evaluated = {number for (name, _), points in curves.items() if name.startswith("eval/") for number in points}
+    numbers = sorted({number for points in curves.values() for number in points})
+    if 1 < len(evaluated) <= most:
+        numbers = sorted(evaluated)
+    elif len(numbers) > most:
+        numbers = [numbers[round(n * (len(numbers) - 1) / (most - 1))] for n in range(most)]
+    cells = [
+        [name, run, *(f"{points[number]:.3g}" if number in points else "" for number in numbers)]
+        for (name, run), points in curves.items()
+    ]
+    return table(["metric", "run", *map(str, numbers)], cells)
+
+
+def plot(
+    runs: Mapping[str, Sequence[Row]], names: Sequence[str], target: Path | IO[bytes], *, dark: bool = False
+) -> None:
+    """Plot each metric in a panel of its own, with a line for each run; evaluations have their intervals.
+
+    Args:
+        runs: the rows of each run by name.
+        names: the metrics.
+        target: file to write, PNG by default; a stream gets SVG with a transparent ground.
+        dark: for a dark ground.
+    """
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    down = -(-len(names) // _ACROSS)
+    with style.context("dark_background" if dark else "default"):
+        figure = Figure(figsize=(_WIDTH * _ACROSS, _HEIGHT * down), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(down, _ACROSS, squeeze=False).flatten()
+        for panel, name in zip(panels, names, strict=False):
+            panel.set_title(name, fontsize=10)
+            panel.grid(alpha=0.3)
+            for (run, rows), colour in zip(runs.items(), _COLOURS * len(runs), strict=False):
+                points = curve(rows, name)
+                if low := curve(rows, f"{name}_low"):
+                    high = curve(rows, f"{name}_high")
+                    estimates = {n: {"value": points[n], "low": low[n], "high": high[n]} for n in points}
+                    draw_estimates(panel, estimates, "-o", colour, run)
+                else:
+                    panel.plot(list(points), list(points.values()), color=colour, label=run, linewidth=1.2)
+        for panel in panels[len(names) :]:
+            panel.set_visible(False)
+        if len(runs) > 1:
+            panels[0].legend(fontsize=8)
+        is_file = isinstance(target, Path)
+        figure.savefig(target, dpi=110, format=None if is_file else "svg", transparent=not is_file)

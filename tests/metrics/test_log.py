@@ -1,0 +1,134 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from storage import layout
+from storage.errors import DamagedError
+from storage.objects.store import Store
+from storage.version_names import EvaluationVersion
+from storage.versions import manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import Kind
+from tasks.metrics.log import PER_FILE, MetricsLog, read_rows
+from tasks.metrics.rows import by_iteration, row_of
+from tasks.metrics.show import curve, names_of, plot, shown, table_of
+
+EVALUATION = EvaluationVersion("runs/r/evaluations/000000/held-out/greedy-1f0c")
+ROLLOUT = {
+    "episodes": 4, "status": {"completed": 3, "failed": 1}, "generated_tokens": 80, "tokens_per_second": 40.0,
+    "solved": 0.5, "success": [0.25, 0.5], "reward": 0.3, "calls": {"answered": 1.5, "failed": 0.5}, "seconds": 2.0,
+    "policy_versions": [0],
+}  # fmt: skip
+SCORES = {"turns": 6, "reward": 0.4, "parts": {"format": 1.0, "mean": 0.2}, "verdicts": {"wrong": 6}, "seconds": 0.1}
+UPDATE = {"policy/kl_proximal": 0.01, "optimizer/grad_norm": 1.5, "seconds/prepare": 1.0, "seconds/update": 2.0}
+EVALUATED = {"set": "held-out", "first_turn": {"value": 0.5, "low": 0.4, "high": 0.6}, "fix_rate": None, "turns": 4}
+
+
+def commit(store: Store, version: str, kind: Kind, metrics: dict[str, Any]) -> str:
+    with Draft(store, version, kind) as draft:
+        draft.commit(Provenance(config={}), [], metrics)
+    return version
+
+
+def commit_run(store: Store, iterations: int = 1) -> list[str]:
+    """Commit the versions of a run, named `r`; return those that have a row."""
+    commit(store, layout.checkpoint("r", 0), "checkpoint", {"loss": 1.0})
+    commit(store, EVALUATION, "evaluation", {"episodes": 4})
+    versions = [commit(store, layout.evaluation_scores(EVALUATION, "5c0e"), "scores", EVALUATED)]
+    for number in range(iterations):
+        versions += [
+            commit(store, layout.trajectories("r", number), "trajectories", ROLLOUT),
+            commit(store, layout.scores("r", number, "5c0e"), "scores", SCORES),
+            commit(store, layout.checkpoint("r", number + 1), "checkpoint", UPDATE),
+        ]
+    return versions
+
+
+def log_of(store: Store, versions: Sequence[str]) -> MetricsLog:
+    log = MetricsLog(store, "r")
+    for version in versions:
+        log.record(version)
+    return log
+
+
+def test_a_row_has_the_names_of_the_field(tmp_path: Path) -> None:
+    """Each stage's row has hand-computed numbers; a part of a reward never hides another number."""
+    store = Store(f"{tmp_path}")
+    versions = commit_run(store)
+    evaluation, rollout, score, train = filter(None, (row_of(manifests.read(store, version)) for version in versions))
+    assert (rollout["iteration"], rollout["stage"], rollout["version"]) == (0, "rollout", "runs/r/trajectories/000000")
+    assert (rollout["length/mean"], rollout["calls/mean"], rollout["episodes/failed"]) == (20, 2.0, 1)
+    assert (rollout["success/turn_1"], rollout["success/turn_2"], rollout["success/any_turn"]) == (0.25, 0.5, 0.5)
+    assert (score["reward/mean"], score["reward/format"], score["parts/reward/mean"]) == (0.4, 1.0, 0.2)
+    assert (train["iteration"], train["policy/kl"], train["grad_norm"], train["time/train"]) == (0, 0.01, 1.5, 3.0)
+    assert [evaluation[f"eval/held-out/first_turn{end}"] for end in ("", "_low", "_high")] == [0.5, 0.4, 0.6]
+    assert "eval/held-out/fix_rate" not in evaluation
+    assert by_iteration([train, rollout, score])[0].keys() > {"policy/kl", "tokens/generated", "reward/mean"}
+
+
+def test_duckdb_and_pandas_read_the_log_in_one_line(tmp_path: Path) -> None:
+    """The line that the page shows works, over more than one file, and in the order of the iterations."""
+    store = Store(f"{tmp_path}")
+    log_of(store, commit_run(store, PER_FILE + 1))
+    assert sorted(path.name for path in (tmp_path / "runs/r/metrics").iterdir()) == ["000000.jsonl", "000100.jsonl"]
+    found = duckdb.sql(f"from read_json('{tmp_path}/runs/r/metrics/*.jsonl', union_by_name=true)")
+    assert found
+    frame = found.df()
+    assert frame["reward/mean"].count() == frame["policy/kl"].count() == PER_FILE + 1
+    assert list(curve(read_rows(store, "r"), "policy/kl")) == list(range(PER_FILE + 1))
+
+
+@pytest.mark.parametrize("recorded", range(5))
+def test_what_a_killed_flow_did_not_log_is_caught_up(tmp_path: Path, recorded: int) -> None:
+    """Wherever a flow run ended, the next one writes the rest once; without any log all of it (an older program)."""
+    store = Store(f"{tmp_path}")
+    versions = commit_run(store)
+    log_of(store, versions[:recorded])
+    log = MetricsLog(store, "r")
+    log.catch_up()
+    written = read_rows(store, "r")
+    assert [row["version"] for row in written] == versions
+    log.catch_up()
+    log.record(versions[-1])
+    assert read_rows(store, "r") == written
+
+
+def test_rows_of_a_run_without_a_log_are_made(tmp_path: Path) -> None:
+    """A reader of an older store sees the same rows as a log would hold, and writes nothing."""
+    store = Store(f"{tmp_path}")
+    versions = commit_run(store)
+    made = read_rows(store, "r")
+    assert not (tmp_path / "runs/r/metrics").exists()
+    log_of(store, versions)
+    assert read_rows(store, "r") == made
+    assert read_rows(store, "another") == []
+
+
+def test_a_damaged_log_is_named(tmp_path: Path) -> None:
+    """The message says which file it is, and that it can be deleted."""
+    store = Store(f"{tmp_path}")
+    log_of(store, commit_run(store))
+    for line in (b"{}\n", b'{"iteration": 1', b"[]"):
+        store.write("runs/r/metrics/000000.jsonl", line)
+        with pytest.raises(DamagedError, match=r"000000.jsonl is damaged(.|\n)*delete"):
+            read_rows(store, "r")
+
+
+def test_runs_are_printed_and_overlaid(tmp_path: Path) -> None:
+    """The table has a row for each metric and run; the plot shows each, in a file or as SVG."""
+    store = Store(f"{tmp_path}")
+    log_of(store, commit_run(store, 30))
+    runs = {"r": read_rows(store, "r"), "other": read_rows(store, "r")[:4]}
+    names = shown(runs)
+    assert names[0] == "eval/held-out/first_turn"
+    assert {"reward/mean", "reward/format", "policy/kl"} <= set(names) <= set(names_of(runs))
+    table = table_of(runs, names, 5)
+    assert [column.header.__str__() for column in table.columns] == ["metric", "run", "0", "7", "14", "22", "29"]
+    assert table.row_count == 2 * len(names)
+    plot(runs, names, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    json.dumps(runs, allow_nan=False)
