@@ -66,6 +66,8 @@ class Config(Knobs):
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
     audit: Audit = Audit()
+    tracking: list[str] = []
+    """Trackers that get what the run commits: `tensorboard`, `wandb`, `mlflow`, `trackio` or `package.module:Class`."""
 
     @model_validator(mode="after")
     def _by_rules(self) -> Self:

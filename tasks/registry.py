@@ -34,6 +34,10 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} name {name!r} is taken or contains a colon: choose another")
         self._classes[name] = cls
 
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._classes)
+
     def find(self, name: str) -> type[T]:
         """Return the class registered as `name`; import it, or one's own function, if `name` has a colon.
 

@@ -17,6 +17,7 @@ from storage import layout
 from storage.versions.manifests import Manifest
 
 Row = dict[str, Any]
+_HEAD = "run", "iteration", "stage", "version", "at"
 STAGES = {"trajectories": "rollout", "scores": "score", "checkpoint": "train"}
 """The stages of an iteration by the kinds of the versions that they commit."""
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -102,6 +103,11 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _flat(f"{name}_{turn}", inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, value
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """Return the metrics of a row, without what identifies it."""
+    return {name: value for name, value in row.items() if name not in _HEAD}
 
 
 def by_iteration(rows: Iterable[Row]) -> dict[int, Row]:

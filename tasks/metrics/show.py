@@ -8,7 +8,7 @@ from rich.table import Table
 
 from storage.commands.program import table
 from tasks.evaluate.plotting import draw_estimates
-from tasks.metrics.rows import Row, by_iteration, evaluations
+from tasks.metrics.rows import Row, by_iteration, evaluations, numbers_of
 
 MAIN = (
     "reward/mean",
@@ -31,11 +31,7 @@ _COLOURS = "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:
 
 def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the names of all metrics of some runs."""
-    return sorted({name for rows in runs.values() for row in rows for name in row if _is_metric(row, name)})
-
-
-def _is_metric(row: Row, name: str) -> bool:
-    return name not in ("run", "iteration", "stage", "version", "at") and isinstance(row[name], int | float)
+    return sorted({name for rows in runs.values() for row in rows for name in numbers_of(row)})
 
 
 def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:

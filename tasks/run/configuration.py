@@ -13,6 +13,7 @@ from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
+from tasks.tracking.follow import check_trackers
 from tasks.train.advantages import check_estimator
 from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, memory_of
 from tasks.warm_start.policy_sizes import policy_sizes
@@ -35,6 +36,7 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
         ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
         check_scorers(config.score)
         check_estimator(config.ppo.advantage.type)
+        check_trackers(config.tracking)
     except ValueError as error:
         raise ConfigError(f"configuration {name}: {error}") from None
     return config

@@ -34,12 +34,14 @@ from tasks.agents.problem_checks import lacking_room
 from tasks.metrics.line import iteration_line
 from tasks.metrics.log import MetricsLog
 from tasks.problems.exclusions import check_exclusions
+from tasks.tracking.follow import followed
 
 MAY_CHANGE = (
     "run.iterations",
     "run.max_",
     "run.when_held",
     "storage.",
+    "tracking",
     "inference.",
     "trainer.",
     "cluster.",
@@ -135,7 +137,8 @@ def open_run(config: Config) -> Iterator[Workspace]:
     with open_leased(config) as workspace:
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace)
-        yield workspace
+        with followed(workspace.config):
+            yield workspace
 
 
 @contextmanager

@@ -7,6 +7,7 @@ metrics are means over action tokens.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import Step, StepResult
 
 Metrics = dict[str, float]
+BINS = 30
+"""Bins of a histogram."""
 
 
 def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
@@ -117,6 +120,22 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
         "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
         "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
     }
+
+
+def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version: int, steps: Sequence[Step]) -> Any:
+    """Count how lengths of trajectories, and staleness, advantages and ratios of tokens, are distributed.
+
+    Returns:
+        by name the edges of `BINS` bins and the counts in them: {"length": {"edges": […], "counts": […]}, …}
+    """
+    observed = {
+        "length": np.array([len(sample.token_ids) for sample in samples]),
+        "staleness": version - np.concatenate([sample.versions for sample in samples]),
+        "advantage": np.concatenate(advantages),
+        "ratio": torch.cat([step.result.ratio for step in steps]).cpu().numpy(),
+    }
+    binned = {name: np.histogram(values, BINS) for name, values in observed.items()}
+    return {name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in binned.items()}
 
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions.manifests import File
@@ -40,7 +40,7 @@ class Made:
 
     nonce: str  # of the draft that has the files
     files: list[File]
-    metrics: dict[str, float]
+    metrics: dict[str, Any]
 
 
 class OrderedTrainer(Protocol):

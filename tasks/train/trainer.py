@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from storage.visible import Fleeting
 from tasks.train.batches import Columns, batching_for, draw_minibatches, make_minibatch
 from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.metrics import sample_metrics, step_metrics
+from tasks.train.metrics import histograms, sample_metrics, step_metrics
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
@@ -115,7 +116,7 @@ class Trainer:
         scores: Iterable[Score],
         version: int,
         progress: Callable[[str], None] | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Run one update: first the preparation, then one optimizer step for each minibatch of each epoch.
 
         Args:
@@ -156,6 +157,7 @@ class Trainer:
             **step_metrics(steps, self._ppo),
             **prepared,
             **counts,
+            "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
             "optimizer/lr": self._knobs.lr * warmup(self._knobs, train_state.steps),
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,

@@ -1,51 +1,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
 
-from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
-from storage.version_names import EvaluationVersion
 from storage.versions import manifests
-from storage.versions.drafts import Draft, Provenance
-from storage.versions.manifests import Kind
 from tasks.metrics.log import PER_FILE, MetricsLog, read_rows
 from tasks.metrics.rows import by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
-
-EVALUATION = EvaluationVersion("runs/r/evaluations/000000/held-out/greedy-1f0c")
-ROLLOUT = {
-    "episodes": 4, "status": {"completed": 3, "failed": 1}, "generated_tokens": 80, "tokens_per_second": 40.0,
-    "solved": 0.5, "success": [0.25, 0.5], "reward": 0.3, "calls": {"answered": 1.5, "failed": 0.5}, "seconds": 2.0,
-    "policy_versions": [0],
-}  # fmt: skip
-SCORES = {"turns": 6, "reward": 0.4, "parts": {"format": 1.0, "mean": 0.2}, "verdicts": {"wrong": 6}, "seconds": 0.1}
-UPDATE = {"policy/kl_proximal": 0.01, "optimizer/grad_norm": 1.5, "seconds/prepare": 1.0, "seconds/update": 2.0}
-EVALUATED = {"set": "held-out", "first_turn": {"value": 0.5, "low": 0.4, "high": 0.6}, "fix_rate": None, "turns": 4}
-
-
-def commit(store: Store, version: str, kind: Kind, metrics: dict[str, Any]) -> str:
-    with Draft(store, version, kind) as draft:
-        draft.commit(Provenance(config={}), [], metrics)
-    return version
-
-
-def commit_run(store: Store, iterations: int = 1) -> list[str]:
-    """Commit the versions of a run, named `r`; return those that have a row."""
-    commit(store, layout.checkpoint("r", 0), "checkpoint", {"loss": 1.0})
-    commit(store, EVALUATION, "evaluation", {"episodes": 4})
-    versions = [commit(store, layout.evaluation_scores(EVALUATION, "5c0e"), "scores", EVALUATED)]
-    for number in range(iterations):
-        versions += [
-            commit(store, layout.trajectories("r", number), "trajectories", ROLLOUT),
-            commit(store, layout.scores("r", number, "5c0e"), "scores", SCORES),
-            commit(store, layout.checkpoint("r", number + 1), "checkpoint", UPDATE),
-        ]
-    return versions
+from tests.support.metrics_run import commit_run
 
 
 def log_of(store: Store, versions: Sequence[str]) -> MetricsLog:

@@ -140,7 +140,7 @@ def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
                 continue
             assert gradients <= 1e-6
             assert weights <= 1e-5
-            for key in expected_metrics.keys() - MEASURED - DEALT:
+            for key in expected_metrics.keys() - MEASURED - DEALT - {"histograms"}:
                 assert metrics[key] == pytest.approx(expected_metrics[key], rel=1e-3, abs=1e-5), key
 
 

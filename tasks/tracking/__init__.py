@@ -1,0 +1,12 @@
+"""Trackers: TensorBoard, Weights & Biases, MLflow, trackio, or one's own, fed from what a run has committed.
+
+A tracker gets points (`points`) by the protocol `Sink` (`interface`); `sinks` has those of the packages. `follow` feeds
+them from the store alone, in a process of its own beside a flow, or afterwards (`python -m flows.track`).
+"""
+
+from tasks.registry import Registry
+from tasks.tracking.interface import Sink
+
+SINKS = Registry[Sink]("tracking")
+for _name in ("tensorboard", "wandb", "mlflow", "trackio"):
+    SINKS.register(_name, f"tasks.tracking.sinks:{_name.capitalize()}")
