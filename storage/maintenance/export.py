@@ -67,8 +67,9 @@ def send(folder: Path, repository: str, token: str, message: str) -> str:
             repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=_WEIGHTS
         )
     except Exception as error:  # the library raises its own errors and those of its HTTP client: no common base
+        told = " ".join(str(error).split())
         raise UnavailableError(
-            f"{repository} was not written ({type(error).__name__}: {error}). {folder} is whole: "
+            f"{repository} was not written ({type(error).__name__}: {told}). {folder} is whole: "
             f"`hf upload {repository} {folder}` sends it"
         ) from error
     return str(commit.commit_url)
