@@ -43,13 +43,11 @@ def cp(store: Store, arguments: argparse.Namespace) -> Output:
     """Copy a run; the status is 1 if an alias of its versions points elsewhere there."""
     target = Store(arguments.target)
     copied = copy_run(store, target, arguments.run, print_progress)
-    parts = [
-        f"{len(copied.versions)} versions copied to {target.root} and read back, {size(copied.bytes)}; "
-        f"{copied.there} were there already",
-        *(f"alias {name} points at it there" for name in copied.aliases),
-        *(f"alias {name} points elsewhere there: it was left alone" for name in copied.elsewhere),
-    ]
-    return Output(asdict(copied), parts, int(bool(copied.elsewhere)))
+    summary = f"{len(copied.versions)} versions copied to {target.root} and read back, {size(copied.bytes)}"
+    parts = [f"{summary}; {copied.there} were there already"]
+    for name, points in copied.aliases.items():
+        parts.append(f"alias {name} points {'at it there' if points else 'elsewhere there, and was left alone'}")
+    return Output(asdict(copied), parts, int(not all(copied.aliases.values())))
 
 
 COMMANDS = {

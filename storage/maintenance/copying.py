@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from storage import layout
@@ -35,15 +35,14 @@ _OF_A_VERSION = re.compile(r".*/(journal/\d{8}\.json|collected\.json|\.[^/]+\.tm
 """Keys of a version besides its manifest and data; temporary files count as such."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Copied:
     """The work of one `copy_run`."""
 
-    versions: list[str] = field(default_factory=list)  # copied now
-    there: int = 0  # versions that the other root had already
-    bytes: int = 0
-    aliases: list[str] = field(default_factory=list)  # that point at the run there
-    elsewhere: list[str] = field(default_factory=list)  # aliases that point elsewhere there, and were left alone
+    versions: list[str]  # copied now
+    bytes: int
+    there: int  # versions that the other root had already
+    aliases: dict[str, bool]  # those that point at the run; False: elsewhere there, which was left alone
 
 
 def copy_run(source: Store, target: Store, run: str, progress: Callable[[str], None] = lambda _: None) -> Copied:
@@ -58,21 +57,22 @@ def copy_run(source: Store, target: Store, run: str, progress: Callable[[str], N
         raise StorageError(f"{source.root} and {target.root} are the same root: give another one")
     moves = {name: aliases.current(source, name, length) for name, length in aliases.names(source).items()}
     needed = _needed(source, run)  # after the aliases, so that it has what they point at
-    there = in_parallel(partial(_is_there, source, target), needed)
+    there = in_parallel(lambda manifest: manifests.find(target, manifest.version), needed)
+    for manifest, found in zip(needed, there, strict=True):
+        if found not in (None, manifest):
+            raise _another(target, manifest.version)
     _refuse_continued(source, target, run, {manifest.version for manifest in needed})
-    copied = Copied(there=sum(there))
+    new = [manifest for manifest, found in zip(needed, there, strict=True) if not found]
     with _leased(target, run, max(manifest.fence or 0 for manifest in needed)) as lease:
-        for manifest in (manifest for manifest, done in zip(needed, there, strict=True) if not done):
+        for manifest in new:
             progress(f"{manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
             _copy_version(source, target, manifest, lease)
-            copied.versions.append(manifest.version)
-            copied.bytes += manifest.bytes
         for key in _others(source, run):
             _copy_object(source, target, key)
-        for name, move in moves.items():
-            if move and layout.run_of(move.version) == run:
-                (copied.aliases if _point(target, name, move) else copied.elsewhere).append(name)
-    return copied
+        pointing = {name: move for name, move in moves.items() if move and layout.run_of(move.version) == run}
+        pointed = {name: _point(target, name, move) for name, move in pointing.items()}
+    versions, size = [manifest.version for manifest in new], sum(manifest.bytes for manifest in new)
+    return Copied(versions, size, len(needed) - len(new), pointed)
 
 
 def _needed(source: Store, run: str) -> list[Manifest]:
@@ -89,17 +89,6 @@ def _needed(source: Store, run: str) -> list[Manifest]:
         raise DamagedError(f"run {run!r} cannot be copied whole: {first_few(problems)}")
     whole = in_parallel(partial(manifests.read, source), [node.version for node in nodes])
     return sorted(whole, key=lambda manifest: manifest.created_at)
-
-
-def _is_there(source: Store, target: Store, manifest: Manifest) -> bool:
-    """Return whether a version is committed at the target. Raises ConflictError if it is another one."""
-    try:
-        found = target.read(layout.manifest(manifest.version))
-    except FileNotFoundError:
-        return False
-    if found != manifests.read_bytes(source, manifest.version):
-        raise _another(target, manifest.version)
-    return True
 
 
 def _refuse_continued(source: Store, target: Store, run: str, needed: set[str]) -> None:

@@ -1,5 +1,6 @@
 """Exports a checkpoint as a transformers folder with a model card, and sends the folder to the hub."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -40,10 +41,8 @@ def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
 def hub_token(repository: str) -> str:
     """Return the token for the hub. Raises StorageError if there is none, or if there cannot be such a repository."""
     from huggingface_hub import get_token
-    from huggingface_hub.utils import validate_repo_id
 
-    validate_repo_id(repository)
-    if "/" not in repository:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise StorageError(f"{repository!r} is no repository of the hub: give OWNER/NAME")
     if not (token := get_token()):
         raise StorageError(

@@ -5,8 +5,6 @@ It may be published. So of paths it has only the last part, and neither the stor
 
 import hashlib
 import html
-import json
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,15 +15,13 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion, ScoresVersion, select
+from storage.version_names import PolicyVersion, ScoresVersion, select, version_of
 from storage.versions import manifests
 from storage.versions.lineage import Node, ancestors
 from storage.versions.manifests import Manifest
 from storage.visible import visible
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_CHECKPOINT = re.compile(r"runs/[^/]+/checkpoints/\d+")
 _IN_TABLES = str.maketrans({mark: f"&#{ord(mark)};" for mark in "|[`*\\"} | {"\n": " "})
 
 
@@ -41,18 +37,9 @@ def model_card(store: Store, manifest: Manifest) -> str:
     sets = [manifests.read(store, node.version) for node in nodes if node.kind == "problems"]
     sources = [(made.version, made.rows, made.metrics.get("source") or {}) for made in sets]
     path = (manifest.settings.get("policy") or {}).get("path")
-    bases = [path] if path and _is_on_hub(path) else []
-    metadata = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["reinforcement-learning", "ppo"],
-        "base_model": bases,
-        "datasets": [s["name"] for _, _, s in sources if s.get("kind") == "hub" and _is_on_hub(s["name"])],
-    }
     estimates = [*_estimates(store, policy)]
     files = [file for file in manifest.files if file.name.startswith("model/")]
     return _TEMPLATE.read_text().format(
-        metadata="\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata.items() if value),
         title=_cell(f"{policy.run}, policy version {policy.number}"),
         version=_cell(policy),
         run=_cell(policy.run),
@@ -86,26 +73,17 @@ def _estimates(store: Store, policy: PolicyVersion) -> Iterator[Sequence[Any]]:
             numbers = dict(flatten(found.metrics))
             problems = f"{played.set_name or 'held-out'}, {numbers.get('problem_set', '')}".removesuffix(", ")
             episodes = numbers.get("episodes", numbers.get("sampled_episodes"))
+            what = problems, played.rpartition("/")[2], episodes
             for measure in (key.removesuffix(".value") for key in numbers if key.endswith(".value")):
                 value, low, high = (f"{numbers[f'{measure}.{name}']:.4g}" for name in ("value", "low", "high"))
-                yield (
-                    problems,
-                    played.rpartition("/")[2],
-                    episodes,
-                    measure.replace("_", " "),
-                    value,
-                    f"{low} to {high}",
-                )
+                yield *what, measure.replace("_", " "), value, f"{low} to {high}"
 
 
-def _is_on_hub(name: str) -> bool:
-    return bool(_HUB_NAME.fullmatch(name)) and not Path(name).exists()
-
-
-def _public(path: str) -> str:
-    """Return a name of the hub or of a checkpoint whole, and of another path the last part."""
-    checkpoint = _CHECKPOINT.search(path)
-    return checkpoint[0] if checkpoint else path if _is_on_hub(path) else path.rstrip("/").rpartition("/")[2]
+def _public(text: str) -> str:
+    """Return a version's name in a URI, the last part of another URI or absolute path, and other texts as they are."""
+    if not text.startswith(("/", "~")) and "://" not in text:  # such as a name of the hub
+        return text
+    return version_of(f"runs{text.rpartition('/runs')[2]}") or text.rstrip("/").rpartition("/")[2]
 
 
 def _described(source: dict[str, Any]) -> str:

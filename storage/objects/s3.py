@@ -232,7 +232,7 @@ class S3Backend:
             UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
         """
         try:
-            return self._retrying(self._with_new_keys, path, request)
+            answer: T = self._retrying(self._with_new_keys, path, request)
         except Exception as error:
             told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):
@@ -249,6 +249,7 @@ class S3Backend:
                 raise
             refusal = PermissionError(str(told))  # no or expired credentials, no region, or what S3 refuses
             raise UnavailableError(f"{self.uri(path)}: {told}. {_remedy(error)}") from refusal
+        return answer
 
     def _with_new_keys(self, _: str, request: Callable[[_FileSystem], T]) -> T:
         """Send a request. If S3 refuses it, read the keys again, once for all threads, and send it a second time."""

@@ -65,7 +65,7 @@ def test_a_copied_run_has_all_that_it_needs(
     needed = [*versions_of(source, RUN), *BEGAN_WITH, TRAINED_ON, HELD_OUT]
     copied = copy_run(source, target, RUN)
     assert (sorted(copied.versions), copied.there) == (sorted(needed), 0)
-    assert copied.aliases == ["champion", f"{RUN}/latest"]
+    assert copied.aliases == {"champion": True, f"{RUN}/latest": True}
     back = Store(str(tmp_path / "back"))
     copy_run(target, back, RUN)
     for copy in (target, back):
@@ -83,7 +83,7 @@ def test_a_repeated_copy_adds_what_is_new(source: Store, tmp_path: Path) -> None
     aliases.move(target, "champion", FIRST, 0)
     copied = copy_run(source, target, RUN)
     assert copied.versions == [new]
-    assert (copied.aliases, copied.elsewhere) == ([f"{RUN}/latest"], ["champion"])
+    assert copied.aliases == {"champion": False, f"{RUN}/latest": True}
     with Lease(target, RUN) as lease:
         assert lease.token > 3
 

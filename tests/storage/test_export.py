@@ -70,20 +70,20 @@ def test_a_champion_is_exported(kept: Path, tmp_path: Path) -> None:
 
 
 def test_names_in_a_card_are_only_text(store: Store) -> None:
-    """A name cannot become markup or a command, and paths of the machine stay out; a name of the hub is a link."""
+    """A name cannot become markup or a command, and paths of the machine stay out."""
     version = layout.checkpoint("$(a)|<b>`c`[d](e)", 2)
     problems = {"problems": 1, "source": {"kind": "jsonl", "path": "/home/ada/secret/train.jsonl"}}
     with Draft(store, layout.problems("0f"), "problems") as draft:
         draft.commit(Provenance(config={}), [], problems)
     with Draft(store, version, "checkpoint") as draft:
-        config = {"policy": {"path": "Qwen/Qwen3-0.6B", "warm_start": None}}
+        config = {"policy": {"path": "/home/ada/store/runs/b/checkpoints/000003", "warm_start": None}}
         draft.commit(Provenance(config=config), [layout.problems("0f")])
     card = model_card(store, manifests.read(store, version))
     assert "| runs/$(a)&#124;&lt;b&gt;&#96;c&#96;&#91;d](e)/checkpoints | checkpoint | 1 |" in card
     assert f"verify '{version}' --deep" in blocks(card)[1]
     assert "path=train.jsonl" in card
     assert "ada" not in card
-    assert yaml.safe_load(card.split("---")[1])["base_model"] == ["Qwen/Qwen3-0.6B"]
+    assert "The run began with\nruns/b/checkpoints/000003." in card
     assert "None." in card  # it was not evaluated
 
 
@@ -107,8 +107,8 @@ def test_the_hub_is_not_asked_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
         hub_token("owner/name")
     with pytest.raises(StorageError, match="give OWNER/NAME"):
         hub_token("name")
-    with pytest.raises(ValueError, match="a b"):
-        hub_token("owner/a b")
+    with pytest.raises(StorageError, match="give OWNER/NAME"):
+        hub_token("owner/../name")
 
 
 class Hub(ThreadingHTTPServer):

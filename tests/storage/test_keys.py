@@ -75,9 +75,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_every_word_for_expired_keys_is_told_alike(refusing: list[str]) -> None:
     """The error names the object, what S3 said and the remedy, also after a HEAD, whose answer has no text."""
     store, codes = Store("s3://bucket/root", patience_s=1), ("RequestExpired", "InvalidToken", "TokenRefreshRequired")
-    put, head = (lambda: store.create("a", b"data")), (lambda: store.exists("a"))
-    for code, call, told in (*((code, put, code) for code in codes), ("ExpiredToken", head, "400")):
+    for code in codes:
         refusing[0] = code
-        with pytest.raises(UnavailableError, match=rf"s3://bucket/root/a: .*\({told}\).*renew them") as caught:
-            call()
-        assert "Errno" not in str(caught.value)
+        with pytest.raises(UnavailableError, match=rf"s3://bucket/root/a: .*\({code}\).*renew them"):
+            store.create("a", b"data")
+    refusing[0] = "ExpiredToken"
+    with pytest.raises(UnavailableError, match=r"s3://bucket/root/a: [^\[]*\(400\).*renew them"):  # no [Errno 22]
+        store.exists("a")
