@@ -24,10 +24,8 @@ def export(store: Store, arguments: argparse.Namespace) -> Output:
     folder, token = arguments.folder, hub_token(arguments.hub) if arguments.hub else ""
     policy = resolve_policy(store, arguments.version)
     export_checkpoint(store, policy, folder)
-    data, parts = (
-        {"version": policy, "folder": str(folder)},
-        [f"{policy} is in {folder}, with its model card, README.md"],
-    )
+    data = {"version": policy, "folder": str(folder)}
+    parts = [f"{policy} is in {folder}, with its model card, README.md"]
     if arguments.hub:
         data["commit"] = send(folder, arguments.hub, token, policy)
         parts.append(f"sent: {data['commit']}")

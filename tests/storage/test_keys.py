@@ -13,7 +13,7 @@ from storage.objects.store import Store
 from tests.support import s3_server as s3
 
 
-@pytest.mark.parametrize("source", ["file", "process"])
+@pytest.mark.parametrize("source", ["file", pytest.param("process", marks=pytest.mark.long)])
 def test_renewed_keys_are_read_again(source: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A store works on, in all its threads, once a file or a process has the new keys; until then errors say so."""
     keys, profile = tmp_path / "keys", tmp_path / "profile"
