@@ -1,4 +1,4 @@
-"""Inspect and maintain a store: list versions, show their lineage, verify them, and delete what is not needed.
+"""Inspect and maintain a store: list, verify, copy and export versions, show their lineage, delete what is not needed.
 
 python -m storage ls
 python -m storage --root s3://bucket/prefix verify demo/latest --deep
@@ -7,12 +7,12 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 import argparse
 
 from storage import interrupts
-from storage.commands import maintenance, versions
+from storage.commands import maintenance, transfer, versions
 from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
 
-COMMANDS = versions.COMMANDS | maintenance.COMMANDS
+COMMANDS = versions.COMMANDS | maintenance.COMMANDS | transfer.COMMANDS
 PROGRAM = Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],

@@ -3,11 +3,15 @@
 Every request is safe to repeat. Objects are written whole. A repeated create recognises its own object by the nonce in
 it (`storage.objects.store.Store.create`). So each request is repeated until it succeeds or `patience_s` seconds have
 passed, and nothing else is: large objects are sent and fetched in parts, of which only the failed ones are repeated.
+
+botocore reads keys once, and renews those of which it knows the end (roles, and processes that say it). Others, such as
+those in a file that another program renews, may expire: so if S3 refuses a request, the keys are read again.
 """
 
 import hashlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +39,9 @@ _LONGEST = 10
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
 _NOT_IMPLEMENTED = 501
+_REFUSED = (400, 401, 403)
+"""Statuses of refusals. Servers differ in how they refuse expired keys, and the answer to a HEAD has nothing else."""
+_EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired")
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts sent or fetched at the same time, which are in memory meanwhile."""
@@ -43,6 +50,12 @@ _MOST_CLOCK_ERROR_S = 600.0
 """S3 refuses requests that were signed more than 15 minutes ago, or that much in the future."""
 _CREDENTIALS = (
     "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; "
+    "`python -m storage doctor` says what they allow"
+)
+
+_RENEWAL = (
+    "The keys were read again, and are refused, too. If they have expired, renew them (profile, process or login; a "
+    "process keeps the keys of its environment), and run the same command again to continue. "
     "`python -m storage doctor` says what they allow"
 )
 
@@ -102,14 +115,13 @@ class S3Backend:
     """
 
     def __init__(self, request_timeout_s: float, patience_s: float) -> None:
-        config = {
+        self._config = {
             "connect_timeout": min(10.0, request_timeout_s),
             "read_timeout": request_timeout_s,
             "retries": {"total_max_attempts": 1},
             "max_pool_connections": 64,
         }
-        # Cached listings never expire and would hide what others write; a cached file system ignores the environment.
-        self._fs = _FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
+        self._fs, self._replacing = self._file_system(), threading.Lock()
         self._longest_s = _LONGEST * request_timeout_s
         self._patience_s = patience_s
         self._retrying = Retrying(
@@ -119,6 +131,13 @@ class S3Backend:
             before_sleep=_log_failure,
             reraise=True,
         )
+
+    def _file_system(self) -> _FileSystem:
+        """Make a file system, which reads the keys before its first request.
+
+        Cached listings never expire and would hide what others write; a cached file system ignores the environment.
+        """
+        return _FileSystem(config_kwargs=self._config, use_listings_cache=False, skip_instance_cache=True)
 
     def size(self, path: str) -> int:
         """Return the size. If the bucket does not exist, so does not the object: the next read or write says why."""
@@ -197,15 +216,15 @@ class S3Backend:
         bucket, _, key = path.partition("/")
         target = {"Bucket": bucket, "Key": key} if key else {"Bucket": bucket}
         return dict(
-            self._patiently(path, lambda: self._fs.call_s3(method, timeout=self._longest_s, **target, **arguments))
+            self._patiently(path, lambda fs: fs.call_s3(method, timeout=self._longest_s, **target, **arguments))
         )
 
     def _fetch(self, path: str, **limits: int) -> bytes:
         return bytes(
-            self._patiently(path, lambda: self._fs.cat_file(path, max_concurrency=1, timeout=self._longest_s, **limits))
+            self._patiently(path, lambda fs: fs.cat_file(path, max_concurrency=1, timeout=self._longest_s, **limits))
         )
 
-    def _patiently(self, path: str, request: Callable[[], T]) -> T:
+    def _patiently(self, path: str, request: Callable[[_FileSystem], T]) -> T:
         """Send a request, and repeat it after transient errors.
 
         Raises:
@@ -213,7 +232,7 @@ class S3Backend:
             UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
         """
         try:
-            return self._retrying(request)
+            answer: T = self._retrying(self._with_new_keys, path, request)
         except Exception as error:
             told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):
@@ -230,6 +249,20 @@ class S3Backend:
                 raise
             refusal = PermissionError(str(told))  # no or expired credentials, no region, or what S3 refuses
             raise UnavailableError(f"{self.uri(path)}: {told}. {_remedy(error)}") from refusal
+        return answer
+
+    def _with_new_keys(self, _: str, request: Callable[[_FileSystem], T]) -> T:
+        """Send a request. If S3 refuses it, read the keys again, once for all threads, and send it a second time."""
+        fs = self._fs
+        try:
+            return request(fs)
+        except Exception as error:
+            if _status(error) not in _REFUSED or is_transient(error):
+                raise
+        with self._replacing:
+            if self._fs is fs:
+                self._fs = self._file_system()
+        return request(self._fs)
 
 
 _ERRORS = {404: FileNotFoundError, 412: FileExistsError}
@@ -237,15 +270,17 @@ _ERRORS = {404: FileNotFoundError, 412: FileExistsError}
 
 def _log_failure(state: RetryCallState) -> None:
     if state.outcome and state.attempt_number in _LOGGED:
-        logger.warning("S3: attempt %d failed: %r", state.attempt_number, state.outcome.exception())
+        error = state.outcome.exception()
+        told = _refusal(error) or error
+        logger.warning("s3://%s: attempt %d failed: %r", state.args[0], state.attempt_number, told)
 
 
 def _remedy(error: BaseException) -> str:
-    """Say what to do about a refusal; the answer to a HEAD request has no text that would say why, but the time."""
+    """Say what to do about a refusal; the answer to a HEAD has the time, but no text that says why it is refused."""
     date = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     ahead_s = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
-        return _CREDENTIALS
+        return _RENEWAL if _code(error) in (*_EXPIRED, *map(str, _REFUSED)) else _CREDENTIALS
     return (
         f"The clock of this host is {abs(ahead_s) / 60:.0f} minutes {'ahead of' if ahead_s > 0 else 'behind'} the "
         "server's; S3 refuses what is signed with a wrong time. Set it, and keep it right with NTP"

@@ -157,6 +157,7 @@ def test_a_place_that_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyP
             assert time.monotonic() - begin < 100  # a run waits 600 s
 
 
+@pytest.mark.long  # the refusals above are those of a store that is not real
 def test_a_user_without_some_permissions(bucket: str) -> None:
     """Each refusal of a real server is reported by its own check."""
     actions = ["s3:ListBucket", "s3:DeleteObject"]

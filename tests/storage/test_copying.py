@@ -1,0 +1,212 @@
+"""`python -m storage cp`: a copied run has all that it needs at the other root, whenever the copy was killed."""
+
+import itertools
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.errors import StorageError
+from storage.logs.leases import Lease
+from storage.maintenance.check_logs import check_logs
+from storage.maintenance.copying import copy_run
+from storage.maintenance.verify import verify
+from storage.objects.local import LocalBackend
+from storage.objects.seal import seal
+from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA
+from storage.versions import aliases, manifests
+from tests.support.chain_helpers import ROWS, commit_rows
+from tests.support.paths import ROOT
+
+RUN, REPORT = "nightly-0001", "runs/nightly-0001/report/summary.json"
+FIRST, SECOND = layout.checkpoint(RUN, 0), layout.checkpoint(RUN, 1)
+TRAINED_ON, HELD_OUT = layout.problems("c729965febab1153"), layout.problems("7dd65586e05eadf6")
+BEGAN_WITH = [layout.run("half"), layout.checkpoint("half", 0)]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the root of a kept store. `RUN` is a night that began with a policy of the run `half`."""
+    folder = tmp_path_factory.mktemp("kept")
+    with tarfile.open(ROOT / "tests/kept_stores/2027-01.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    Store(str(folder / "store")).write(REPORT, b"{}")
+    return folder / "store"
+
+
+@pytest.fixture
+def source(kept: Path, tmp_path: Path) -> Store:
+    return Store(str(shutil.copytree(kept, tmp_path / "source")))
+
+
+def versions_of(store: Store, run: str) -> list[str]:
+    return [version for item in store.walk(f"runs/{run}") if (version := layout.manifest_of(item.path))]
+
+
+def assert_whole(target: Store, versions: list[str]) -> None:
+    """Assert that the versions are all that is there, and that no object, hash, parent, log or alias has a problem."""
+    logs = check_logs(target)
+    assert sorted(logs.versions) == sorted(versions)
+    assert [*logs.findings, *verify(target, logs.versions).findings] == []
+
+
+@pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.long)])
+def test_a_copied_run_has_all_that_it_needs(
+    place: str, source: Store, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """It has its problem sets and the policy of another run, aliases and report; so has a copy of the copy."""
+    root = f"s3://{request.getfixturevalue('bucket')}/root" if place == "s3" else str(tmp_path / "target")
+    target = Store(root)
+    needed = [*versions_of(source, RUN), *BEGAN_WITH, TRAINED_ON, HELD_OUT]
+    copied = copy_run(source, target, RUN)
+    assert (sorted(copied.versions), copied.there) == (sorted(needed), 0)
+    assert copied.aliases == {"champion": True, f"{RUN}/latest": True}
+    back = Store(str(tmp_path / "back"))
+    copy_run(target, back, RUN)
+    for copy in (target, back):
+        assert_whole(copy, needed)
+        assert copy.read(REPORT) == b"{}"
+        moves = [aliases.current(store, "champion") for store in (source, copy)]
+        assert [(move.version, move.reason) for move in moves if move] == [(SECOND, "night 1: better")] * 2
+
+
+def test_a_repeated_copy_adds_what_is_new(source: Store, tmp_path: Path) -> None:
+    """Nothing is copied twice. Fencing tokens go on from those of the copied manifests."""
+    target, new = Store(str(tmp_path / "target")), layout.trajectories(RUN, 1)
+    copy_run(source, target, RUN)
+    commit_rows(source, new, "trajectories", TRAJECTORY_SCHEMA, ROWS, [SECOND, TRAINED_ON], token=3)
+    aliases.move(target, "champion", FIRST, 0)
+    copied = copy_run(source, target, RUN)
+    assert copied.versions == [new]
+    assert copied.aliases == {"champion": False, f"{RUN}/latest": True}
+    with Lease(target, RUN) as lease:
+        assert lease.token > 3
+
+
+def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path) -> None:
+    """A run that was not evaluated yet needs its held-out set, too."""
+    for version in versions_of(source, "killed"):
+        if "evaluations" in version:
+            source.delete(layout.manifest(version))
+    assert HELD_OUT in copy_run(source, Store(str(tmp_path / "target")), "killed").versions
+
+
+def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:
+    """What gc has deleted is known as deleted at the other root, too."""
+    target = Store(str(tmp_path / "target"))
+    source.write(layout.tombstone(FIRST), seal({"version": FIRST}))
+    for file in manifests.read(source, FIRST).files:
+        source.delete(file.path)
+    report = verify(target, copy_run(source, target, RUN).versions)
+    assert (report.findings, report.collected) == ([], 1)
+
+
+class Killed(Exception):  # noqa: N818 - not an error
+    """Stands for the end of the process."""
+
+
+class Deadly(LocalBackend):
+    """Ends the copy in place of one of its writes: after `left` more of them."""
+
+    left = 0
+
+    def upload(self, path: str, source: Path) -> None:
+        self._count(path)
+        super().upload(path, source)
+
+    def create(self, path: str, data: bytes) -> bool:
+        self._count(path)
+        return super().create(path, data)
+
+    def _count(self, path: str) -> None:
+        self.left -= "/leases/" not in path
+        if self.left < 0:
+            raise Killed
+
+
+def test_a_killed_copy_is_finished_by_the_next(source: Store, tmp_path: Path) -> None:
+    """Wherever it ends, what is committed is whole; and repeated copies come to the end."""
+    target = Store(str(tmp_path / "target"))
+    target.backend = backend = Deadly()
+    needed = [*versions_of(source, RUN), *BEGAN_WITH, TRAINED_ON, HELD_OUT]
+    for lives in itertools.cycle((23, 5, 31)):
+        backend.left = lives
+        try:
+            copy_run(source, target, RUN)
+            break
+        except Killed:
+            there = [version for version in needed if manifests.committed(target, version)]
+            assert verify(target, there).findings == []
+    assert_whole(target, needed)
+
+
+def test_an_object_that_arrives_damaged_is_not_committed(
+    source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every object is read back before the manifest; the next copy replaces it."""
+    target, lost = Store(str(tmp_path / "target")), "model/model.safetensors"
+    upload = LocalBackend.upload
+
+    def truncated(backend: LocalBackend, path: str, file: Path) -> None:
+        backend.write(path, file.read_bytes()[:-1]) if path.endswith(lost) else upload(backend, path, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "upload", truncated)
+        with pytest.raises(StorageError, match=rf"target/runs/half/.*{lost} has .* bytes"):
+            copy_run(source, target, RUN)
+    assert not manifests.committed(target, BEGAN_WITH[1])
+    copy_run(source, target, RUN)
+    assert verify(target, [SECOND]).findings == []
+
+
+def _import_problems_itself(source: Store, target: Store) -> None:
+    commit_rows(target, HELD_OUT, "problems", TRAJECTORY_SCHEMA, ROWS, [])
+
+
+def _go_on(source: Store, target: Store) -> None:
+    copy_run(source, target, RUN)
+    commit_rows(target, layout.trajectories(RUN, 1), "trajectories", TRAJECTORY_SCHEMA, ROWS, [SECOND])
+
+
+def _damage(source: Store, _: Store) -> None:
+    source.write(layout.manifest(BEGAN_WITH[1]), b"{")
+
+
+def _write(_: Store, target: Store) -> None:
+    Lease(target, RUN, label="a flow run")._acquire()
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        (_import_problems_itself, f"{HELD_OUT} is another version of this name.*into a new root"),
+        (_go_on, f"went on in .*target: it has {layout.trajectories(RUN, 1)}"),
+        (_damage, f"cannot be copied whole: {BEGAN_WITH[1]}"),
+        (_write, "is being written by a flow run"),
+    ],
+)
+def test_copies_that_would_mix_or_lose_something_are_refused(
+    before: Callable[[Store, Store], Any], message: str, source: Store, tmp_path: Path
+) -> None:
+    """The error names the version or the writer, and nothing of the run is written."""
+    target = Store(str(tmp_path / "target"))
+    before(source, target)
+    there = versions_of(target, RUN)
+    with pytest.raises(StorageError, match=message):
+        copy_run(source, target, RUN)
+    assert versions_of(target, RUN) == there
+
+
+def test_mistyped_runs_and_roots_are_refused(source: Store) -> None:
+    for run, target, message in (
+        ("nobody", "elsewhere", "there is no run 'nobody' in .*ls --kind run"),
+        ("../half", "elsewhere", "is not where run versions are"),
+        (RUN, f"{source.root}/", "are the same root"),
+    ):
+        with pytest.raises(StorageError, match=message):
+            copy_run(source, Store(target), run)
