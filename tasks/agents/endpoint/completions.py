@@ -152,6 +152,9 @@ class Completions:
             position = self.tree.find(request.messages, request.specs)
         except TypeError as error:
             raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
+        if position.new and position.new[-1]["role"] == "assistant":
+            told = "the last message is the assistant's, and no completion of this episode: end with another one"
+            raise invalid(told, "messages")
         prompt_ids = self._prompt(request, position)
         gconfig = replace(
             usual,

@@ -167,8 +167,6 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         if name in _REFUSED and value and value != _REFUSED[name]:
             told = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
             raise invalid(told, name, code="unsupported_parameter")
-    if request.messages[-1]["role"] == "assistant":
-        raise invalid("the last message is the assistant's: the policy can only answer another one", "messages")
     return request
 
 

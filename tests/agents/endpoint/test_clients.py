@@ -128,6 +128,22 @@ def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(
     assert [(call.output, call.status) for call in row.calls] == [("3", "answered")]
 
 
+def test_a_policy_that_says_nothing_may_be_asked_again(chat: Chat, verifier: Verifier) -> None:
+    """Haystack sends the empty message back, without another one. What the policy never said is refused there."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        begun = [*question(task), {"role": "assistant", "content": "It is"}]
+        with pytest.raises(openai.BadRequestError, match="no completion of this episode"):
+            await client.chat.completions.create(model=task.model, messages=begun)
+        answer = await client.chat.completions.create(model=task.model, messages=question(task))
+        messages = [*question(task), answer.choices[0].message]
+        answer = await client.chat.completions.create(model=task.model, messages=messages)
+        return str(answer.choices[0].message.content)
+
+    (row,) = asked(chat, verifier, ask, says=["", RIGHT])
+    assert (row.follows, len(row.sequence_starts), row.turns[-1].verdict) == ([-1, 0], 1, "correct")
+
+
 QUESTION = {"role": "user", "content": "What is 1 + 2?", "tool_calls": None, "tool_call_id": None, "name": None}
 ADDED = {"name": "add", "arguments": '{"a": 1, "b": null}'}
 CALL = {"id": "c1", "type": "function", "function": ADDED}
