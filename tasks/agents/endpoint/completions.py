@@ -163,7 +163,7 @@ class Completions:
             stop=request.stop_texts,
             seed=request.seed,
             stop_token_ids=(*usual.stop_token_ids, *self.context.chat.stop_token_ids),
-            json_schema=request.schema(self.formats),
+            json_schema=request.forced_schema(self.formats),
         )
         outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
         if position.parent:
@@ -221,7 +221,7 @@ class Completions:
             cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
             calls=calls,
             asked=asked,
-            forced=bool(request.schema(self.formats)),
+            forced=bool(request.forced_schema(self.formats)),
         )
 
 

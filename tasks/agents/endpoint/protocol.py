@@ -110,7 +110,7 @@ class ChatRequest(BaseModel):
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in texts if text)
 
-    def schema(self, formats: ResponseFormats) -> str:
+    def forced_schema(self, formats: ResponseFormats) -> str:
         """Return JSON of the schema that the answer is forced into; empty: none.
 
         Raises:

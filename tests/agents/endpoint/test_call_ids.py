@@ -109,7 +109,7 @@ def test_numbers_of_many_calls_take_no_time() -> None:
     """A message of 4 MB may not stop all other episodes."""
     calls = [{"id": ""} for _ in range(50_000)]
     outputs = [{"role": "tool", "content": "", "tool_call_id": "x"} for _ in range(50_000)]
-    messages = [{"role": "assistant", "content": "", "tool_calls": calls}, *outputs]
+    messages: list[dict[str, Any]] = [{"role": "assistant", "content": "", "tool_calls": calls}, *outputs]
     started = time.process_time()
     number_calls(messages)
     assert time.process_time() - started < 2

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from storage.records import Call, Trajectory
+from tasks.agents import faults
 from tasks.agents.chat import Chat
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
@@ -101,6 +102,23 @@ def test_a_policy_that_only_calls_does_not_escape(
     arguments = {"entry": f"{FOLDER}.{file}:solve", "arguments": {"most": most}}
     row = played(qwen3, verifier, "openai", [CALLS] * 9, arguments)
     assert (row.status, row.fault, len(row.turns)) == ("failed", "policy", 2)
+
+
+@pytest.mark.long
+def test_the_errors_that_are_the_policys_exist(qwen3: Chat, verifier: Verifier) -> None:
+    """Where a framework renames one, a policy could leave an episode in which it will be wrong out of training."""
+    raising = ["agents", "dspy", "google.adk.agents", "instructor", "langgraph.errors", "pydantic_ai", "smolagents"]
+    for module in [*raising, "strands"]:
+        pytest.importorskip(module, reason="make setup-agents")
+    kinds, found = [Exception], set()
+    while kinds:
+        kind = kinds.pop()
+        found.add((kind.__module__.partition(".")[0], kind.__name__))
+        kinds += kind.__subclasses__()
+    assert found >= faults._FRAMEWORKS
+    says = ["I do not know."] * 9
+    row = played(qwen3, verifier, "openai", says, {"entry": f"{FOLDER}.dspy_react:solve", "response_format": "ignore"})
+    assert (row.status, row.fault) == ("failed", "policy")
 
 
 def check_answered(row: Trajectory, made: Call) -> None:
