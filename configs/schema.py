@@ -132,6 +132,11 @@ def sampling(config: Config) -> Refusals:
         "rollout.allow_biased_sampling=true",
     )
     yield (
+        config.agent.args.get("response_format") == "enforce" and not config.rollout.allow_biased_sampling,
+        "agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
+        "rollout.allow_biased_sampling=true",
+    )
+    yield (
         knobs.max_new_tokens >= context,
         f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}",
     )

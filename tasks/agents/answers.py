@@ -41,11 +41,16 @@ class ParsedAnswer:
 def read_arguments(given: Any) -> str | None:
     """Return the arguments of a call, a mapping or JSON of one, as JSON; None if they are not.
 
+    Some models and clients write the JSON once more as JSON, in a string.
+
     >>> read_arguments('{"a":1}'), read_arguments({"a": "ü"}), read_arguments("[1]"), read_arguments('{"a": NaN}')
     ('{"a": 1}', '{"a": "ü"}', None, None)
+    >>> read_arguments(json.dumps('{"a": 1}'))
+    '{"a": 1}'
     """
     try:
         stated = json.loads(given) if isinstance(given, str) else given
+        stated = json.loads(stated) if isinstance(stated, str) else stated
         written = json.dumps(stated, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError):
         return None
@@ -91,8 +96,8 @@ def _call(body: str, *, closed: bool) -> Call:
         stated = json.loads(body)
     except (ValueError, RecursionError):
         stated = None
-    if closed and isinstance(stated, dict) and isinstance(arguments := stated.get("arguments", {}), dict):
-        return read_call(stated.get("name"), arguments, body.strip())
+    if closed and isinstance(stated, dict):
+        return read_call(stated.get("name"), stated.get("arguments", {}), body.strip())
     return read_call(None, None, body.strip())
 
 

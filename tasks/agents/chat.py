@@ -114,7 +114,7 @@ class Chat:
         Args:
             messages: the conversation before the completion.
             completion_ids: what the policy sampled.
-            new: the messages after the completion, 1 or more.
+            new: the messages after the completion; none if the policy is simply asked again.
             tools: the tools that the conversation began with.
         """
         try:

@@ -14,6 +14,7 @@ from storage.processes.child import kill_until_gone, mark
 from storage.processes.folder import TemporaryFolder
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
+from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.interface import AgentContext
 
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
@@ -42,7 +43,7 @@ class CommandAgent(EndpointAgent):
         argv: program and arguments.
         pass_environment: names of variables that the command needs; besides these it gets only PATH, HOME, LANG and the
             like, and no secrets.
-        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+        turn_discount, renderer, listen, max_requests, response_format: see `EndpointAgent`.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class CommandAgent(EndpointAgent):
         renderer: str = "auto",
         listen: Address = "127.0.0.1:0",
         max_requests: Count = 256,
+        response_format: ResponseFormats = "refuse",
     ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
         self._argv, self._names = argv, (*_PASSED, *(pass_environment or ()))
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:

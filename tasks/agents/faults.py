@@ -11,11 +11,14 @@ LONGEST_REASON = 2000
 
 _FRAMEWORKS = frozenset({
     ("agents", "MaxTurnsExceeded"), ("agents", "ModelBehaviorError"),
-    ("instructor", "InstructorRetryException"), ("langgraph", "GraphRecursionError"),
+    ("dspy", "AdapterParseError"), ("google", "LlmCallsLimitExceededError"),
+    ("instructor", "InstructorRetryException"), ("instructor", "IncompleteOutputException"),
+    ("langgraph", "GraphRecursionError"), ("openai", "LengthFinishReasonError"),
     ("pydantic_ai", "UnexpectedModelBehavior"), ("pydantic_ai", "UsageLimitExceeded"),
     ("smolagents", "AgentMaxStepsError"), ("smolagents", "AgentParsingError"),
+    ("strands", "MaxTokensReachedException"), ("strands", "StructuredOutputException"),
 })  # fmt: skip
-"""Errors of frameworks, by package and class, for answers that cannot be read and for too many steps."""
+"""Errors of frameworks, by package and class, for answers that cannot be read or were cut, and for too many steps."""
 
 
 class PolicyError(RuntimeError):

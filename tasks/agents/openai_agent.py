@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
+from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.interface import AgentContext
 from tasks.registry import described_with_place
 
@@ -50,7 +51,7 @@ class OpenAIAgent(EndpointAgent):
         context: the pipeline gives it to every agent.
         entry: `package.module:function`; the default calls tools until the policy answers.
         arguments: further keyword arguments of the function.
-        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+        turn_discount, renderer, listen, max_requests, response_format: see `EndpointAgent`.
     """
 
     uses_tools = True
@@ -65,8 +66,9 @@ class OpenAIAgent(EndpointAgent):
         renderer: str = "auto",
         listen: Address = "127.0.0.1:0",
         max_requests: Count = 256,
+        response_format: ResponseFormats = "refuse",
     ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
         self._solve, self._arguments, self._open_toolbox = _import(entry), arguments or {}, context.open_toolbox
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:

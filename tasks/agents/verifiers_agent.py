@@ -7,6 +7,7 @@ from unittest.mock import patch
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent, Reward
 from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
+from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext
 
@@ -32,7 +33,7 @@ class VerifiersAgent(EndpointAgent):
         context: the pipeline gives it to every agent.
         environment: name of an installed environment, or of a module with `load_environment`.
         arguments: keyword arguments of its `load_environment`.
-        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+        turn_discount, renderer, listen, max_requests, response_format: see `EndpointAgent`.
 
     Raises:
         ValueError: its rubric compares the episodes of a group.
@@ -48,8 +49,9 @@ class VerifiersAgent(EndpointAgent):
         renderer: str = "auto",
         listen: Address = "127.0.0.1:0",
         max_requests: Count = 256,
+        response_format: ResponseFormats = "refuse",
     ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
         with patch.object(environment_module, "signal"):  # it would take Ctrl-C and SIGTERM from the run
             self._environment = vf.load_environment(environment, **(arguments or {}))
         if self._environment.requires_group_rollouts:

@@ -41,6 +41,7 @@ class GenerationConfig:
     stop_token_ids: tuple[int, ...] = ()  # if sampled, it is returned like other tokens, as the last one
     stop: tuple[str, ...] = ()  # texts that end a completion; their tokens are returned, too
     seed: int | None = None  # the agent's own; episodes with the same number still differ
+    json_schema: str = ""  # JSON of a schema: only tokens that it allows are sampled, and the logprobs are among these
 
     def __post_init__(self) -> None:
         for name, least in (("n", 1), ("max_new_tokens", 1), ("top_k", -1)):
@@ -53,6 +54,8 @@ class GenerationConfig:
             raise ValueError(f"gconfig.stop_token_ids={self.stop_token_ids!r}: give a tuple of token ids")
         if not (isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)):
             raise ValueError(f"gconfig.stop={self.stop!r}: give a tuple of texts that are not empty")
+        if not isinstance(self.json_schema, str):
+            raise ValueError(f"gconfig.json_schema={self.json_schema!r}: give JSON of a schema, or an empty text")
         if self.seed is not None and type(self.seed) is not int:
             raise ValueError(f"gconfig.seed={self.seed!r}: give a whole number, or None")
         check_temperature(self.temperature)

@@ -102,6 +102,8 @@ class Client:
         }
         if gconfig.stop:
             parameters["stop"] = gconfig.stop
+        if gconfig.json_schema:
+            parameters["structured_outputs"] = {"json": gconfig.json_schema}
         answer, cut = await self._sample({"token_ids": token_ids, "sampling_params": parameters})
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         for choice in choices:

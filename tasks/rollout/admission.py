@@ -58,7 +58,7 @@ def check_observation(observation: Any) -> Observation:
 
 
 def check_request(
-    token_ids: Any, gconfig: Any, vocabulary: int, sampling: GenerationConfig | None = None
+    token_ids: Any, gconfig: Any, vocabulary: int, sampling: GenerationConfig | None = None, *, biased: bool = False
 ) -> tuple[list[int], GenerationConfig]:
     """Check a request and return it with its ids copied. The engine itself refuses a prompt that is too long.
 
@@ -67,6 +67,7 @@ def check_request(
         gconfig: how to sample.
         vocabulary: number of token ids that the policy knows.
         sampling: what the agent was given, whose distribution it must sample from; None: any.
+        biased: whether a schema may leave out tokens of that distribution.
 
     Raises:
         RefusedError: the engine could not answer it.
@@ -83,6 +84,10 @@ def check_request(
                 "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
                 "rollout.allow_own_sampling=true"
             )
+    if gconfig.json_schema and not biased:
+        raise RefusedError(
+            "gconfig.json_schema biases the recorded logprobs: leave it out, or set rollout.allow_biased_sampling=true"
+        )
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")

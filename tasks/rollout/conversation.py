@@ -55,7 +55,7 @@ class Conversation:
         self.prompt, self._vocabulary = prompt, vocabulary
         self._shown = without(prompt.problem.metadata, private)
         sampling = None if settings.allow_own_sampling else gconfig
-        self.engine = BatchedEngine(prompt, turns, vocabulary, sampling, settings.longest_completion_s)
+        self.engine = BatchedEngine(prompt, turns, vocabulary, sampling, settings)
         self.left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False

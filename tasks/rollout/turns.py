@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
+from configs.rollout import Rollout
 from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
@@ -137,7 +138,7 @@ class BatchedEngine:
         turns: answers its observations, together with those of its group.
         vocabulary: number of token ids that the policy knows.
         sampling: what observations must sample with; None: anything.
-        longest_s: the engine cuts completions that take longer.
+        settings: after which time the engine cuts completions, and whether sampling may be biased.
 
     Attributes:
         exchanges: all answers so far, as copies that the agent cannot change.
@@ -151,10 +152,10 @@ class BatchedEngine:
         turns: TurnBatcher,
         vocabulary: int,
         sampling: GenerationConfig | None,
-        longest_s: float,
+        settings: Rollout,
     ) -> None:
         self._prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
-        self._sampling, self._longest_s = sampling, longest_s
+        self._sampling, self._settings = sampling, settings
         self.exchanges: list[BundledGenerationOutputs] = []
         self.slots = asyncio.Semaphore(MOST_ANSWERED)
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -197,14 +198,15 @@ class BatchedEngine:
         if not self._asked:
             return False
         now = time.monotonic()
-        overdue = now - min(self._asked.values()) > self._longest_s + CUT_S
+        overdue = now - min(self._asked.values()) > self._settings.longest_completion_s + CUT_S
         return not overdue and 2 * self._idle_s < now - self._began
 
     async def _answer(self, observation: Observation, number: int, before: Answer | None) -> BundledGenerationOutputs:
         """Answer the observation with this number in the episode."""
         qid, token_ids, gconfig = observation
         try:
-            token_ids, gconfig = check_request(token_ids, gconfig, self._vocabulary, self._sampling)
+            biased = self._settings.allow_biased_sampling
+            token_ids, gconfig = check_request(token_ids, gconfig, self._vocabulary, self._sampling, biased=biased)
             if before:
                 await asyncio.wait([before])
             if self._closed:

@@ -87,12 +87,13 @@ def test_thoughts_before_a_new_question_begin_a_sequence() -> None:
         ("It is 3.<|im_end|>", "It is 3.", "", []),
         (f"I add.\n{call()}\n{call('sub', '{}')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
         (f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
+        (call(arguments=json.dumps('{"a": 1}')) + "<|im_end|>", "", "", [("add", {"a": 1})]),
     ],
 )
 def test_answers_are_read(
     reader: AnswerReader, said: str, content: str, reasoning: str, calls: list[tuple[str, Any]]
 ) -> None:
-    """Contents, thoughts and calls are told apart."""
+    """Contents, thoughts and calls are told apart; arguments may be JSON in a string."""
     answer = reader.read(CHAT.prompt([QUESTION], [ADD]), CHAT.encode(said), [ADD])
     assert (answer.content, answer.reasoning) == (content, reasoning)
     assert [(each.name, json.loads(each.arguments)) for each in answer.calls] == calls

@@ -38,6 +38,16 @@ def test_the_function_is_an_agent(
     assert [tool.type for tool in agent.tools] == ["calculator"]
 
 
+def test_the_versions_are_those_that_the_tests_run() -> None:
+    """Each `package version` of the table is in a lock file."""
+    locked = {line.strip() for name in ("cpu", "agents") for line in (ROOT / f"requirements-{name}.lock").open()}
+    section = PAGE.partition("## What ran")[2].partition("\n## ")[0]
+    cells = [row.split("|")[2] for row in section.splitlines() if row.startswith("| ")]
+    versions = re.findall(r"([a-z][a-z0-9-]+) (\d+\.[\d.]+)", " ".join(cells))
+    assert len(versions) > 15
+    assert {f"{package}=={version}" for package, version in versions} <= locked
+
+
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_the_configurations_are_valid(block: str) -> None:
     """Each block of the page, put into a configuration to start from."""

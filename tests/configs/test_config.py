@@ -65,6 +65,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ("evaluation={samples: 4, temperature: 2.1}", "evaluation.temperature: 2.1 is not a temperature"),
         ("sampling.top_p=0.9", "allow_biased_sampling"),
         ("retrain.gate.episodes=sampled", "set evaluation.samples"),
+        ("agent={type: openai, args: {response_format: enforce}}", "allow_biased_sampling"),
         ("sampling.max_new_tokens=4096", "max_model_len"),
         ("policy.path=somewhere", "exactly one"),
         ("agent.type=math-multiturn", "did you mean 'math-multi-turn'"),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
-from tasks.agents.chat import load_tokenizer
+from tasks.agents.chat import load_chat, load_tokenizer
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
@@ -74,6 +75,20 @@ def test_logprobs_use_the_sampling_temperature(engine: Engine, policies: list[Ch
     engine.serve(policies[1])
     completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
     assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
+
+
+def test_a_schema_leaves_only_its_tokens(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Logprobs are those of the tokens that are left, so what the schema alone decides is certain."""
+    engine.serve(policies[1])
+    chat = load_chat(policies[1])
+    asked = GenerationConfig(n=8, max_new_tokens=6, stop_token_ids=chat.stop_token_ids)
+    completions = generate(engine, dataclasses.replace(asked, json_schema='{"enum": [12, 34]}'))
+    assert {chat.decode(completion.token_ids) for completion in completions} == {"12", "34"}
+    firsts = {completion.token_ids[0]: completion.logprobs[0] for completion in completions}
+    assert sum(map(math.exp, firsts.values())) == pytest.approx(1, abs=1e-3)
+    for completion in completions:
+        assert completion.logprobs[1:] == pytest.approx([0, 0], abs=1e-6)
+        assert max(own_logprobs(policies[1], completion, 1.0)) < -1
 
 
 async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:

@@ -258,6 +258,7 @@ def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> No
         ({"temperature": 0.3, "top_p": 0.5}, "gconfig.temperature=0.3, but the run samples with 1"),
         ({"top_p": 0.5}, "gconfig.top_p=0.5, but the run samples with 1"),
         ({"top_k": 5}, "gconfig.top_k=5, but the run samples with 0"),
+        ({"json_schema": "{}"}, "gconfig.json_schema biases the recorded logprobs"),
         ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2}, ""),
     ],
 )
@@ -267,7 +268,8 @@ def test_an_agent_samples_as_the_run_does(chat: Chat, verifier: Verifier, own: d
     for row in play(engine, agent, verifier):
         assert (row.status, row.fault) == (("failed", "set-up") if says else ("completed", ""))
         assert row.reason.startswith(says)
-    allowed = play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
+    settings = Rollout(allow_own_sampling=True, allow_biased_sampling=True)
+    allowed = play(engine, agent, verifier, settings=settings)
     assert {row.status for row in allowed} == {"completed"}
 
 

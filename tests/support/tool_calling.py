@@ -1,5 +1,6 @@
 """Episodes of a policy that calls tools as it is told to."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,8 +34,9 @@ def played(
     problem: Problem = PROBLEM,
     environment: Callable[[EnvironmentContext], Environment] = MathVerifyEnvironment,
 ) -> Trajectory:
-    """Play one episode of an agent with the tool `calculator`; in turn k the policy says `says[k]`."""
-    engine = ScriptedEngine(chat, lambda turn, _: says[turn])
+    """Play one episode of an agent with the tool `calculator`; the policy answers request k with `says[k]`."""
+    numbers = itertools.count()
+    engine = ScriptedEngine(chat, lambda *_: says[next(numbers)])
     toolbox = partial(open_toolbox, [ToolChoice(type="calculator")], ToolContext(Sandboxes()))
     made = AGENTS.make(agent, replace(context(chat, 20_000), open_toolbox=toolbox), arguments or {})
     (row,) = play(engine, made, verifier, [problem], group_size=1, environment=environment)

@@ -14,7 +14,7 @@ from storage.records import Problem, Trajectory
 from storage.visible import described
 from tasks.agents.answers import open_reader
 from tasks.agents.endpoint.completions import Completions, OverrunError
-from tasks.agents.endpoint.protocol import MODEL, invalid
+from tasks.agents.endpoint.protocol import MODEL, ResponseFormats, invalid
 from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.endpoint.tree import Node
@@ -145,12 +145,21 @@ class EndpointAgent(ABC):
         renderer: how completions are read, see `tasks.agents.answers.open_reader`.
         listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), or another `host:port`.
         max_requests: most requests of an episode.
+        response_format: what becomes of `response_format` in requests: `refuse`, `ignore`, or `enforce`, which needs
+            `rollout.allow_biased_sampling`.
     """
 
     def __init__(
-        self, context: AgentContext, turn_discount: float, renderer: str, listen: str, max_requests: int
+        self,
+        context: AgentContext,
+        turn_discount: float,
+        renderer: str,
+        listen: str,
+        max_requests: int,
+        response_format: ResponseFormats = "refuse",
     ) -> None:
         self.turn_discount, self._context, self._max_requests = turn_discount, context, max_requests
+        self._formats = response_format
         self._reader = open_reader(context.chat, renderer)
         self._server = EndpointServer(listen)
 
@@ -168,7 +177,7 @@ class EndpointAgent(ABC):
     async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        completions = Completions(prompt.qid, self._context, self._reader, self._max_requests, engine)
+        completions = Completions(prompt.qid, self._context, self._reader, self._max_requests, engine, self._formats)
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
         messages = first_messages(prompt.problem, question)
         key = secrets.token_urlsafe(24)

@@ -10,8 +10,16 @@ from typing import Any, TypeVar
 
 from storage.records import Call
 from storage.visible import described
-from tasks.agents.answers import AnswerReader, ChatMessage, ParsedAnswer
-from tasks.agents.endpoint.protocol import Answered, ChatRequest, EndpointError, episode_ended, invalid, parse_request
+from tasks.agents.answers import AnswerReader, ParsedAnswer
+from tasks.agents.endpoint.protocol import (
+    Answered,
+    ChatRequest,
+    EndpointError,
+    ResponseFormats,
+    episode_ended,
+    invalid,
+    parse_request,
+)
 from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext, EpisodeEngine
@@ -37,6 +45,7 @@ class Completions:
     """The completions of one episode.
 
     Attributes:
+        formats: what becomes of `response_format`.
         tree: what was sampled so far.
         refused: what was wrong with the requests that were refused, the first few.
         out_of_context: why the newest request was refused, if the context has no room for it; otherwise empty.
@@ -48,6 +57,7 @@ class Completions:
     reader: AnswerReader
     max_requests: int
     engine: EpisodeEngine
+    formats: ResponseFormats = "refuse"
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
     out_of_context: str = ""
@@ -142,6 +152,9 @@ class Completions:
             position = self.tree.find(request.messages, request.specs)
         except TypeError as error:
             raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
+        if position.new and position.new[-1]["role"] == "assistant":
+            told = "the last message is the assistant's, and no completion of this episode: end with another one"
+            raise invalid(told, "messages")
         prompt_ids = self._prompt(request, position)
         gconfig = replace(
             usual,
@@ -150,10 +163,11 @@ class Completions:
             stop=request.stop_texts,
             seed=request.seed,
             stop_token_ids=(*usual.stop_token_ids, *self.context.chat.stop_token_ids),
+            json_schema=request.forced_schema(self.formats),
         )
         outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
         if position.parent:
-            _note_answers(position.parent, position.new)
+            _note_answers(position.parent, position)
         nodes = [self._node(request, position.parent, asked, outputs, index) for index in range(gconfig.n)]
         for node in nodes:
             self.tree.add(node, position)
@@ -189,7 +203,7 @@ class Completions:
         tools = () if request.tool_choice == "none" else request.specs
         answer = self.reader.read(outputs.prompt_ids, completion.token_ids, tools)
         calls = [
-            replace(call, id=_digest(self.qid, outputs.qid, index, number)[:9])
+            replace(call, id=f"call_{_digest(self.qid, outputs.qid, index, number)}")
             for number, call in enumerate(answer.calls)
         ]
         own = request.most_tokens or most
@@ -207,6 +221,7 @@ class Completions:
             cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
             calls=calls,
             asked=asked,
+            forced=bool(request.forced_schema(self.formats)),
         )
 
 
@@ -228,19 +243,21 @@ def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], w
     return message
 
 
-def _note_answers(node: Node, new: Sequence[ChatMessage]) -> None:
+def _note_answers(node: Node, position: Position) -> None:
     """Note what answered a completion, unless another branch has answered it before: feedback, outputs of calls.
 
     A call whose output begins with `error` has failed: our own tools, and those of most frameworks, say so.
     """
     if node.feedback:
         return
-    node.feedback = "\n".join(message["content"] for message in new)
-    outputs = {message.get("tool_call_id"): message["content"] for message in new if message["role"] == "tool"}
-    for number, call in enumerate(node.calls):
-        if call.id in outputs:
-            failed = outputs[call.id].lstrip().lower().startswith("error")
-            node.calls[number] = replace(call, output=outputs[call.id], status="failed" if failed else "answered")
+    node.feedback = "\n".join(message["content"] for message in position.new)
+    outputs = {message["tool_call_id"]: message["content"] for message in position.new if message["role"] == "tool"}
+    readable = [number for number, call in enumerate(node.calls) if call.status != "unparsable"]
+    for number, call_id in zip(readable, position.call_ids, strict=True):
+        if call_id in outputs:
+            output = outputs[call_id]
+            failed = output.lstrip().lower().startswith("error")
+            node.calls[number] = replace(node.calls[number], output=output, status="failed" if failed else "answered")
 
 
 def _digest(*parts: object) -> str:

@@ -1,7 +1,8 @@
 """OpenAI's chat completions as the endpoint speaks them: requests, answers (whole or as a stream of events), errors.
 
 The run's `sampling` decides temperature, top_p and top_k, since PPO needs the distribution that was sampled from:
-what a request says about these is ignored. Parameters that would change the distribution in another way are refused.
+what a request says about these is ignored. Parameters that would change the distribution in another way are refused,
+unless `response_format` is to be ignored or enforced.
 """
 
 import time
@@ -14,19 +15,21 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tasks.agents.answers import ChatMessage, ToolSpec, read_arguments
-from tasks.agents.endpoint.tree import Node
+from tasks.agents.endpoint.tree import Node, number_calls
 
 ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
 """The name of the only model."""
 MOST_CHOICES = 64
 
+ResponseFormats = Literal["refuse", "ignore", "enforce"]
+"""What becomes of `response_format`, unless it is text."""
+
 _ROLES = {"developer": "system", "function": "tool"}
 _REFUSED = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias", "functions", "function_call")),
     **dict.fromkeys(("logprobs", "top_logprobs", "audio")),
     "modalities": ["text"],
-    "response_format": {"type": "text"},
 }
 """Parameters that would change what is sampled, or that are not known, with the only value that is allowed."""
 
@@ -88,11 +91,14 @@ class ChatRequest(BaseModel):
     seed: int | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
+    response_format: Any = None
 
     @field_validator("messages")
     @classmethod
     def _one_form(cls, messages: list[dict[str, Any]]) -> list[ChatMessage]:
-        return [_message(number, message) for number, message in enumerate(messages)]
+        forms = [_message(number, message) for number, message in enumerate(messages)]
+        number_calls(forms)
+        return forms
 
     @cached_property
     def specs(self) -> list[ToolSpec]:
@@ -103,6 +109,32 @@ class ChatRequest(BaseModel):
     def stop_texts(self) -> tuple[str, ...]:
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in texts if text)
+
+    def forced_schema(self, formats: ResponseFormats) -> str:
+        """Return JSON of the schema that the answer is forced into; empty: none.
+
+        Raises:
+            EndpointError: the format is to be refused, is none that can be enforced, or would leave no call of a tool.
+        """
+        wanted = self.response_format
+        if formats == "ignore" or not wanted or wanted == {"type": "text"}:
+            return ""
+        match wanted:
+            case {"type": "json_object"}:
+                schema: dict[str, Any] | None = {"type": "object"}
+            case {"type": "json_schema", "json_schema": {"schema": dict(stated)}}:
+                schema = stated
+            case _:
+                schema = None
+        if formats == "refuse":
+            told = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
+        elif schema is None:
+            told = "is no format: give the type json_object, or json_schema with a schema"
+        elif self.specs and self.tool_choice != "none":
+            told = "is enforced from the first token on, so that no tool could be called: leave out one of the two"
+        else:
+            return orjson.dumps(schema).decode()
+        raise invalid(f"response_format={wanted!r:.80} {told}", "response_format", code="unsupported_parameter")
 
     @property
     def most_tokens(self) -> int | None:
@@ -135,8 +167,6 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         if name in _REFUSED and value and value != _REFUSED[name]:
             told = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
             raise invalid(told, name, code="unsupported_parameter")
-    if request.messages[-1]["role"] == "assistant":
-        raise invalid("the last message is the assistant's: the policy can only answer another one", "messages")
     return request
 
 

@@ -19,6 +19,7 @@ asked both further questions at once, and given 9 to the environment when it had
     asked  [0, 1, 1]    received  [0, 1, 2]    paid  [0, 0, 3]
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -56,6 +57,9 @@ def record(
         for turn, node in zip(episode.turns, ordered, strict=True)
     ]
     received, asked, paid = _what_was_known(ordered)
+    sampling = prompt.record.sampling
+    if any(node.forced for node in nodes):
+        sampling = json.dumps(json.loads(sampling) | {"json_schema": True})
     positions = {node: position for position, node in enumerate(ordered)}
     return replace(
         episode.trajectory(turn_discount, status, reason, unplayed_turns),
@@ -68,6 +72,7 @@ def record(
         received=received,
         asked=asked,
         paid=paid,
+        sampling=sampling,
     )
 
 

@@ -2,10 +2,14 @@
 
 Each completion is a node. A request that begins with a node's conversation and its answer goes on from it: its prompt
 is the node's own tokens and what the new messages add. Other requests begin a conversation of their own.
+
+The ids of calls do not count: some clients write ids of their own, or none (`number_calls`).
 """
 
 import hashlib
+import itertools
 import json
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,6 +37,7 @@ class Node:
         graded: whether the environment was asked about it.
         given: what the environment was given; None: the text itself.
         cut: whether a limit of the request, lower than the run's, ended it.
+        forced: whether a schema left out tokens.
         asked: how many completions the agent had when it sent the request.
         received: its position among the completions that the agent got; -1: the agent no longer waited for it.
         paid: how many completions the agent had when it gave this one to the environment, the last time; 0: never.
@@ -57,6 +62,7 @@ class Node:
     graded: bool = False
     given: str | None = None
     cut: bool = False
+    forced: bool = False
     asked: int = 0
     received: int = -1
     paid: int = 0
@@ -78,8 +84,44 @@ class Position(NamedTuple):
     """The position of a request in the tree."""
 
     parent: Node | None  # the completion that the request goes on from; None if it begins a conversation
+    call_ids: list[str]  # the numbers of that completion's calls, see `number_calls`
     new: list[ChatMessage]  # the messages after that completion, or all of them
     conversation: "hashlib.blake2b"  # a digest of all of its messages
+
+
+def number_calls(messages: Sequence[ChatMessage]) -> None:
+    """Replace the ids of calls in a conversation, and in outputs of tools, by numbers: `call00001` and so on.
+
+    A number follows from the position alone, so that it does not matter which ids a client writes. Templates may show
+    it: some refuse an id that has not nine letters and digits.
+
+    An output belongs to the call with its id, of the newest message if several have one. If no call has its id, it
+    belongs to the first of the newest calls that has no output. Without such a call it has a number of its own.
+
+    Args:
+        messages: they are changed in place.
+    """
+    numbers = map("call{:05}".format, itertools.count(1))
+    by_id: dict[str, deque[str]] = {}  # the last number of an id stays: a second output belongs to the same call
+    free: dict[str, None] = {}  # the newest calls that have no output
+    strange: list[ChatMessage] = []  # outputs with ids that no call has
+    for message in [*messages, {"role": "assistant"}]:
+        if message["role"] == "tool":
+            if same := by_id.get(message.get("tool_call_id", "")):
+                message["tool_call_id"] = same.popleft() if len(same) > 1 else same[0]
+                free.pop(message["tool_call_id"], None)
+            else:
+                strange.append(message)
+        elif message["role"] == "assistant":  # what comes later changes no number before it
+            for output, number in zip(strange, itertools.chain(free, numbers), strict=False):
+                output["tool_call_id"] = number
+            calls = message.get("tool_calls", ())
+            free = {} if calls else dict.fromkeys(list(free)[len(strange) :])
+            strange = []
+            by_id |= {call["id"]: deque() for call in calls}
+            for call in calls:
+                by_id[call["id"]].append(number := next(numbers))
+                free[number], call["id"] = None, number
 
 
 class Tree:
@@ -98,7 +140,8 @@ class Tree:
             digest.update(_essence(message))
             if message["role"] == "assistant" and (node := self._by_conversation.get(digest.digest())):
                 parent, count = node, number
-        return Position(parent, list(messages[count:]), digest)
+        calls = messages[count - 1].get("tool_calls", ()) if parent else ()
+        return Position(parent, [call["id"] for call in calls], list(messages[count:]), digest)
 
     def add(self, node: Node, position: Position) -> None:
         """Add a completion of a request that has this position."""
@@ -118,10 +161,10 @@ def _essence(message: ChatMessage) -> bytes:
     """Return what counts of a message when two are compared.
 
     What clients change without meaning does not: whitespace around the content and in the arguments of a call, the
-    order of members, thoughts.
+    order of members, thoughts, ids of calls (here the output of a tool has the number of its call).
     """
     calls = [
-        (call["id"], call["function"]["name"], json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True))
+        (call["function"]["name"], json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True))
         for call in message.get("tool_calls", ())
     ]
     parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]

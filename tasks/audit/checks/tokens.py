@@ -47,6 +47,11 @@ class _Played:
         except (AttributeError, TypeError, ValueError):
             return math.nan
 
+    @property
+    def samples_all_tokens(self) -> bool:
+        """Whether no token was left out of the distribution."""
+        return self.parameter("top_p", 1) == 1 and self.parameter("top_k", 0) <= 0 == self.parameter("json_schema", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
@@ -115,10 +120,11 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
         order by run, evaluation, iteration, data_set"""
     )
     played = [_Played(*row) for row in rows]
-    whole = [each for each in played if each.parameter("top_p", 1.0) == 1 and each.parameter("top_k", 0.0) <= 0]
+    whole = [each for each in played if each.samples_all_tokens]
     if played and not whole:
         raise SkippedError(
-            f"sampled with top_p or top_k ({played[0].sampling}): logprobs of a cut distribution cannot be compared"
+            "sampled with top_p, top_k or a JSON schema, and logprobs of a cut distribution cannot be compared: "
+            f"{played[0].sampling}"
         )
     store = evidence.store
     kept = [

@@ -11,6 +11,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
+from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.score.verifier import Verifier
@@ -23,8 +24,8 @@ RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 class Asking(EndpointAgent):
     """An agent that is a function of a test."""
 
-    def __init__(self, chat: Chat, ask: Ask) -> None:
-        super().__init__(context(chat, 4000), 1.0, "auto", "127.0.0.1:0", 100)
+    def __init__(self, chat: Chat, ask: Ask, response_format: ResponseFormats = "refuse") -> None:
+        super().__init__(context(chat, 4000), 1.0, "auto", "127.0.0.1:0", 100, response_format)
         self._ask = ask
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:

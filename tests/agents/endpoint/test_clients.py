@@ -102,15 +102,21 @@ def test_an_agent_that_fails_because_no_call_can_be_read(
     assert "TypeError" in row.reason
 
 
-def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, verifier: Verifier) -> None:
-    """Other languages and libraries write blanks and members in their own way; the sequence goes on."""
+@pytest.mark.parametrize("sent_back", ['{"a":[2],"b":1.0}', '"{\\"a\\": [2], \\"b\\": 1.0}"'])
+def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(
+    qwen3: Chat, verifier: Verifier, sent_back: str
+) -> None:
+    """Other languages and libraries write blanks and members in their own way, or JSON in a string.
+
+    The sequence goes on.
+    """
 
     async def ask(task: AgentTask, client: Any) -> str:
         answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
         message = answer.choices[0].message.model_dump(exclude_none=True)
         (call,) = message["tool_calls"]
         assert call["function"]["arguments"] == '{"b": 1.0, "a": [2]}'
-        call["function"]["arguments"] = '{"a":[2],"b":1.0}'
+        call["function"]["arguments"] = sent_back
         output = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
         messages = [*question(task), message, output]
         answer = await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
@@ -120,6 +126,19 @@ def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, ve
     (row,) = asked(qwen3, verifier, ask, says=says)
     assert (row.follows, len(row.sequence_starts)) == ([-1, 0], 1)
     assert [(call.output, call.status) for call in row.calls] == [("3", "answered")]
+
+
+def test_a_policy_that_says_nothing_may_be_asked_again(chat: Chat, verifier: Verifier) -> None:
+    """Haystack sends the empty message back, without another one."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        answer = await client.chat.completions.create(model=task.model, messages=question(task))
+        messages = [*question(task), answer.choices[0].message]
+        answer = await client.chat.completions.create(model=task.model, messages=messages)
+        return str(answer.choices[0].message.content)
+
+    (row,) = asked(chat, verifier, ask, says=["", RIGHT])
+    assert (row.follows, len(row.sequence_starts), row.turns[-1].verdict) == ([-1, 0], 1, "correct")
 
 
 QUESTION = {"role": "user", "content": "What is 1 + 2?", "tool_calls": None, "tool_call_id": None, "name": None}
@@ -134,14 +153,15 @@ def checked(*messages: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("arguments", ['{"a": 1, "b": null}', {"a": 1, "b": None}, None, ""])
 def test_calls_have_one_form(arguments: Any) -> None:
-    """Clients pad with null, and send arguments as JSON, as an object, or not at all."""
+    """Clients pad with null, and send arguments as JSON, as an object, or not at all. Ids are numbered."""
     call = CALL | {"function": ADDED | {"arguments": arguments}}
     _, said, result = checked(QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, RESULT)
-    assert said["tool_calls"] == [CALL | {"function": ADDED | {"arguments": ADDED["arguments"] if arguments else "{}"}}]
-    assert result == {"role": "tool", "content": "3", "tool_call_id": "c1"}
+    function = ADDED | {"arguments": ADDED["arguments"] if arguments else "{}"}
+    assert said["tool_calls"] == [{"id": "call00001", "type": "function", "function": function}]
+    assert result == {"role": "tool", "content": "3", "tool_call_id": "call00001"}
 
 
-@pytest.mark.parametrize("arguments", ['"{\\"a\\": 1}"', '{"a": 1, "b"', 1])
+@pytest.mark.parametrize("arguments", ['"a"', '{"a": 1, "b"', 1])
 def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     """Templates write arguments as an object, so anything else would be shown in another form than it was said."""
     call = CALL | {"function": ADDED | {"arguments": arguments}}

@@ -34,7 +34,7 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
     """Clients show `error.message`, and compare `error.code`; each request here is answered by one."""
     wrong = [
         ({"key": "sk-1234"}, 401, "invalid_api_key"),
-        ({"path": "/embeddings"}, 404, "unknown_url"),
+        ({"path": "/responses"}, 404, "unknown_url"),
         ({"body": "x" * 10**7}, 413, "request_too_large"),
         ({"body": "{model: policy}"}, 400, "invalid_json"),
         ({"body": {**BODY, "model": "gpt-4o"}}, 404, "model_not_found"),
@@ -44,6 +44,7 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
         ({"body": {**BODY, "messages": [{"role": "narrator", "content": "x"}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": [{"role": "assistant", "content": "It is"}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "logit_bias": {"5": 1}}}, 400, "unsupported_parameter"),
+        ({"body": {**BODY, "logprobs": True}}, 400, "unsupported_parameter"),
         ({"body": {**BODY, "response_format": {"type": "json_object"}}}, 400, "unsupported_parameter"),
         ({"body": {**BODY, "messages": [{"role": "user", "content": "x" * 99_999}]}}, 400, "context_length_exceeded"),
         ({"path": "/environment/step", "body": {"text": "3"}}, 400, "invalid_value"),

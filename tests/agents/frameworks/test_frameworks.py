@@ -1,10 +1,12 @@
-"""Agents of four frameworks are trained as they are: what the policy sampled is recorded token by token."""
+"""Agents of many frameworks are trained as they are: what the policy sampled is recorded token by token."""
 
+import json
 import sys
 
 import pytest
 
 from storage.records import Call, Trajectory
+from tasks.agents import faults
 from tasks.agents.chat import Chat
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
@@ -12,7 +14,7 @@ from tests.support.tool_calling import call, played, the_calls
 
 FOLDER = "tests.agents.frameworks"
 CALLS, ANSWER = call("calculator", expression="1 + 2"), r"\boxed{3}"
-ONE_SEQUENCE = [
+FIRST = [
     ("openai", "plain_client:solve"),
     ("openai", "plain_client:solve_in_a_stream"),
     ("agents", "openai_sdk:solve"),
@@ -20,14 +22,73 @@ ONE_SEQUENCE = [
     ("langchain", "langgraph_react:solve"),
     ("langchain", "langgraph_react:solve_in_a_stream"),
 ]
+LONG = [
+    ("ag2", "ag2_agent:solve"),
+    ("agno", "agno_agent:solve"),
+    ("agno", "agno_agent:solve_in_a_stream"),
+    ("google.adk", "adk_agent:solve"),
+    ("haystack", "haystack_agent:solve"),
+    ("litellm", "litellm_client:solve"),
+    ("llama_index", "llama_index_agent:solve"),
+    ("pydantic_ai", "pydantic_ai_agent:solve"),
+    ("pydantic_ai", "pydantic_ai_agent:solve_in_a_stream"),
+    ("strands", "strands_agent:solve"),
+]
+"""Seconds each, mostly for their imports."""
+ONE_SEQUENCE = [
+    *(pytest.param(*case, id=case[1]) for case in FIRST),
+    *(pytest.param(*case, id=case[1], marks=pytest.mark.long) for case in LONG),
+]
 
 
-@pytest.mark.parametrize(("package", "entry"), ONE_SEQUENCE, ids=[entry for _, entry in ONE_SEQUENCE])
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep LiteLLM from asking GitHub for prices while it is imported."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "true")
+
+
+@pytest.mark.parametrize(("package", "entry"), ONE_SEQUENCE)
 def test_calls_and_answer_are_one_sequence(qwen3: Chat, verifier: Verifier, package: str, entry: str) -> None:
     """The framework sends back what it got, so the second prompt begins with the tokens of the first turn."""
     pytest.importorskip(package, reason="make setup-agents")
     row = played(qwen3, verifier, "openai", [CALLS, ANSWER], {"entry": f"{FOLDER}.{entry}"})
-    check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"))
+    output = '{"result": "3"}' if package == "google.adk" else "3"
+    check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', output, "answered"))
+
+
+def fields(**values: str) -> str:
+    """Return what the policy says in DSPy's format."""
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in {**values, "completed": ""}.items())
+
+
+STEPS = [
+    fields(next_thought="I add.", next_tool_name="calculator", next_tool_args='{"expression": "1 + 2"}'),
+    fields(next_thought="It is 3.", next_tool_name="finish", next_tool_args="{}"),
+    fields(reasoning="1 + 2 is 3.", answer=ANSWER),
+]
+STRUCTURED: dict[str, tuple[str, list[str], int]] = {
+    "pydantic_ai_agent:solve_structured": ("pydantic_ai", [CALLS, call("final_result", answer=ANSWER)], 1),
+    "instructor_client:solve": ("instructor", [call("Sum", answer=ANSWER)], 1),
+    "instructor_client:solve_with_json": ("instructor", [json.dumps({"answer": ANSWER})], 1),
+    "dspy_react:solve": ("dspy", STEPS, 3),
+}
+"""The package, what the policy says, and the number of sequences."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("entry", "case"), STRUCTURED.items(), ids=STRUCTURED)
+def test_an_answer_in_a_form_of_the_framework(
+    qwen3: Chat, verifier: Verifier, entry: str, case: tuple[str, list[str], int]
+) -> None:
+    """In a call, in JSON or in fields of a text: the completion that has it is graded."""
+    package, says, sequences = case
+    pytest.importorskip(package, reason="make setup-agents")
+    arguments = {"entry": f"{FOLDER}.{entry}", "response_format": "ignore"}
+    row = played(qwen3, verifier, "openai", says, arguments)
+    assert (row.status, row.reason) == ("completed", "")
+    assert [turn.verdict for turn in row.turns] == [""] * (len(says) - 1) + ["correct"]
+    assert row.answers == [None] * (len(says) - 1) + [ANSWER]
+    assert len(row.sequence_starts) == sequences
 
 
 @pytest.mark.parametrize(
@@ -41,6 +102,23 @@ def test_a_policy_that_only_calls_does_not_escape(
     arguments = {"entry": f"{FOLDER}.{file}:solve", "arguments": {"most": most}}
     row = played(qwen3, verifier, "openai", [CALLS] * 9, arguments)
     assert (row.status, row.fault, len(row.turns)) == ("failed", "policy", 2)
+
+
+@pytest.mark.long
+def test_the_errors_that_are_the_policys_exist(qwen3: Chat, verifier: Verifier) -> None:
+    """Where a framework renames one, a policy could leave an episode in which it will be wrong out of training."""
+    raising = ["agents", "dspy", "google.adk.agents", "instructor", "langgraph.errors", "pydantic_ai", "smolagents"]
+    for module in [*raising, "strands"]:
+        pytest.importorskip(module, reason="make setup-agents")
+    kinds, found = [Exception], set()
+    while kinds:
+        kind = kinds.pop()
+        found.add((kind.__module__.partition(".")[0], kind.__name__))
+        kinds += kind.__subclasses__()
+    assert found >= faults._FRAMEWORKS
+    says = ["I do not know."] * 9
+    row = played(qwen3, verifier, "openai", says, {"entry": f"{FOLDER}.dspy_react:solve", "response_format": "ignore"})
+    assert (row.status, row.fault) == ("failed", "policy")
 
 
 def check_answered(row: Trajectory, made: Call) -> None:
