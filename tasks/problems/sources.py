@@ -67,8 +67,8 @@ def load_problems(
         problem = to_problem(row, number)
         if not problem.solutions and use_of_solutions(problem.source) in refused:
             raise RowError(
-                "it has no solutions, and its scorer reads them: name their column (fields.solutions) or another "
-                "score.type"
+                "it has no solutions, and its scorer reads them: name their column (fields.solutions); for problems "
+                "without any set another score.type, such as environment"
             )
         return problem
 

@@ -182,7 +182,7 @@ class WholeProblem:
     """
 
     def __init__(self, environment: Environment, shown: str, whole: str) -> None:
-        vars(self).update(_environment=environment, _shown=shown, _whole=whole)
+        vars(self).update(_environment=environment, _shown=shown, _whole=whole)  # not by `__setattr__`
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """See `Environment.reset`."""
@@ -190,7 +190,8 @@ class WholeProblem:
         if isinstance(given, Problem):
             problem = replace(given, metadata=self._whole) if given.metadata == self._shown else given
             options = {"metadata": json.loads(problem.metadata), **(options or {}), "problem": problem}
-        return await self._environment.reset(seed=seed, options=options)
+        environment: Environment = self._environment
+        return await environment.reset(seed=seed, options=options)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Environment]:  # type: ignore[override]

@@ -139,7 +139,8 @@ def test_placeholders_are_no_solutions(tmp_path: Path) -> None:
 
 def test_only_scorers_that_need_solutions_refuse_problems_without(tmp_path: Path) -> None:
     """A game has none: no column, null or an empty list. A scorer decides by the source of problems."""
-    rows = [{"q": "1?", "kind": kind, "a": a} for kind, a in [("sum", "1"), ("maze", None), ("sum", []), ("own", None)]]
+    golds: list[tuple[str, Any]] = [("sum", "1"), ("maze", None), ("sum", []), ("own", None)]
+    rows = [{"q": "1?", "kind": kind, "a": gold} for kind, gold in golds]
     path, fields = write_lines(tmp_path / "rows.jsonl", rows), {"prompt": "q", "source": "kind"}
     own = "tests.support.own_scorers:rewards"
 
