@@ -97,7 +97,7 @@ def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
     calls = [call["status"] for call in row.get("calls", ())]
     graded = [scores_by_turn[turn] for turn in sorted(scores_by_turn) if scores_by_turn[turn]["verdict"] != "none"]
     success = [score["success"] for score in graded]
-    rewards: list[float] = [score.get("reward", score["success"]) for score in graded]
+    rewards: list[float] = [score["reward" if "reward" in score else "success"] for score in graded]
     return Outcome(
         problem_id=row["problem_id"],
         sample=row["sample"],

@@ -138,7 +138,7 @@ def reward_rows(numbers: dict[str, Any]) -> list[Row]:
         earned = {"return of an episode": scores.get("return_mean"), "reward of a turn": scores.get("reward")} | parts
         means.append({name: value for name, value in earned.items() if value is not None})  # older programs: None
     names = dict.fromkeys(name for each in means for name in each)
-    return [{"mean": name} | _over_iterations([each.get(name) for each in means]) for name in names]
+    return [{"earned": name} | _over_iterations([each.get(name) for each in means]) for name in names]
 
 
 def _over_iterations(values: Sequence[float | None]) -> Row:
