@@ -51,12 +51,6 @@ _HISTOGRAMS = (
         """select coalesce(scored_reward, reward) as given from turns where answer is not null and exists (
             select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1))""",
     ),
-    (
-        "Return of an episode",
-        "sum of its rewards, if not all are 0 or 1",
-        """select earned from episodes where earned is not null and exists (
-            select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1))""",
-    ),
     ("Staleness of an episode's oldest token", "versions", "select behind from staleness"),
 )
 """Title, unit, and a query of the values."""

@@ -1,9 +1,8 @@
 """Outcomes of stored episodes: join trajectories with their scores, summarise them, and compare two policies."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -150,7 +149,7 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),
-        "answer_tokens": _mean(greedy, lambda each: each.tokens),
+        "answer_tokens": _mean((each.problem_id, each.tokens) for each in greedy),
         "failed_verdicts": _share(failed_verdicts),
         "called": _share([each.calls > 0 for each in greedy]),
         "calls_failed": _share(failed_calls),
@@ -162,23 +161,27 @@ def _share(observed: Sequence[float]) -> dict[str, float] | None:
     return proportion(observed)._asdict() if observed else None
 
 
-def _mean(outcomes: Sequence[Outcome], values_of: Callable[[Outcome], Sequence[float]]) -> dict[str, float] | None:
-    """Compute the mean over all values. The bootstrap resamples whole problems, weighted by their numbers of values."""
-    problems = [[value for outcome in group for value in values_of(outcome)] for group in by_problem(outcomes).values()]
-    played = [values for values in problems if values]
+def _mean(observed: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float] | None:
+    """Compute the mean over all values, given as pairs of a problem's id and values.
+
+    The bootstrap resamples whole problems, weighted by their numbers of values.
+    """
+    problems: dict[str, list[float]] = defaultdict(list)
+    for problem, values in observed:
+        problems[problem] += values
+    played = [values for _, values in sorted(problems.items()) if values]
     return mean([fmean(values) for values in played], [len(values) for values in played])._asdict() if played else None
 
 
 def _rewards(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float] | None]:
     if not any(each.rewards or each.parts for each in outcomes):
         return {}
-    names = sorted({name for each in outcomes for name, _ in each.parts})
-    parts = {f"part {name}": _mean(outcomes, partial(_values_of_part, name)) for name in names}
-    return {"return": _mean(outcomes, lambda each: [each.total] if each.success else []), **parts}
-
-
-def _values_of_part(name: str, outcome: Outcome) -> list[float]:
-    return [value for part, value in outcome.parts if part == name]
+    rewards = {"return": _mean((each.problem_id, [each.total]) for each in outcomes if each.success)}
+    for part in sorted({name for each in outcomes for name, _ in each.parts}):
+        rewards[f"part {part}"] = _mean(
+            (each.problem_id, [v for name, v in each.parts if name == part]) for each in outcomes
+        )
+    return rewards
 
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:

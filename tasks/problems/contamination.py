@@ -71,9 +71,7 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
     """
     indexes = {name: _index(problems) for name, problems in evaluation.items()}
     read = [(problem, tokens(problem.prompt)) for problem in train]
-    shared = {whole for prompts, _ in indexes.values() for whole in prompts}
-    alike = _by_prompt((problem, whole) for problem, words in read if (whole := " ".join(words)) in shared)
-    sets = [alike, *(prompts for prompts, _ in indexes.values())]
+    sets = [_by_prompt(read), *(prompts for prompts, _ in indexes.values())]
     rules = {whole for each in sets for whole, games in each.items() if len(games) > BOILERPLATE}
     overlaps = []
     for problem, words in read:
@@ -127,11 +125,11 @@ def _apart_from_prompt(problem: Problem) -> str:
     return key(replace(problem, prompt=""))
 
 
-def _by_prompt(problems: Iterable[tuple[Problem, str]]) -> _ByPrompt:
-    """Group problems, each with its whole prompt as tokens."""
+def _by_prompt(read: Iterable[tuple[Problem, list[str]]]) -> _ByPrompt:
+    """Group problems by their prompts, of which each has the tokens beside it."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for problem, whole in problems:
-        found[whole].setdefault(_apart_from_prompt(problem), problem.problem_id)
+    for problem, words in read:
+        found[" ".join(words)].setdefault(_apart_from_prompt(problem), problem.problem_id)
     return found
 
 
@@ -143,8 +141,7 @@ def _index(problems: Sequence[Problem]) -> tuple[_ByPrompt, dict[str, str]]:
         for gram in set(_grams(words)):
             holders[gram] += 1
             passages.setdefault(gram, problem.problem_id)
-    prompts = _by_prompt((problem, " ".join(words)) for problem, words in read)
-    return prompts, {gram: first for gram, first in passages.items() if holders[gram] <= BOILERPLATE}
+    return _by_prompt(read), {gram: first for gram, first in passages.items() if holders[gram] <= BOILERPLATE}
 
 
 def _grams(words: Sequence[str]) -> Iterator[str]:

@@ -174,9 +174,9 @@ def private_metadata(settings: ScoreSettings) -> Set[str]:
 def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
     """Return what the scorer of a source of problems does with solutions. One's own function may read them."""
     name = settings.by_source.get(source, settings.by_source["default"])
-    if ":" in name or "solutions" not in SCORERS.find(name).columns:
-        return "may read" if ":" in name else "ignores"
-    return "needs"
+    if ":" in name:
+        return "may read"
+    return "needs" if "solutions" in getattr(SCORERS.find(name), "columns", ()) else "ignores"
 
 
 def identity(settings: ScoreSettings) -> dict[str, Any]:
