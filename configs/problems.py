@@ -49,9 +49,10 @@ class RowSource(Knobs):
     preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: Fields = {}
-    """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
+    """Your own mapping: the column of the prompt and, if you like, of the solution(s), the id and the source. The
     problem keeps those of `metadata`, a list, which agent, environment and scorer see. `reward_model.ground_truth` is a
-    column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
+    column inside of another. A prompt may be messages; a row may lack columns of `metadata`. Problems that nothing
+    compares with solutions, such as games, need none."""
     count: PositiveInt | None = None
     """Take only so many rows, the first ones; empty: all."""
 
@@ -60,9 +61,9 @@ class RowSource(Knobs):
         fields = self.fields
         if bool(self.preset) == bool(fields):
             presets = "gsm8k, math, areal, verifiers, verl"
-            raise ValueError(f"give either preset ({presets}) or fields (prompt and solutions), not both")
-        if fields and not {"prompt", "solutions"} <= fields.keys():
-            raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
+            raise ValueError(f"give either preset ({presets}) or fields (prompt, solutions …), not both")
+        if fields and "prompt" not in fields:
+            raise ValueError(f"fields={fields} must name the column of prompt and, unless they have none, of solutions")
         for name, columns in fields.items():
             if isinstance(columns, list) and name != "metadata":
                 raise ValueError(f"fields.{name}={columns}: only metadata has a list of columns; name one")

@@ -55,7 +55,7 @@ class Problem:
 
     problem_id: str
     prompt: str
-    solutions: list[str]  # 1 or more gold answers, LaTeX or plain; any of them counts. Code problems may have none
+    solutions: list[str]  # gold answers, LaTeX or plain; any of them counts. Games and code problems may have none
     source: str = ""
     metadata: str = "{}"  # JSON object: level, subject, …
 
@@ -179,7 +179,7 @@ class ProblemHistory:
     run="demo", iteration=3, policy_version=3, episodes=8, first_turn=2, any_turn=5)
     """
 
-    problem_key: str  # hash of prompt and solutions; ids may be row numbers, which a new file gives to other problems
+    problem_key: str  # `tasks.problems.problem_set.key`; ids may be row numbers, which a new file gives to others
     problem_id: str
     prompt: str
     solutions: list[str]
@@ -236,7 +236,7 @@ class Exclusion:
     run: str  # or empty
     iteration: int  # or -1
     problem_id: str
-    problem_key: str  # hash of prompt and solutions
+    problem_key: str  # `tasks.problems.problem_set.key`
     whole_problem: bool  # also exclude the problem from being drawn, and all its other trajectories from training
     reason: str
 

@@ -71,7 +71,7 @@ class SetNumbers:
     staleness: float | None  # mean over sampled tokens, in policy versions
     logprob: float | None  # mean behaviour logprob of a sampled token
     drift: float | None = None  # mean distance to the recomputed logprobs; None if they were not recomputed
-    rewards: dict[str, float] = field(default_factory=dict)  # means of the reward and its parts, if not successes alone
+    rewards: dict[str, float] = field(default_factory=dict)  # means: return, reward, parts; if not successes alone
     calls: dict[str, dict[str, int]] = field(default_factory=dict)  # number by tool and status
     with_calls: float | None = None  # share of episodes that call a tool; None if none does in the whole audit
     branched: float | None = None  # share of episodes with branches; None if none has any in the whole audit

@@ -61,15 +61,19 @@ create table turns as
 -- One row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id, sample,
 -- status, reason, turns, sampled (tokens), policy_version, calls (number), branches (number of turns that follow the
 -- same turn as an earlier one, or begin another conversation); first and best: success of the first and of the best
--- graded turn, null without scores.
+-- graded turn, null without scores; earned: its return, which is the sum of the rewards of its graded turns (from the
+-- score, or from the environment without one), null without any.
 create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
         len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
         t.policy_version, coalesce(len(t.calls), 0)::integer as calls,
-        coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best
+        coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best, g.earned
     from trajectories t
-    left join (select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row) g
-    using (row);
+    left join (
+        select row, max(success) filter (answer = 0) as first, max(success) as best,
+            sum(coalesce(scored_reward, reward)) filter (answer is not null) as earned
+        from turns group by row
+    ) g using (row);
 
 -- One row for each graded turn that comes after another one in its conversation: row, data_set, trajectory_id, turn,
 -- success, before (the graded turn before it), was (the success of that). The query climbs from each graded turn up its
@@ -235,9 +239,10 @@ create temp view set_numbers as
         ) group by data_set
     ), reward_numbers as (
         select data_set, map_from_entries(list((name, mean) order by name desc)) as rewards from (
-            select data_set, 'reward' as name, avg(coalesce(scored_reward, reward)) as mean
-            from turns where answer is not null
-            group by data_set having bool_or(scored_reward <> success) or bool_or(cardinality(parts) > 0)
+            select data_set, unnest(['return', 'reward']) as name, unnest([earned, reward]) as mean from (
+                select data_set, avg(coalesce(scored_reward, reward)) as reward from turns where answer is not null
+                group by data_set having bool_or(scored_reward <> success) or bool_or(cardinality(parts) > 0)
+            ) join (select data_set, avg(earned) as earned from episodes group by data_set) using (data_set)
             union all
             select data_set, 'part ' || part.key, avg(part.value) from (
                 select data_set, unnest(map_entries(parts)) as part from turns

@@ -33,6 +33,7 @@ class Environment(Protocol):
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin with `options["problem"]` (a `storage.records.Problem`); return (observation, info).
 
+        `options["metadata"]` has the problem's metadata as a dictionary; `problem.metadata` is the same as JSON.
         An environment grades, so it gets the whole problem, with the metadata that scorers call private: what it
         observes, and `info`, must not tell them.
         """

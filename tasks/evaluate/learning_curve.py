@@ -87,11 +87,14 @@ def summary(curve: LearningCurve) -> dict[str, Any]:
             {"policy_version": each.policy_version} | summarise(each.outcomes) for each in curve.evaluations
         ],
         "stages": _stages(curve.iterations),
-        "training": [{"iteration": each.number} | each.rollout | each.train for each in curve.iterations],
+        "training": [
+            {"iteration": each.number, "scores": each.score} | each.rollout | each.train for each in curve.iterations
+        ],
     }
     if len(curve.evaluations) > 1:  # the paired differences between the last and the first, on the same problems
         comparison = compare(curve.evaluations[0].outcomes, curve.evaluations[-1].outcomes)
-        result["improvement"] = {key: comparison[key]["difference"] for key in ("first_turn", "any_turn")}
+        measures = [key for key in ("first_turn", "any_turn", "return") if comparison[key]]
+        result["improvement"] = {key: comparison[key]["difference"] for key in measures}
     return result
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from tasks.evaluate.statistics import (
 _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns without their texts
 COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status"]
 """The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls."""
-_SCORE = ["trajectory_id", "turn", "verdict", "success"]
+_SCORE = ["trajectory_id", "turn", "verdict", "success", "reward", "parts"]  # before schema 4 without the last two
 
 TurnScores = dict[int, dict[str, Any]]
 """The scores of one trajectory by turn."""
@@ -44,6 +44,8 @@ class Outcome:
     failed_verdicts: int  # graded turns whose verdict is a timeout or an error
     calls: int = 0  # calls of tools
     failed_calls: int = 0  # calls that failed or could not be read
+    rewards: list[float] = field(default_factory=list)  # of each graded turn; empty if they are the successes
+    parts: list[tuple[str, float]] = field(default_factory=list)  # of the rewards: names and values
 
     @property
     def first(self) -> float:
@@ -54,6 +56,11 @@ class Outcome:
     def any(self) -> float:
         """The best success of all turns."""
         return max(self.success, default=0.0)
+
+    @property
+    def total(self) -> float:
+        """The return of the episode: the sum of the rewards that the scorer gave, without discount."""
+        return sum(self.rewards or self.success)
 
 
 def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
@@ -88,15 +95,19 @@ def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]
 def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
     calls = [call["status"] for call in row.get("calls", ())]
     graded = [scores_by_turn[turn] for turn in sorted(scores_by_turn) if scores_by_turn[turn]["verdict"] != "none"]
+    success = [score["success"] for score in graded]
+    rewards: list[float] = [score["reward" if "reward" in score else "success"] for score in graded]
     return Outcome(
         problem_id=row["problem_id"],
         sample=row["sample"],
         status=row["status"],
-        success=[score["success"] for score in graded],
+        success=success,
         tokens=[turn["end"] - turn["start"] for turn in row["turns"]],
         failed_verdicts=sum(score["verdict"] in ("timeout", "error") for score in graded),
         calls=len(calls),
         failed_calls=sum(status in ("failed", "unparsable") for status in calls),
+        rewards=[] if rewards == success else rewards,
+        parts=[part for score in graded for part in dict(score.get("parts") or ()).items()],
     )
 
 
@@ -115,8 +126,10 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
     it. `fix_rate`: among the wrong turns that another turn follows, the share with a right next turn. `break_rate`:
     among the right turns that another turn follows, the share with a wrong next turn. `truncated`: share of episodes.
     `answer_tokens`: tokens of a turn. `failed_verdicts`: share of turns. `called`: share of episodes with a call of a
-    tool. `calls_failed`: share of calls that failed or could not be read. Shares have Wilson's interval, which treats
-    the turns of one episode as independent; tokens have a bootstrap interval. A number without observations is None.
+    tool. `calls_failed`: share of calls that failed or could not be read. `rewards`: mean `return` of an episode with a
+    graded turn, and means of the named parts of rewards; empty if all rewards are successes. Shares have Wilson's
+    interval, which treats the turns of one episode as independent; tokens and rewards have a bootstrap interval. A
+    number without observations is None.
 
     Raises:
         ValueError: there is no greedy episode.
@@ -136,10 +149,11 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),
-        "answer_tokens": _answer_tokens(greedy),
+        "answer_tokens": _mean((each.problem_id, each.tokens) for each in greedy),
         "failed_verdicts": _share(failed_verdicts),
         "called": _share([each.calls > 0 for each in greedy]),
         "calls_failed": _share(failed_calls),
+        "rewards": _rewards(greedy),
     }
 
 
@@ -147,11 +161,27 @@ def _share(observed: Sequence[float]) -> dict[str, float] | None:
     return proportion(observed)._asdict() if observed else None
 
 
-def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
-    """Compute the mean over all turns. The bootstrap resamples whole problems, weighted by their numbers of turns."""
-    problems = [[count for outcome in group for count in outcome.tokens] for group in by_problem(outcomes).values()]
-    played = [counts for counts in problems if counts]
-    return mean([fmean(counts) for counts in played], [len(counts) for counts in played])._asdict() if played else None
+def _mean(observed: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float] | None:
+    """Compute the mean over all values, given as pairs of a problem's id and values.
+
+    The bootstrap resamples whole problems, weighted by their numbers of values.
+    """
+    problems: dict[str, list[float]] = defaultdict(list)
+    for problem, values in observed:
+        problems[problem] += values
+    played = [values for _, values in sorted(problems.items()) if values]
+    return mean([fmean(values) for values in played], [len(values) for values in played])._asdict() if played else None
+
+
+def _rewards(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float] | None]:
+    if not any(each.rewards or each.parts for each in outcomes):
+        return {}
+    rewards = {"return": _mean((each.problem_id, [each.total]) for each in outcomes if each.success)}
+    for part in sorted({name for each in outcomes for name, _ in each.parts}):
+        rewards[f"part {part}"] = _mean(
+            (each.problem_id, [v for name, v in each.parts if name == part]) for each in outcomes
+        )
+    return rewards
 
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -183,6 +213,7 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
     if few problems differ. If problems have several outcomes, a problem's accuracy is their mean, p comes from
     `sign_flip`, `adjusted_interval` replaces the score interval, and the counts are None.
     `answer_tokens`: mean number of sampled tokens of a turn, None without turns. `truncated`: share of episodes.
+    `return`: mean over problems before and after, and their difference; None if all rewards are successes.
 
     Raises:
         ValueError: there are no outcomes, or before and after have different problems.
@@ -201,7 +232,18 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
         "any_turn": _accuracy(old, new, "any"),
         "answer_tokens": {"before": old_tokens, "after": new_tokens, "ratio": ratio},
         "truncated": {"before": truncated[0], "after": truncated[1]},
+        "return": _returns(old, new) if any(each.rewards for each in (*before, *after)) else None,
     }
+
+
+def _returns(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]]) -> dict[str, Any] | None:
+    """Compare the mean returns of problems with graded turns before and after; return None if there is none."""
+    totals = [[[each.total for each in groups[name] if each.success] for name in old] for groups in (old, new)]
+    pairs = [(fmean(earlier), fmean(later)) for earlier, later in zip(*totals, strict=True) if earlier and later]
+    if not pairs:
+        return None
+    before, after = zip(*pairs, strict=True)
+    return {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after)._asdict()}
 
 
 def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], measure: str) -> dict[str, Any]:

@@ -20,7 +20,8 @@ _WIDTH = 150
 def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn.
 
-    If tools were called, two more rows have the share of episodes with a call and the share of calls that failed.
+    If tools were called, two more rows have the share of episodes with a call and the share of calls that failed. If
+    rewards are more than successes, more rows have the mean return of an episode and the parts of rewards.
     """
     evaluations = numbers["evaluations"]
     if not evaluations:
@@ -32,6 +33,10 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     lines += [(f"turn {turn}, where reached", *cells, None) for turn, cells in turns]
     if before["calls_failed"] or after["calls_failed"]:  # None: there was no call
         lines += [(label, before[key], after[key], None) for label, key, _ in _CALLS]
+    lines += [
+        (name, *(each["rewards"].get(name) for each in (before, after)), improvement.get(name))
+        for name in before["rewards"] | after["rewards"]
+    ]
     return [
         {
             "held-out accuracy": label,
@@ -64,6 +69,7 @@ def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
         lines.append(("first turn, sampled", numbers["sampled"]["first_turn"], ".3f"))
     lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
     lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
+    lines += [(name, value, ".3f") for name, value in numbers.get("rewards", {}).items()]
     calls = _CALLS if numbers.get("calls_failed") else ()  # None: there was no call; older evaluations have no key
     lines += [(label, numbers[key], form) for label, key, form in (*_BEHAVIOUR, *calls)]
     return [
@@ -98,6 +104,8 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
         if accuracy["only_after"] is not None:  # one episode of a problem
             row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
         rows.append(row)
+    if earned := comparison.get("return"):  # older programs stored none
+        rows.append(_comparison_row("return", earned, ".3f", estimated(earned["difference"], "+")))
     rows.append(_comparison_row("truncated episodes", truncated, ".3f", cut))
     rows.append(_comparison_row("tokens of an answer", tokens, ".1f", longer))
     return rows
@@ -122,6 +130,26 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
     ]
 
 
+def reward_rows(numbers: dict[str, Any]) -> list[Row]:
+    """Make a table of what training episodes earned by their scores: returns, rewards of turns, parts of rewards."""
+    means = []
+    for scores in (training.get("scores", {}) for training in numbers["training"]):
+        parts = {f"part {name}": value for name, value in scores.get("parts", {}).items()}
+        earned = {"return of an episode": scores.get("return_mean"), "reward of a turn": scores.get("reward")} | parts
+        means.append({name: value for name, value in earned.items() if value is not None})  # older programs: None
+    names = dict.fromkeys(name for each in means for name in each)
+    return [{"earned": name} | _over_iterations([each.get(name) for each in means]) for name in names]
+
+
+def _over_iterations(values: Sequence[float | None]) -> Row:
+    """Return the cells of a value of each iteration, one of which is known at least."""
+    known = {iteration: value for iteration, value in enumerate(values) if value is not None}
+    highest = max(known, key=known.__getitem__)
+    series = [*known.values()]
+    cells = {"first": series[0], "last": series[-1], "mean": fmean(series), "highest": known[highest]}
+    return {name: f"{value:.3f}" for name, value in cells.items()} | {"in iteration": str(highest)}
+
+
 def fault_rows(numbers: dict[str, Any]) -> list[Row]:
     """Make a table of the shares of training episodes that ended without a verdict, by whose fault; none without any.
 
@@ -131,10 +159,7 @@ def fault_rows(numbers: dict[str, Any]) -> list[Row]:
     for fault in ("policy", "set-up"):
         shares = [training.get("faults", {}).get(fault, 0.0) for training in numbers["training"]]
         if any(shares):
-            highest = max(range(len(shares)), key=shares.__getitem__)
-            cells = {"first": shares[0], "last": shares[-1], "mean": fmean(shares), "highest": shares[highest]}
-            named = {name: f"{share:.3f}" for name, share in cells.items()}
-            rows.append({"without a verdict, fault of": fault, **named, "in iteration": str(highest)})
+            rows.append({"without a verdict, fault of": fault} | _over_iterations(shares))
     return rows
 
 

@@ -14,6 +14,7 @@ from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
+from tasks.evaluate.summary import estimated
 from tasks.inference.api import GenerationConfig
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
@@ -110,10 +111,10 @@ def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, prot
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
         draft.commit(_unfenced(workspace), [version], metrics | played | numbers)
     if protocol.mode == "greedy":
-        first, any_turn = numbers["first_turn"], numbers["any_turn"]
+        estimates = {"first turn": numbers["first_turn"], "any turn": numbers["any_turn"]} | numbers["rewards"]
         get_run_logger().info(
-            "%s on %d problems of %s: first turn %.3f [%.3f, %.3f], any turn %.3f [%.3f, %.3f]",
-            version.policy, numbers["episodes"], protocol.set_name, *first.values(), *any_turn.values(),
+            "%s on %d problems of %s: %s", version.policy, numbers["episodes"], protocol.set_name,
+            ", ".join(f"{name} {estimated(estimate)}" for name, estimate in estimates.items() if estimate),
         )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def solutions(row: Row, column: str) -> list[str]:
     r"""Return the gold answers in a column: one, or a list of several of which any counts.
 
     A text that is JSON of a list of texts is such a list, too: no answer is written like that. All other text is one
-    answer, whatever is in it. Placeholders are left out.
+    answer, whatever is in it. Placeholders are left out. Null and an empty list are no answers.
 
     >>> solutions({"gold": ["3", 5.0]}, "gold"), solutions({"gold": '["3", "5"]'}, "gold")
     (['3', '5'], ['3', '5'])
@@ -56,8 +56,8 @@ def solutions(row: Row, column: str) -> list[str]:
         NotNeededError: there is no answer but placeholders.
     """
     value = present(row, column)
-    if value == []:
-        raise RowError(f"column {column!r} is an empty list")
+    if value is None or value == []:
+        return []
     items = [value]
     if isinstance(value, list):
         items = value

@@ -1,10 +1,11 @@
 """Training problems that are also in an evaluation set, which a policy could answer from memory; and repeats."""
 
+import json
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from textwrap import shorten
@@ -12,6 +13,7 @@ from typing import Literal
 
 from storage.errors import first_few
 from storage.records import Problem
+from tasks.problems.problem_set import SEED, key, setting
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
 _shown = partial(shorten, width=120, placeholder=" …")  # a text in a message
@@ -38,7 +40,8 @@ _TOKEN = re.compile(
 
 
 BOILERPLATE = 10
-"""A 13-gram in more problems of a set than this is a shared instruction, and does not count as an overlap."""
+"""A 13-gram in more problems of a set than this is a shared instruction, and does not count as an overlap. A prompt of
+more different problems of a set, such as the rules of a game, counts only if solutions and settings are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +61,27 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
     Each problem is reported once per set, in the order of `train`; the same prompt takes precedence over a 13-gram.
     Prompts are compared by their `tokens`; a prompt of fewer than 13 tokens can only match as a whole. GPT-3's
     decontamination uses 13-grams of words (Brown et al., 2020, arXiv 2005.14165, appendix C); here symbols count, too.
-    A 13-gram in more than 10 problems of the set does not count, such as an instruction to box the answer.
+    A 13-gram in more than 10 problems of the set does not count, such as an instruction to box the answer. Problems
+    with one prompt are compared by solutions and setting, too, if it is that of more than 10 of a set, or if they have
+    a seed and no solutions: such prompts are the rules of a game, and the metadata tell which game it is.
 
     Args:
         train: the training problems.
         evaluation: the evaluation sets by name.
     """
     indexes = {name: _index(problems) for name, problems in evaluation.items()}
+    read = [(problem, tokens(problem.prompt)) for problem in train]
+    sets = [_by_prompt(read), *(prompts for prompts, _ in indexes.values())]
+    rules = {whole for each in sets for whole, games in each.items() if len(games) > BOILERPLATE}
     overlaps = []
-    for problem in train:
-        words = tokens(problem.prompt)
+    for problem, words in read:
         whole, grams = " ".join(words), list(_grams(words))
         for name, (prompts, passages) in indexes.items():
-            if whole in prompts:
-                overlaps.append(Overlap(problem.problem_id, name, prompts[whole], "exact", _shown(problem.prompt)))
+            if games := prompts.get(whole):
+                is_game = whole in rules or (not problem.solutions and SEED in json.loads(problem.metadata))
+                other = games.get(_apart_from_prompt(problem)) if is_game else next(iter(games.values()))
+                if other is not None:
+                    overlaps.append(Overlap(problem.problem_id, name, other, "exact", _shown(problem.prompt)))
             elif gram := next(filter(passages.__contains__, grams), None):
                 overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _shown(gram)))
     return overlaps
@@ -107,16 +117,31 @@ def tokens(prompt: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def _index(problems: Sequence[Problem]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the whole prompts of a set, and its 13-grams, each with the id of the first problem that contains it."""
-    prompts, passages, holders = dict[str, str](), dict[str, str](), Counter[str]()
-    for problem in problems:
-        words = tokens(problem.prompt)
-        prompts.setdefault(" ".join(words), problem.problem_id)
+_ByPrompt = Mapping[str, dict[str, str]]
+"""For each prompt, as its tokens, the first id of each of its problems, by solutions and setting."""
+
+
+def _apart_from_prompt(problem: Problem) -> str:
+    return key(replace(problem, prompt=""))
+
+
+def _by_prompt(read: Iterable[tuple[Problem, list[str]]]) -> _ByPrompt:
+    """Group problems by their prompts, of which each has the tokens beside it."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for problem, words in read:
+        found[" ".join(words)].setdefault(_apart_from_prompt(problem), problem.problem_id)
+    return found
+
+
+def _index(problems: Sequence[Problem]) -> tuple[_ByPrompt, dict[str, str]]:
+    """Return the problems of a set by whole prompt, and its 13-grams, each with the first problem that contains it."""
+    read = [(problem, tokens(problem.prompt)) for problem in problems]
+    passages, holders = dict[str, str](), Counter[str]()
+    for problem, words in read:
         for gram in set(_grams(words)):
             holders[gram] += 1
             passages.setdefault(gram, problem.problem_id)
-    return prompts, {gram: first for gram, first in passages.items() if holders[gram] <= BOILERPLATE}
+    return _by_prompt(read), {gram: first for gram, first in passages.items() if holders[gram] <= BOILERPLATE}
 
 
 def _grams(words: Sequence[str]) -> Iterator[str]:
@@ -129,15 +154,16 @@ def _grams(words: Sequence[str]) -> Iterator[str]:
 def find_repeats(problems: Sequence[Problem]) -> list[str]:
     """Find problems whose prompt an earlier one has, under another id or with other spaces; name each with that one.
 
-    Prompts are compared as in the search for contamination, by words, numbers and symbols.
+    Prompts are compared as in the search for contamination, by words, numbers and symbols. Other settings are others.
 
     >>> find_repeats([Problem("1", "1 + 2?", ["3"]), Problem("2", "1+2", ["3"]), Problem("3", "1+2?", ["4"])])
     ['2 as 1', '3 as 1 with other solutions']
     """
-    first: dict[str, Problem] = {}
+    first: dict[tuple[str, str], Problem] = {}
     repeats = []
     for problem in problems:
-        earlier = first.setdefault(" ".join(tokens(problem.prompt)) or problem.prompt, problem)
+        asked = " ".join(tokens(problem.prompt)) or problem.prompt, setting(problem)
+        earlier = first.setdefault(asked, problem)
         if earlier is not problem:
             other = "" if set(earlier.solutions) == set(problem.solutions) else " with other solutions"
             repeats.append(f"{problem.problem_id} as {earlier.problem_id}{other}")

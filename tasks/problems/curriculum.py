@@ -20,7 +20,7 @@ from storage.records import HISTORY_SCHEMA, CurriculumEntry, Problem, ProblemHis
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import trained_on
-from tasks.problems.problem_set import Row, key
+from tasks.problems.problem_set import Row, key, setting
 
 LEAST_EPISODES = 16
 """A problem with fewer episodes has no known success rate yet; it is drawn like a problem of the middle."""
@@ -34,13 +34,16 @@ Counts = tuple[int, int]
 
 _ROWS_PER_SHARD = 50_000
 _EPISODE = ["trajectory_id", "problem_id", "sample", "status", "fault"]  # files before schema 5 have no fault
-_TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "policy_version"]
+_TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "metadata", "policy_version"]
 _SCORE_COLUMNS = ["trajectory_id", "turn", "verdict", "success"]
 _OF_PROBLEM = ("problem_id", "prompt", "solutions", "run", "iteration", "policy_version")
 
 
 def plan_curriculum(
-    problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling
+    problems: Sequence[Problem],
+    history: Sequence[ProblemHistory],
+    settings: ProblemSampling,
+    keys: Sequence[str] = (),
 ) -> list[CurriculumEntry]:
     """Compute standing and weight of each problem, in their order.
 
@@ -53,6 +56,7 @@ def plan_curriculum(
         problems: the problems that the run may draw.
         history: the history of the runs before it, oldest first; problems are matched by content, not by id.
         settings: `problems.sampling`.
+        keys: of the problems, if they come from a history, which has no settings; empty: they are computed.
 
     Raises:
         ValueError: every problem would be left out.
@@ -63,8 +67,7 @@ def plan_curriculum(
         if episodes < LAST_EPISODES:
             counts[row.problem_key] = (episodes + row.episodes, solved + row.any_turn)
     entries = []
-    for problem in problems:
-        content = key(problem)
+    for problem, content in zip(problems, keys or map(key, problems), strict=True):
         episodes, solved = counts.get(content, (0, 0))
         rate = solved / episodes if episodes else 0.0
         standing, weight = _standing(episodes, rate, settings)
@@ -111,18 +114,17 @@ def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
 def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -> list[dict[str, str]]:
     """Make a table of the problems that were never solved, those with the most episodes first.
 
-    Their gold answers may be wrong. Prompts are on one line.
+    Their gold answers may be wrong. Prompts are on one line. `problems` are those of the rows, in their order.
     """
-    by_id = {problem.problem_id: problem for problem in problems}
-    unsolved = [row for row in rows if row.standing == "suspect"]
+    unsolved = [(row, problem) for row, problem in zip(rows, problems, strict=True) if row.standing == "suspect"]
     return [
         {
             "problem": row.problem_id,
-            "prompt": " ".join(by_id[row.problem_id].prompt.split()),
-            "gold answers": "; ".join(by_id[row.problem_id].solutions),
+            "prompt": " ".join(problem.prompt.split()),
+            "gold answers": "; ".join(problem.solutions),
             "episodes": str(row.episodes),
         }
-        for row in sorted(unsolved, key=lambda row: (-row.episodes, row.problem_id))
+        for row, problem in sorted(unsolved, key=lambda pair: (-pair[0].episodes, pair[0].problem_id))
     ]
 
 
@@ -146,11 +148,13 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
     played: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in trajectories:
         if row["status"] != "failed" or row.get("fault") == "policy":
+            problem = Problem("", row["prompt"], row["solutions"], metadata=row.get("metadata", "{}"))
+            row = {**row, "metadata": setting(problem) or "{}"}  # hidden tests of all episodes would fill the memory
             played[row["problem_id"], row["sample"]].append(row)
     counted: dict[str, ProblemHistory] = {}
     for episode in sorted(played):
         row, names = played[episode][0], [each["trajectory_id"] for each in played[episode]]
-        content = key(Problem(row["problem_id"], row["prompt"], row["solutions"]))
+        content = key(Problem(row["problem_id"], row["prompt"], row["solutions"], metadata=row["metadata"]))
         about = {name: row[name] for name in _OF_PROBLEM}
         found = counted.get(content) or ProblemHistory(content, **about, episodes=0, first_turn=0, any_turn=0)
         counted[content] = replace(

@@ -36,11 +36,12 @@ class Excluded:
     def has(self, row: Trajectory, data_set: str) -> bool:
         """Return whether `row` of the version `data_set` is excluded."""
         alone = (data_set, row.trajectory_id) in self.trajectories
-        return alone or self.has_problem(Problem(row.problem_id, row.prompt, row.solutions))
+        return alone or self.has_problem(Problem(row.problem_id, row.prompt, row.solutions, metadata=row.metadata))
 
     def has_problem(self, problem: Problem) -> bool:
-        """Return whether a problem is excluded as a whole."""
-        return bool(self.problems) and key(problem) in self.problems
+        """Return whether a problem is excluded as a whole; for older programs all settings were one problem."""
+        of_older_programs = dataclasses.replace(problem, metadata="{}")
+        return bool(self.problems) and not self.problems.isdisjoint([key(problem), key(of_older_programs)])
 
 
 def exclusions_version(rows: Iterable[Exclusion]) -> str:

@@ -15,7 +15,7 @@ from configs.problems import Fields
 from storage.records import Problem
 from tasks.problems.columns import as_json, as_text, golds, has, present, solutions, text
 from tasks.problems.messages import read_prompt
-from tasks.problems.problem_set import Row, RowError
+from tasks.problems.problem_set import HIDDEN_TESTS, Row, RowError
 
 
 def gsm8k(row: Row, number: str) -> Problem:
@@ -59,10 +59,10 @@ def areal(row: Row, number: str) -> Problem:
     if not isinstance(row.get("solutions"), list) and not (task == "code" and row.get("solutions") is None):
         raise RowError(f"column 'solutions' is not a list: {reprlib.repr(row.get('solutions'))}")
     name, prompt = text(row, "query_id"), text(row, "prompt")
+    known = solutions(row, "solutions") if has(row, "solutions") else []
     if task == "math":
-        return Problem(name, prompt, solutions(row, "solutions"), source="areal")
-    known = solutions(row, "solutions") if row.get("solutions") else []
-    return Problem(name, prompt, known, "code", json.dumps({"input_output": _hidden_tests(row)}))
+        return Problem(name, prompt, known, source="areal")
+    return Problem(name, prompt, known, "code", json.dumps({HIDDEN_TESTS: _hidden_tests(row)}))
 
 
 def _hidden_tests(row: Row) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def verl(row: Row, number: str) -> Problem:
     return Problem(
         problem_id=text(row, name) if has(row, name) and present(row, name) is not None else number,
         prompt=prompt,
-        solutions=solutions(row, "reward_model.ground_truth"),
+        solutions=solutions(row, "reward_model.ground_truth") if has(row, "reward_model.ground_truth") else [],
         source=text(row, "data_source"),
         metadata=as_json(ability | messages),
     )
@@ -141,7 +141,7 @@ COLUMNS: dict[str, Sequence[str]] = {
 def from_fields(fields: Fields, found: Counter[str]) -> Callable[[Row, str], Problem]:
     """Make a conversion from the user's columns.
 
-    They are those of `prompt` (a text or messages), `solutions` (one or a list) and, optionally, `id`, `source` and
+    They are those of `prompt` (a text or messages) and, optionally, `solutions` (one or a list), `id`, `source` and
     `metadata` (any number). A row need not have those of `metadata`.
 
     Args:
@@ -159,7 +159,7 @@ def from_fields(fields: Fields, found: Counter[str]) -> Callable[[Row, str], Pro
         return Problem(
             problem_id=problem_id,
             prompt=prompt,
-            solutions=solutions(row, columns["solutions"]),
+            solutions=solutions(row, columns["solutions"]) if "solutions" in columns else [],
             source=text(row, columns["source"]) if "source" in columns else "",
             metadata=as_json(metadata | messages),
         )

@@ -1,6 +1,6 @@
 """A checked problem set, its dropped rows and its fingerprint; new problems, joined sets, and old problems to replay.
 
-Two problems are the same if their prompts and solutions are the same (`key`). Their ids do not count.
+Two problems are the same if their prompts, solutions and settings are the same (`key`). Their ids do not count.
 """
 
 import dataclasses
@@ -145,13 +145,43 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     return digest.hexdigest()[:16]
 
 
-def key(problem: Problem) -> str:
-    """Compute 32 hexadecimal digits that identify prompt and solutions, in any order of the solutions.
+SEED = "seed"
+"""The key of metadata with the seed of a game."""
+HIDDEN_TESTS = "input_output"
+"""The key of metadata with the tests of a code problem. They are a kind of solutions, and not what the problem asks."""
 
-    They are the start of the sha256 of canonical JSON. Id, source and metadata do not count.
+
+def setting(problem: Problem) -> str:
+    """Return the metadata that make it another problem than others with its prompt, as canonical JSON; empty if none.
+
+    A problem without solutions is often a game: its prompt tells the rules, its metadata which game it is. If there are
+    solutions, only a seed counts.
+
+    >>> setting(Problem("1", "Find the exit.", [], metadata='{"seed": 3, "size": 5}'))
+    '{"seed":3,"size":5}'
+    >>> setting(Problem("2", "1 + 1?", ["2"], metadata='{"level": 1}'))
+    ''
     """
-    content = json.dumps([problem.prompt, sorted(set(problem.solutions))], separators=(",", ":"))
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
+    metadata = json.loads(problem.metadata)
+    counted = {SEED} if problem.solutions else metadata.keys() - {HIDDEN_TESTS}
+    told = {name: value for name, value in metadata.items() if name in counted}
+    return json.dumps(told, sort_keys=True, separators=(",", ":")) if told else ""
+
+
+SETTING_SQL = f"""case
+    when len(solutions) > 0 and not coalesce(contains(metadata, '"{SEED}"'), false) then '{{}}'
+    when contains(metadata, '"{HIDDEN_TESTS}"') then json_merge_patch(metadata, '{{"{HIDDEN_TESTS}": null}}')::varchar
+    else coalesce(metadata, '{{}}') end"""
+"""SQL on a row of problems or trajectories: metadata with the same setting, without hidden tests, which are long."""
+
+
+def key(problem: Problem) -> str:
+    """Compute 32 hexadecimal digits that identify prompt, solutions in any order, and setting.
+
+    They are the start of the sha256 of canonical JSON. Id, source and other metadata do not count.
+    """
+    content = [problem.prompt, sorted(set(problem.solutions)), *filter(None, [setting(problem)])]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[Problem]:
@@ -210,6 +240,6 @@ def replayed(problems: Sequence[Problem], fraction: float, old: Sequence[Problem
 
 
 def not_superseded(old: Iterable[Problem], new: Iterable[Problem]) -> list[Problem]:
-    """List the problems of `old` whose prompts are not in `new`: a prompt that comes again has corrected solutions."""
-    prompts = {problem.prompt for problem in new}
-    return [problem for problem in old if problem.prompt not in prompts]
+    """List the problems of `old` that `new` does not ask again: what is asked again has corrected solutions."""
+    asked = {(problem.prompt, setting(problem)) for problem in new}
+    return [problem for problem in old if (problem.prompt, setting(problem)) not in asked]

@@ -7,11 +7,11 @@ length of a line and the size of a row are limited.
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import fsspec
 import pyarrow as pa
@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource
 from configs.safety import open_regular
+from storage.records import Problem
 from tasks.problems import arithmetic
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
@@ -32,12 +33,23 @@ _CHUNK = 2**20
 _ROWS = 64
 """Rows of a Parquet file in memory at once."""
 
+UseOfSolutions = Literal["needs", "may read", "ignores"]
+"""What a scorer does with the solutions of problems."""
 
-def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
+
+def load_problems(
+    source: Source, max_bad_share: float, use_of_solutions: Callable[[str], UseOfSolutions] = lambda source: "may read"
+) -> ProblemSet:
     """Load the problems of `source`, in its order. Its `count` limits the rows read from all files, including bad rows.
 
     >>> load_problems(ArithmeticSource(kind="arithmetic", count=1), 0.0).problems[0].prompt
     'What is 11 + 19?'
+
+    Args:
+        source: the section of the configuration.
+        max_bad_share: from 0 to 1.
+        use_of_solutions: of the scorer of a source (`Problem.source`). Where it needs solutions, a row without any is
+            bad; where it may read them, if the source has a column for them.
 
     Raises:
         ProblemError: the source cannot be read, holds no usable problem or too few, or a larger fraction of its rows
@@ -48,7 +60,19 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
     assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields, found)
-    loaded = collect(islice(_rows(source), source.count), to_problem, name, max_bad_share)
+
+    refused = ("needs", "may read") if source.preset == "verl" or "solutions" in source.fields else ("needs",)
+
+    def gradable(row: Row, number: str) -> Problem:
+        problem = to_problem(row, number)
+        if not problem.solutions and use_of_solutions(problem.source) in refused:
+            raise RowError(
+                "it has no solutions, and its scorer reads them: name their column (fields.solutions); for problems "
+                "without any set another score.type, such as environment"
+            )
+        return problem
+
+    loaded = collect(islice(_rows(source), source.count), gradable, name, max_bad_share)
     kept = columns_of({"metadata": source.fields.get("metadata", [])})
     if absent := [column for column in kept if not found[column]]:
         raise ProblemError(f"{name}: no row has the column {absent[0]!r}, which fields.metadata names: check its name")

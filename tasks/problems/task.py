@@ -1,6 +1,7 @@
 """Tasks: import problem sets as versions named by their fingerprints; commit histories and the run's curriculum."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -20,8 +21,9 @@ from storage.versions.drafts import Draft
 from tasks.evaluate.summary import table
 from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
-from tasks.problems.problem_set import describe_change, union
+from tasks.problems.problem_set import describe_change
 from tasks.run.workspace import Workspace
+from tasks.score.scorers import use_of_solutions
 
 _ROWS_PER_SHARD = 50_000
 _REPORTED = 20
@@ -117,7 +119,8 @@ def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     """Load the problems of `source`; log the rows that are left out, and problems that ask the same."""
     if isinstance(source, StoredSource):
         return read_problems(workspace, source.version)
-    loaded, logger = load_problems(source, workspace.config.problems.max_bad_share), get_run_logger()
+    config, logger = workspace.config, get_run_logger()
+    loaded = load_problems(source, config.problems.max_bad_share, partial(use_of_solutions, config.score))
     for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
         for row in rows[:_REPORTED]:
             logger.warning("%s: %s %s: %s", source.kind, row.where, what, row.reason)
@@ -190,8 +193,10 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
 
     histories = _commit_histories(workspace)
     rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
-    problems = union([Problem(row.problem_id, row.prompt, row.solutions) for row in rows])
-    entries = curriculum.plan_curriculum(problems, rows, workspace.config.problems.sampling) if problems else []
+    first = {row.problem_key: row for row in reversed(rows)}
+    problems = [Problem(row.problem_id, row.prompt, row.solutions) for row in first.values()]
+    sampling = workspace.config.problems.sampling
+    entries = curriculum.plan_curriculum(problems, rows, sampling, list(first)) if problems else []
     standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
     console = Console()
     console.print(table(f"{len(problems)} problems in {len(histories)} runs", standing))

@@ -11,7 +11,7 @@ from tasks.provenance.commands import COMMANDS
 PROGRAM = Program(
     name="python -m tasks.provenance",
     about=(__doc__ or "").splitlines()[0],
-    epilog="PROBLEM: an id, a key (32 hex digits from prompt and solutions) or, with --prompt, a part of the prompt.",
+    epilog="PROBLEM: an id, a key (32 hex digits of its content) or, with --prompt, a part of the prompt.",
     commands=COMMANDS,
     cached=True,
 )

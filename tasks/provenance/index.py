@@ -2,7 +2,8 @@
 
 sets              data_set (number), version
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
-problem_contents  prompt, solutions, key (of `tasks.problems.problem_set`): each distinct content
+problem_contents  prompt, solutions, setting (metadata that may count), key (of `tasks.problems.problem_set`): each
+                  distinct content
 played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
                   (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
                   (lowest policy version of a sampled token), best (success of the best turn, null without scores)
@@ -43,7 +44,7 @@ from storage.version_names import (
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
-from tasks.problems.problem_set import key
+from tasks.problems.problem_set import SETTING_SQL, key
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4
@@ -213,7 +214,8 @@ class TrainingIndex:
                        coalesce(t.status = 'truncated' and t.reason <> '{LAST_TURN_CUT}', false)
                            and coalesce(t.unplayed_turns, -1) < 0 as cut,
                        list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
-                from trajectories t join problem_contents a using (prompt, solutions) join sets s using (data_set)
+                from (select *, {SETTING_SQL} as setting from trajectories) t
+                join problem_contents a using (prompt, solutions, setting) join sets s using (data_set)
                 where {condition}
             ), scored as (
                 select data_set, trajectory_id, max(success) as best
@@ -316,16 +318,18 @@ def _numbered(numbers: Mapping[str, int], files: Mapping[str, Sequence[Path]]) -
 def _create_problem_tables(database: TrajectoryDb) -> None:
     """Create the tables `problem_contents` and `problem_ids`."""
     union = "select {columns} from trajectories union select {columns} from problems"
-    distinct = database.all(union.format(columns="prompt, solutions"))
+    distinct = database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
+    keys = [key(Problem("", prompt, solutions, metadata=setting)) for prompt, solutions, setting in distinct]
     columns = {
-        "prompt": pa.array([prompt for prompt, _ in distinct], pa.string()),
-        "solutions": pa.array([solutions for _, solutions in distinct], pa.list_(pa.string())),
-        "key": pa.array([key(Problem("", prompt, solutions)) for prompt, solutions in distinct], pa.string()),
+        "prompt": pa.array([prompt for prompt, _, _ in distinct], pa.string()),
+        "solutions": pa.array([solutions for _, solutions, _ in distinct], pa.list_(pa.string())),
+        "setting": pa.array([setting for _, _, setting in distinct], pa.string()),
+        "key": pa.array(keys, pa.string()),
     }
     database.connection.register("contents", pa.table(columns))
     database.connection.execute("create table problem_contents as select * from contents")
-    with_ids = union.format(columns="problem_id, prompt, solutions, data_set")
+    with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
     database.connection.execute(
         f"""create table problem_ids as select distinct a.key, m.problem_id, s.version
-        from ({with_ids}) m join problem_contents a using (prompt, solutions) join sets s using (data_set)"""
+        from ({with_ids}) m join problem_contents a using (prompt, solutions, setting) join sets s using (data_set)"""
     )

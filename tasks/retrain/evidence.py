@@ -10,7 +10,7 @@ from storage.versions import manifests
 from storage.versions.lineage import trained_on
 from tasks.evaluate.outcomes import Outcome, read_outcomes
 
-_COUNTS = ("turns", "verdicts", "reward", "parts", "seconds", "set", "problem_set")
+_COUNTS = ("turns", "verdicts", "reward", "return_mean", "parts", "seconds", "set", "problem_set")
 """Metrics of scores that are not about the policy."""
 
 

@@ -8,8 +8,8 @@ import json
 import logging
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from configs.rollout import Rollout
 from storage import interrupts
@@ -107,8 +107,7 @@ class Conversation:
                 environment, metadata = make_environment(), self.prompt.problem.metadata
                 if close := getattr(environment, "close", None):
                     stack.push_async_callback(close)
-                private = self._shown != metadata
-                whole = WholeProblem(environment, self._shown, metadata) if private else environment
+                whole = cast(Environment, WholeProblem(environment, self._shown, metadata))
                 if isinstance(agent, QueueAgent):
                     returned = await play_with_queues(agent, asked, whole, self.engine)
                 else:
@@ -171,30 +170,38 @@ def without(metadata: str, private: Set[str]) -> str:
     return json.dumps({key: values[key] for key in values if key not in private}) if private & set(values) else metadata
 
 
-@dataclass(frozen=True, slots=True)
 class WholeProblem:
-    """An environment that grades with the whole problem, while the agent that resets it does not have all metadata.
+    """An environment that gets the whole problem, and its metadata as a dictionary, whatever its agent has of them.
 
-    Attributes:
-        environment: the environment, whose other attributes an agent may use as before.
+    To the agent it is the environment itself: it has its class and attributes, which may also be set.
+
+    Args:
+        environment: the environment.
         shown: the metadata that the agent has.
         whole: all metadata.
     """
 
-    environment: Environment
-    shown: str
-    whole: str
+    def __init__(self, environment: Environment, shown: str, whole: str) -> None:
+        vars(self).update(_environment=environment, _shown=shown, _whole=whole)  # not by `__setattr__`
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """See `Environment.reset`."""
         given = (options or {}).get("problem")
-        if isinstance(given, Problem) and given.metadata == self.shown:
-            options = {**(options or {}), "problem": replace(given, metadata=self.whole)}
-        return await self.environment.reset(seed=seed, options=options)
+        if isinstance(given, Problem):
+            problem = replace(given, metadata=self._whole) if given.metadata == self._shown else given
+            options = {"metadata": json.loads(problem.metadata), **(options or {}), "problem": problem}
+        environment: Environment = self._environment
+        return await environment.reset(seed=seed, options=options)
 
-    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """See `Environment.step`."""
-        return await self.environment.step(action)
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Environment]:  # type: ignore[override]
+        return type(self._environment)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.environment, name)
+        return getattr(vars(self)["_environment"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "reset":
+            super().__setattr__(name, value)
+        else:
+            setattr(self._environment, name, value)

@@ -155,7 +155,8 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
     rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
-    `("fault", f)` counts episodes without a verdict, `("reason", r)` those of them by the set-up's fault.
+    `("graded", None)` counts those with a graded turn, `("fault", f)` episodes without a verdict, `("reason", r)` those
+    of them by the set-up's fault.
     """
     counts = Counts()
     for trajectory in trajectories:
@@ -175,6 +176,7 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
         answers = answered(trajectory)
         right = [rule.of(trajectory, turn) == "correct" for turn in answers]
         counts["solved", None] += any(right)
+        counts["graded", None] += bool(answers)
         for index, turn in enumerate(answers):
             counts["turn", index] += 1
             counts["success", index] += right[index]
@@ -278,6 +280,7 @@ class Tally:
             "solved": self._sum("solved") / max(1, self._done),
             "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
             "reward": self._sum("reward") / max(1, turns.total()),
+            "return_mean": self._sum("reward") / max(1, self._sum("graded")),
             "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
             "parts": {name: self._counts["part", name] / count for name, count in sorted(self._of("parts").items())},
             "seconds": now - self._started,

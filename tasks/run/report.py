@@ -20,6 +20,7 @@ from tasks.evaluate.summary import (
     evaluation_rows,
     fault_rows,
     rendered,
+    reward_rows,
     stage_rows,
     table,
 )
@@ -42,6 +43,8 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
         for path in (curve, figures):
             store.put(f"runs/{workspace.name}/report/{path.name}", path)
     _show("accuracy", f"Run {workspace.name}: {len(history.iterations)} iterations", accuracy_rows(numbers))
+    if rewards := reward_rows(numbers):
+        _show("rewards", "Rewards of training episodes, by their scores", rewards)
     _show("stages", "Stages", stage_rows(numbers))
     if faults := fault_rows(numbers):
         _show("faults", "Training episodes without a verdict", faults)

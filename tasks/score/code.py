@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tasks.problems.problem_set import HIDDEN_TESTS
 from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
 from tasks.score.verdict import Verdict, storable
 from tasks.tools.bubblewrap import Limits, python
@@ -44,7 +45,7 @@ class CodeScorer:
 
     columns: Sequence[str] = ("metadata",)
     version = 2  # 1: True was 1
-    private: Sequence[str] = ("input_output",)
+    private: Sequence[str] = (HIDDEN_TESTS,)
 
     def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
         self._run, self._at_once = context.run_program, at_once
@@ -56,7 +57,7 @@ class CodeScorer:
 
 def judge_program(answer: Answer, run: RunProgram) -> Verdict:
     """Run the program in an answer on the problem's tests until one fails; return the verdict."""
-    tests = answer.metadata.get("input_output")
+    tests = answer.metadata.get(HIDDEN_TESTS)
     if not isinstance(tests, dict) or not tests.get("inputs"):
         return Verdict("error", reason="the problem's metadata has no tests: input_output={inputs: […], outputs: […]}")
     program = program_in(answer.text)

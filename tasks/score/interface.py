@@ -79,7 +79,8 @@ class Scorer(Protocol):
     """
 
     columns: Sequence[str]
-    """The columns of trajectories that it reads, in addition to `COLUMNS`."""
+    """The columns of trajectories that it reads, in addition to `COLUMNS`. If `solutions` is one of them, problems
+    without any are refused when they are imported."""
     version: int
     """Raise it when a change of the scorer changes verdicts: it is a part of the scores' name."""
 

@@ -25,6 +25,7 @@ from configs.loader import nearest
 from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
+from tasks.problems.sources import UseOfSolutions
 from tasks.registry import Registry
 from tasks.score.code import CodeScorer, sandboxed
 from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
@@ -168,6 +169,14 @@ def check_scorers(settings: ScoreSettings) -> None:
 def private_metadata(settings: ScoreSettings) -> Set[str]:
     """Return the keys of metadata that a scorer of a configuration calls private: agents do not get them."""
     return {key for name in settings.by_source.values() for key in getattr(SCORERS.find(name), "private", ())}
+
+
+def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
+    """Return what the scorer of a source of problems does with solutions. One's own function may read them."""
+    name = settings.by_source.get(source, settings.by_source["default"])
+    if ":" in name:
+        return "may read"
+    return "needs" if "solutions" in getattr(SCORERS.find(name), "columns", ()) else "ignores"
 
 
 def identity(settings: ScoreSettings) -> dict[str, Any]:

@@ -45,21 +45,26 @@ def scorer_fingerprint(settings: ScoreSettings) -> str:
 
 @dataclass(slots=True)
 class Grades:
-    """What the scorers have found in turns of trajectories.
+    """What the scorers have found in turns of trajectories, whose scores are added one trajectory after the other.
 
-    Means are those of the reward over graded turns, and of each part (`parts/format`) over the turns that have it.
+    Means are those of the reward over graded turns, and of each part (`parts/format`) over the turns that have it. The
+    mean return is the sum of all rewards, divided by the number of trajectories with a graded turn.
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)
     totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums, for the means
     counts: Counter[str] = field(default_factory=Counter)  # turns in each of the sums
+    episodes: int = 0  # trajectories with a graded turn
     example: str = ""  # the first timeout or error; empty if there was none
+    _newest: str = ""  # id of the trajectory whose graded turn was added last
 
     def add(self, score: Score) -> None:
         self.verdicts[score.verdict] += 1
         numbers = {f"parts/{name}": value for name, value in score.parts.items()}
         if score.verdict != "none":
             numbers["reward"] = score.reward
+            self.episodes += score.trajectory_id != self._newest
+            self._newest = score.trajectory_id
         if score.verdict in _FAILED and not self.example:
             self.example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
         for name, value in numbers.items():
@@ -72,6 +77,7 @@ class Grades:
         self.counts.update(other.counts)
         for name, total in other.totals.items():
             self.totals[name] += total
+        self.episodes += other.episodes
         self.example = self.example or other.example
 
 
@@ -137,6 +143,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
         "turns": verdicts.total(),
         "verdicts": dict(verdicts),
         "reward": means.get("reward"),
+        "return_mean": grades.totals["reward"] / grades.episodes if grades.episodes else None,
         "parts": {name.removeprefix("parts/"): value for name, value in means.items() if name.startswith("parts/")},
         "seconds": seconds,
     }

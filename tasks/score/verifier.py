@@ -185,7 +185,10 @@ class Verifier:
         function, requests = worker.GRADES[reading or self._reading], []
         for answer, solutions in pairs:
             if isinstance(solutions, str) or not solutions:
-                raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
+                raise ValueError(
+                    f"solutions={solutions!r}: give a list of 1 or more gold answers; for problems without any, "
+                    "such as games, set environment.type and score.type to something else than math-verify"
+                )
             pair = (answer, tuple(solutions))  # `repr` escapes lone surrogates
             key = hashlib.blake2b(repr((function, pair)).encode(), digest_size=16).digest()
             requests.append(_Request(key, function, pair, pair[1]))

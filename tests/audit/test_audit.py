@@ -14,7 +14,8 @@ from configs.audit import Audit, Checks
 from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory
+from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
@@ -262,11 +263,31 @@ def test_rewards_and_their_parts_are_reported(store: Store, verifier: Verifier) 
     commit(store, rows, scores + VERDICTS[6:])
     with audited(store, verifier, "r") as found:
         (numbers,) = found.result.sets
-        assert numbers.rewards == {"reward": 0.6875, "part heard": 1.0, "part format": 0.25}
+        assert numbers.rewards == {"return": 1.375, "reward": 0.6875, "part heard": 1.0, "part format": 0.25}
         assert "Reward of a turn" in {histogram.title for histogram in found.result.histograms}
         assert from_dict(asdict(found.result)).sets == [numbers]
         assert "Reward of a turn" in {plot.title for plot in plots([numbers], found.result.histograms)}
         assert "part format" in render(found.result, {}, "reader")
+
+
+def test_games_without_gold_are_no_leak_and_no_contamination(store: Store, verifier: Verifier) -> None:
+    """They have one prompt and differ by metadata; the evaluation's only game that is also trained on is named."""
+    games = [Problem(f"g{n}", "Find the exit.", [], metadata=f'{{"seed": {n}}}') for n in range(8)]
+    rows = [
+        replace(row, problem_id=game.problem_id, prompt=game.prompt, solutions=[], metadata=game.metadata)
+        for row, game in zip(ROWS, games, strict=False)
+    ]
+    rows = [replace(row, turns=[replace(row.turns[0], feedback="Out: the answer is 3."), row.turns[1]]) for row in rows]
+    commit(store, rows)
+    rewrite(store, SET, lambda values: values["config"].update({"score": {"type": "environment"}}))
+    held_out, policy = layout.problems("a1"), PolicyVersion(layout.checkpoint("r", 0))
+    commit_rows(store, held_out, "problems", PROBLEM_SCHEMA, games[3:], [])
+    played = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
+    commit_rows(store, played, "evaluation", TRAJECTORY_SCHEMA, [], [held_out])
+    found = run_checks(store, verifier, "r")
+    assert (found["contamination"].cases, found["contamination"].of) == (1, 4)
+    assert "is g3 of problems/a1" in found["contamination"].examples[0].detail
+    assert [found[name].cases for name in ("leaked_answers", "unmatched_gold", "verdicts_disagree")] == [0, 0, 0]
 
 
 def test_other_scorers_answers_are_no_mathematics(store: Store, verifier: Verifier) -> None:

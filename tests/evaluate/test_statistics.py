@@ -33,7 +33,7 @@ from tasks.evaluate.statistics import (
     proportion,
     sign_flip,
 )
-from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, table
+from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, reward_rows, table
 from tests.support.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, VERDICTS, commit_chain, commit_rows
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -175,6 +175,36 @@ def test_calls_of_tools_count_in_no_accuracy() -> None:
     summary = summarise(outcomes)
     assert (summary["first_turn"]["value"], summary["by_turn"][0]["episodes"]) == (0.5, 1)
     assert summary["failed_verdicts"]["value"] == 0
+
+
+def test_returns_and_parts_by_hand() -> None:
+    """The return is the sum of an episode's rewards; an episode without a graded turn has none. Parts are of turns."""
+
+    def scored(name: str, turn: int, reward: float, **parts: float) -> dict[str, Any]:
+        return verdict(name, turn, "wrong") | {"reward": reward, "parts": [*parts.items()]}
+
+    scores = [scored("x", 0, -0.5, step=-0.5), scored("x", 1, 2.0, step=-0.5, goal=2.5), scored("y", 0, 0.5)]
+    rows = [row("x", "p", 0, 5, 7), row("y", "q", 0, 3), row("z", "r")]
+    outcomes = join(rows, scores)
+    assert [outcome.total for outcome in outcomes] == [1.5, 0.5, 0.0]
+    rewards = summarise(outcomes)["rewards"]
+    assert {name: each["value"] for name, each in rewards.items()} == {"return": 1, "part goal": 2.5, "part step": -0.5}
+    assert rewards["return"]["low"] == 0.5
+    later = join(rows, [score | {"reward": score["reward"] + 1} for score in scores])
+    assert compare(outcomes, later)["return"]["difference"]["value"] == 1.5  # two rewards of x, one of y
+    (line,) = [line for line in comparison_rows(compare(outcomes, later)) if line["measure"] == "return"]
+    assert (line["before"], line["after"], line["difference"][:6]) == ("1.000", "2.500", "+1.500")
+    kept = [Evaluation(number, layout.scores("r", number, "0"), each) for number, each in enumerate((outcomes, later))]
+    metrics = {"return_mean": 1.0, "reward": 0.5, "parts": {"goal": 2.5}}
+    report = summary(LearningCurve("r", [], kept)) | {"training": [{"scores": metrics}, {"scores": {}}, {}]}
+    shown = {line["held-out accuracy"]: line["difference"][:6] for line in accuracy_rows(report)}
+    assert (shown["return"], shown["part goal"]) == ("+1.500", "")
+    assert [[*line.values()][:3] for line in reward_rows(report)] == [
+        ["return of an episode", "1.000", "1.000"],
+        ["reward of a turn", "0.500", "0.500"],
+        ["part goal", "2.500", "2.500"],
+    ]
+    assert summarise(GREEDY)["rewards"] == {}  # successes say it all
 
 
 def test_two_scores_of_a_turn_are_refused() -> None:

@@ -1,5 +1,7 @@
 """Training problems that are also in evaluation sets: the check finds copies, however written, and nothing else."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import load_problems
-from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, describe, find_overlaps
+from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, describe, find_overlaps, find_repeats
 
 STORY = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
@@ -163,3 +165,27 @@ def test_an_instruction_that_all_share_gives_no_problem_away() -> None:
 
     assert found(numbered) == [("u", "exact")]
     assert found(numbered[:BOILERPLATE]) == [("t", "13-gram"), ("u", "exact")]
+
+
+def game(number: int, told: dict[str, object], solutions: tuple[str, ...] = ()) -> Problem:
+    return Problem(f"{number}", f"Find the exit of the maze. {STORY}", list(solutions), metadata=json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("about", "solutions", "few", "found"),
+    [
+        (lambda n: {"seed": n}, (), 3, ["2"]),  # a seed says that it is a game
+        (lambda n: {"maze": f"#{n}"}, (), 3, ["0", "1", "2"]),  # metadata may also be a mere number of a row
+        (lambda n: {"maze": f"#{n}"}, (), BOILERPLATE + 2, [f"{BOILERPLATE + 1}"]),
+        (lambda n: {"seed": n}, ("out",), BOILERPLATE + 2, [f"{BOILERPLATE + 1}"]),
+        (lambda n: {"input_output": [n]}, (), BOILERPLATE + 2, [f"{n}" for n in range(BOILERPLATE + 2)]),
+    ],
+)
+def test_games_with_one_prompt_differ_by_their_metadata(
+    about: Callable[[int], dict[str, object]], solutions: tuple[str, ...], few: int, found: list[str]
+) -> None:
+    """Of games whose prompt tells the rules only the same game is an overlap, and hidden tests are no game."""
+    train = [game(n, about(n), solutions) for n in range(few)]
+    held_out = [game(n, about(n), solutions) for n in range(few - 1, 2 * few)]
+    assert [overlap.problem_id for overlap in find_overlaps(train, {"set": held_out})] == found
+    assert bool(find_repeats(train)) == ("input_output" in train[0].metadata)

@@ -125,6 +125,21 @@ def test_the_remaining_problems_keep_their_order(family: Place) -> None:
         left_of([ONE, twin], excluded)
 
 
+def test_a_game_is_excluded_without_the_others_of_its_prompt(family: Place, tmp_path: Path) -> None:
+    """Its key has its metadata, but hidden tests. Older programs excluded all games with a prompt: they stay so."""
+    games = [Problem(f"g{n}", "Win.", [], metadata=f'{{"seed": {n}, "input_output": {{}}}}') for n in range(2)]
+    family.begin("games")
+    family.iterate("games", 0, family.problems(*games), Played(games[0]), Played(games[1]))
+    proposal = propose_problem(family.store, "g0", tmp_path, WHY)
+    assert [(row.trajectory_id, row.problem_key) for row in proposal.rows] == [("games/000000/g0/0", key(games[0]))]
+    assert left_of(games, Excluded(problems=frozenset([key(games[0])]))) == [games[1]]
+    older = Excluded(problems=frozenset([key(Problem("", "Win.", []))]))
+    assert [older.has_problem(game) for game in games] == [True, True]
+    assert [use.checkpoint for use in trained_on(family.store, key(games[1]), tmp_path).uses] == [
+        layout.checkpoint("games", 1)
+    ]
+
+
 def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Path) -> None:
     """The update is equal bit for bit to one without the excluded rows.
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.records import PROBLEM_SCHEMA, Problem, to_table
-from tasks.problems.problem_set import fingerprint, key, new_problems, replayed, union
+from tasks.problems.problem_set import fingerprint, key, new_problems, not_superseded, replayed, union
 
 problems = st.lists(
     st.builds(
@@ -42,6 +42,19 @@ def test_key_is_of_prompt_and_solutions() -> None:
 def test_key_is_pinned() -> None:
     """Another hash would make every problem of earlier nights new."""
     assert key(Problem("12+7", "What is 12 + 7?", ["19"])) == "dfdf53743b062f4592538098f9659c75"
+    code = Problem("1", "Sort.", [], "code", '{"input_output": {"inputs": ["1"], "outputs": ["1"]}}')
+    assert key(code) == key(replace(code, metadata="{}"))
+
+
+def test_games_with_one_prompt_are_other_problems() -> None:
+    """A seed tells problems apart, and without solutions all metadata do, in any order of their keys."""
+    games = [Problem(f"{n}", "Win.", [], metadata=json.dumps({"seed": n, "size": 5})) for n in range(3)]
+    again = replace(games[1], problem_id="x", metadata='{"size": 5, "seed": 1}')
+    assert union(games, [again]) == games
+    assert not_superseded(games, [again]) == [games[0], games[2]]
+    solved = [replace(game, solutions=["won"]) for game in games]
+    assert len(union(solved)) == 3
+    assert key(replace(solved[0], metadata='{"seed": 0, "size": 6}')) == key(solved[0])
 
 
 @given(problems, problems)

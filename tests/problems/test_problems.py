@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.problems import ArithmeticSource, Fields, FileSource, HubSource
+from configs.score import Score
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.arithmetic import split_of
 from tasks.problems.presets import PRESETS
 from tasks.problems.problem_set import Where
+from tasks.score.scorers import use_of_solutions
 
 FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}
 
@@ -134,6 +137,25 @@ def test_placeholders_are_no_solutions(tmp_path: Path) -> None:
         load_rows(tmp_path, [rows[1], rows[2], rows[4]], fields={"prompt": "q", "solutions": "a"})
 
 
+def test_only_scorers_that_need_solutions_refuse_problems_without(tmp_path: Path) -> None:
+    """A game has none: no column, null or an empty list. A scorer decides by the source of problems."""
+    golds: list[tuple[str, Any]] = [("sum", "1"), ("maze", None), ("sum", []), ("own", None)]
+    rows = [{"q": "1?", "kind": kind, "a": gold} for kind, gold in golds]
+    path, fields = write_lines(tmp_path / "rows.jsonl", rows), {"prompt": "q", "source": "kind"}
+    own = "tests.support.own_scorers:rewards"
+
+    def bad(fields: Any, **types: str) -> list[int]:
+        found = load_problems(jsonl(path, fields=fields), 0.9, partial(use_of_solutions, Score(type=types)))
+        assert {row.reason.partition(":")[0] for row in found.bad} <= {"it has no solutions, and its scorer reads them"}
+        return [row.where.line for row in found.bad]
+
+    named = {**fields, "solutions": "a"}
+    assert bad(named, default="environment", sum="math-verify", own=own) == [3, 4]
+    assert bad(fields, default="environment", own=own) == []
+    with pytest.raises(ProblemError, match="4 of 4 rows are bad"):
+        bad(fields, default="math-verify")
+
+
 def test_verifiers_rows(tmp_path: Path) -> None:
     """Rows of verifiers' environments keep what their environment needs; an answer may be missing."""
     asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]
@@ -167,7 +189,6 @@ def test_presets_are_those_of_the_schema() -> None:
         (b"[" * 100_000, "not JSON: maximum recursion depth"),
         (b"9" * 5000, "not JSON: Exceeds the limit"),
         ({"key": "x", "ask": "Why?"}, "no column 'gold'; there are key, ask"),
-        ({"key": "x", "ask": "Why?", "gold": []}, "column 'gold' is an empty list"),
         ({"key": "x", "ask": "Why?", "gold": 0.1}, "column 'gold' is not text: 0.1"),
         ({"key": "x", "ask": " \n", "gold": "1"}, "column 'ask' is blank"),
         ({"key": None, "ask": "Why?", "gold": "1"}, "column 'key' is not text: None"),

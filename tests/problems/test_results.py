@@ -7,6 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from configs.problems import ProblemSampling
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -17,7 +18,7 @@ from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Fault, Problem, Pro
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from tasks.problems.curriculum import all_runs, commit_history, read_history, summarise_run
+from tasks.problems.curriculum import all_runs, commit_history, plan_curriculum, read_history, summarise_run
 from tasks.problems.problem_set import key
 from tests.support.chain_helpers import commit_chain, provenance, rewrite
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -48,6 +49,23 @@ def summary(*rows: Row) -> list[ProblemHistory]:
 
 def counts(rows: Iterable[ProblemHistory]) -> dict[str, tuple[int, int, int]]:
     return {row.problem_id: (row.episodes, row.first_turn, row.any_turn) for row in rows}
+
+
+def test_games_with_one_prompt_are_counted_apart() -> None:
+    """Their histories have one row for each; a table of the history finds them by their keys, having no metadata."""
+    games = [Problem(f"g{n}", "Win.", [], metadata=f'{{"seed": {n}}}') for n in range(2)]
+    rows = [
+        (replace(row, prompt="Win.", solutions=[], metadata=games[n].metadata), scores)
+        for n, (row, scores) in enumerate([episode("g0", 0, 1), episode("g1", 0, 0)])
+    ]
+    history = summary(*rows)
+    assert counts(history) == {"g0": (1, 1, 1), "g1": (1, 0, 0)}
+    known = plan_curriculum(games, history, ProblemSampling())
+    assert [entry.episodes for entry in known] == [1, 1]
+    keys = [row.problem_key for row in history]
+    untold = [Problem(row.problem_id, row.prompt, row.solutions) for row in history]
+    assert {entry.problem_key for entry in plan_curriculum(untold, history, ProblemSampling(), keys)} == set(keys)
+    assert set(keys) == {entry.problem_key for entry in known}
 
 
 def test_first_and_any_turn_are_counted_over_played_episodes() -> None:

@@ -61,7 +61,9 @@ class Grades(MathVerifyEnvironment):
         super().__init__(self.context)
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        self.problems.append((options or {})["problem"])
+        assert options
+        self.problems.append(options["problem"])
+        assert options["metadata"] == json.loads(self.problems[-1].metadata)  # also what is private
         return await super().reset(seed, options)
 
 
@@ -116,7 +118,8 @@ def test_agents_with_queues(chat: Chat, verifier: Verifier) -> None:
     class Curious(MathMultiTurnAgent):
         async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, *queues: Any) -> list[Trajectory]:
             seen.append(prompt)
-            assert env.context.verifier is verifier  # its other attributes are there
+            assert isinstance(env, Grades)  # it looks like the environment itself
+            assert env.context.verifier is verifier
             return await super().collect_trajectory(prompt, env, *queues)
 
     row, graded = played(chat, verifier, Curious(context(chat, 20_000), num_turns=1, system_prompt="Be brief."))

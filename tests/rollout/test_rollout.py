@@ -77,10 +77,12 @@ def test_other_shipped_agents(chat: Chat, verifier: Verifier) -> None:
 class Generous(MathVerifyEnvironment):
     """An environment that pays what the problem's metadata says, in two parts."""
 
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.paid = float((options or {})["metadata"]["pays"])
+        return await super().reset(seed, options)
+
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        assert self._problem
-        paid = float(json.loads(self._problem.metadata)["pays"])
-        right = action == RIGHT
+        paid, right = self.paid, action == RIGHT
         info = {"success": right, "parts": {"played": paid, "right": paid * right}}
         return "", paid * (1 + right), right, False, info
 
@@ -100,6 +102,7 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     metrics = tally.metrics(0)
     assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
+    assert metrics["return_mean"] == (-1.5 - 1.0) / 2
 
 
 @pytest.mark.parametrize("paid", ["NaN", "Infinity"])

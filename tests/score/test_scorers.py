@@ -354,6 +354,9 @@ def test_stored_data_is_scored_by_several_scorers(tmp_path: Path, verifier: Veri
     metrics = metrics_of(grades, settings, 1.0)
     assert metrics["verdicts"] == {"correct": 4, "wrong": 1, "none": 2}
     assert (metrics["reward"], metrics["parts"]["hp"]) == ((1 + 1 + 0.5 + 2 + 1.25) / 5, 1.25)
+    assert metrics["return_mean"] == (1 + 1 + (0.5 + 2) + 1.25) / 4  # the talk has no graded turn
+    grades.join(grades)
+    assert metrics_of(grades, settings, 1.0)["return_mean"] == metrics["return_mean"]
     again, _ = scored(store, tmp_path, verifier, ScoreSettings())
     expected = "correct none correct unparsable unparsable none correct"
     assert [score.verdict for score in again] == expected.split()

@@ -67,6 +67,7 @@ class Place:
             version = iteration if each.version is None else each.version
             row = make_trajectory(name, turns, problem=each.problem.problem_id, status=each.status, version=version)
             row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
+            row = replace(row, metadata=each.problem.metadata)
             rows.append(replace(row, run=run, iteration=iteration, sample=sample, fault=each.fault))
             scored += make_scores(name, *each.successes)
         policy = layout.checkpoint(run, iteration)

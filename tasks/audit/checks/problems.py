@@ -23,6 +23,7 @@ from tasks.audit.decoding import Decoders
 from tasks.audit.results import Case
 from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import find_overlaps
+from tasks.problems.problem_set import SETTING_SQL
 from tasks.score.verdict import Verdict
 
 MOST_PROBLEMS = 0.5
@@ -216,8 +217,8 @@ def contamination(evidence: AuditEvidence) -> Measured:
     """
     trained: dict[str, list[Problem]] = {}
     for run, *columns in evidence.database.all(
-        """select distinct d.run, problem_id, prompt, solutions from trajectories join data_sets d using (data_set)
-        where not evaluation order by all"""
+        f"""select distinct d.run, problem_id, prompt, solutions, '', {SETTING_SQL}
+        from trajectories join data_sets d using (data_set) where not evaluation order by all"""
     ):
         trained.setdefault(run, []).append(Problem(*columns))
     sets = _evaluation_sets(evidence.store, trained)
@@ -257,7 +258,8 @@ def _evaluation_sets(store: Store, runs: Iterable[str]) -> dict[str, list[str]]:
 
 def _read_problems(evidence: AuditEvidence, version: str) -> list[Problem]:
     try:
-        rows = read_rows(evidence.store, version, evidence.cache, ["problem_id", "prompt", "solutions"])
+        columns = ["problem_id", "prompt", "solutions", "metadata"]
+        rows = read_rows(evidence.store, version, evidence.cache, columns)
         return [Problem(**row) for row in rows]
     except DamagedError as error:
         raise SkippedError(f"an evaluation set cannot be read: {error}") from error

@@ -47,7 +47,8 @@ where list_bool_and([regexp_full_match(s, '-?\d+(?:\.\d+)?') and not list_contai
 -- Turns that environment and score judge differently, and turns judged unlike the same answer elsewhere. If an answer
 -- was judged correct and wrong equally often, the turns that were judged correct are counted. Verdicts with other
 -- names, which a custom environment may use, are not compared, and neither are those of scorers other than math-verify:
--- their rules need not be the environment's.
+-- their rules need not be the environment's. What an environment says depends on what happened before: with the scorer
+-- `environment` the same answer elsewhere is no other opinion.
 select trajectory_id, data_set,
     turn_name(turn) || ': the environment said ' || environment_verdict || ', the score ' || verdict
 from turns where environment_verdict in ('correct', 'wrong', 'unparsable')
@@ -58,11 +59,11 @@ select t.trajectory_id, t.data_set, turn_name(t.turn) || ': elsewhere this answe
 from turns t join (
     select problem_id, prompt, solutions, given, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
     from turns join (select row, prompt, solutions from trajectories) using (row)
-    where verdict in ('correct', 'wrong') group by 1, 2, 3, 4
+    where verdict in ('correct', 'wrong') and scorer <> 'environment' group by 1, 2, 3, 4
     having count(distinct verdict = 'correct') > 1
 ) b using (problem_id, given)
 join (select row, prompt, solutions from trajectories) p on p.row = t.row
-where p.prompt = b.prompt and p.solutions = b.solutions
+where p.prompt = b.prompt and p.solutions = b.solutions and t.scorer <> 'environment'
 and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual
 -- measured:
 with found as (

@@ -141,7 +141,7 @@ class ListItem:
     turns: int
     calls: int
     tokens: int  # sampled
-    reward: float | None  # of its best turn: from the score, or from the environment without a score
+    earned: float | None  # its return, the sum of its rewards: from the score, or from the environment without a score
     verdicts: list[str] | None  # of its turns, from the same source
     answer: str | None  # the beginning of the last turn
 
@@ -180,7 +180,7 @@ class Library:
         """Return the lines of the list for `rows`, in the same order."""
         found = self.database.all(
             """select row, trajectory_id, version, l.iteration, problem_id, sample, status, turns, calls, tokens,
-            reward, verdicts, answer
+            earned, verdicts, answer
             from listing l join data_sets using (data_set) where list_contains(?, row)""",
             list(rows),
         )

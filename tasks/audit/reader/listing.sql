@@ -5,13 +5,12 @@ select row_number() over () as number, prompt as text from (select distinct prom
 -- One row for each line of the list; `position` is their order.
 create table listing as
 with answers as (
-    select row, list(coalesce(verdict, environment_verdict) order by turn) as verdicts,
-           max(coalesce(scored_reward, reward)) as reward, arg_max(left(text, 400), turn) as answer
+    select row, list(coalesce(verdict, environment_verdict) order by turn) as verdicts, arg_max(left(text, 400), turn) as answer
     from turns group by row
 )
 select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as position, e.row, e.data_set, e.run,
        e.iteration, e.trajectory_id, e.problem_id, e.sample, e.status, e.turns, e.calls, e.sampled as tokens,
-       s.reward, s.verdicts, s.answer, p.number as prompt
+       e.earned, s.verdicts, s.answer, p.number as prompt
 from episodes e join (select row, prompt from trajectories) t using (row)
 left join prompts p on p.text = t.prompt left join answers s using (row)
 order by position;

@@ -111,7 +111,7 @@ _KINDS = (
         attributes("drift"),
         shares=False,
     ),
-    _Kind("Rewards", "Mean reward of a turn, and of its named parts.", rewards, shares=False),
+    _Kind("Rewards", "Mean return of an episode, reward of a turn, and named parts of it.", rewards, shares=False),
     _Kind(
         "Tools and branches",
         "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
