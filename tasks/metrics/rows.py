@@ -30,10 +30,17 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "solved": "success/any_turn",
         "success": "success/turn",
         "reward": "environment/reward",
+        "return_mean": "environment/return",
         "parts": "environment",
         "seconds": "time/rollout",
     },
-    "score": {"reward": "reward/mean", "parts": "reward", "disagreement": "verdicts/disagree", "seconds": "time/score"},
+    "score": {
+        "return_mean": "return/mean",
+        "reward": "reward/mean",
+        "parts": "reward",
+        "disagreement": "verdicts/disagree",
+        "seconds": "time/score",
+    },
     "train": {
         "policy/kl_proximal": "policy/kl",
         "optimizer/grad_norm": "grad_norm",
@@ -83,7 +90,8 @@ def _of_evaluation(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     prefix = f"eval/{metrics.get('set', 'held-out')}"
     for name, value in metrics.items():
         if name not in ("verdicts", "turns", "parts", *_NO_NUMBERS):
-            yield from _flat(f"{prefix}/{'turn' if name == 'by_turn' else name}", value)
+            path = {"by_turn": f"{prefix}/turn", "rewards": prefix}.get(name, f"{prefix}/{name}")
+            yield from _flat(path, value)
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -37,7 +37,7 @@ def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
 def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the main metrics that some runs have: those of `MAIN`, the scorers' parts and the accuracy on each set."""
     names = names_of(runs)
-    ends = ("/first_turn", "/any_turn")
+    ends = ("/first_turn", "/any_turn", "/return")
     accuracies = [name for name in names if name.startswith("eval/") and name.endswith(ends)]
     parts = [
         n for n in names if n.startswith(("reward/", "return/")) and "turn_" not in n and n != "reward/all_minimal"
