@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import orjson
+
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.answers import AnswerReader, ChatMessage, ParsedAnswer
@@ -23,6 +25,10 @@ _NOTED = 3
 """Most refusals that the reason of a failed episode names."""
 _OVERRUN_S = 0.5
 """Wait before each refusal of an agent that asks too often: others are to be played meanwhile."""
+
+_LARGE = 2**17
+"""Bytes of messages and tools from which a request is rendered in a thread: the largest take seconds, in which all
+other episodes would stand still."""
 
 OUT_OF_CONTEXT = "context_length_exceeded"
 """OpenAI's code. Frameworks look for it, or for the beginning of OpenAI's message."""
@@ -142,7 +148,10 @@ class Completions:
             position = self.tree.find(request.messages, request.specs)
         except TypeError as error:
             raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
-        prompt_ids = self._prompt(request, position)
+        large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
+        prompt_ids = (
+            await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
+        )
         gconfig = replace(
             usual,
             n=request.n or 1,
