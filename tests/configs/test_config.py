@@ -94,6 +94,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
         ("agent.type=tasks.agents.math_multi_turn:NoAgent", "did you mean 'NullAgent'"),
         ("agent.type=[" + "x," * 400 + "]", r"agent\.type=\['x', 'x', .*more characters: Input should be"),
+        ("agent.args.limits=" + "[" * 60_000 + "]" * 60_000, r"agent\.args.* more than 50 lists, .* lie in each other"),
         ("run.seed=18446744073709551616", r"run\.seed=18446744073709551616: Input should be less"),
         ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
         ("inference.urls=['file:///etc/passwd']", r"inference\.urls\.0='file:///etc/passwd': String should match"),
@@ -219,7 +220,8 @@ def test_accepted_values_are_read_back_equal(
         (lambda path: path.symlink_to("nowhere"), "no configuration"),
         (lambda path: path.write_bytes(b"a: \xff"), "cannot be read: .*utf-8"),
         (lambda path: path.write_text("run: {name: ["), "own.yaml is not valid YAML"),
-        (lambda path: path.write_text("[" * 5000), "is not valid YAML"),
+        (lambda path: path.write_text("a: " + "[" * 100_000), "more than 50 lists, .* lie in each other"),
+        (lambda path: path.write_text("a: " + "${" * 100_000 + "b" + "}" * 100_000), "more than 50 lists, "),
         (lambda path: path.write_text("3"), "is not valid YAML"),
     ],
 )
