@@ -32,8 +32,8 @@ Step = Callable[[str], Awaitable[StepResult]]
 class EndpointServer:
     """The server; an asynchronous context manager.
 
-    It keeps descriptors for everything else: where connections are too many, the one that asks nothing for longest is
-    closed for a new one, and if all of them ask, the new one is refused.
+    It keeps descriptors for everything else: where connections are too many, the oldest that asks nothing is closed for
+    a new one, and if all of them ask, the new one is refused.
 
     Args:
         listen: `127.0.0.1:0` (any free port of this machine), or another host and port.
