@@ -250,11 +250,12 @@ print(attempt(os.kill, -1, signal.SIGKILL))
 
 async def test_sandboxes_share_no_files(sandboxes: Sandboxes) -> None:
     """What one episode writes another does not see, and neither does the next sandbox."""
+    there = {"code": "import os; os.path.exists('/tmp/note')"}
     async with open_tool(sandboxes, stateful=True) as one, open_tool(sandboxes, stateful=True) as other:
         await one.call({"code": "open('/tmp/note', 'w').write('secret')"})
-        assert await other.call({"code": "import os; os.listdir('/tmp')"}) == "[]\n"
-        assert await one.call({"code": "import os; os.listdir('/tmp')"}) == "['note']\n"
-    assert await run_code(sandboxes, "import os; os.listdir('/tmp')") == "[]\n"
+        assert await other.call(there) == "False\n"
+        assert await one.call(there) == "True\n"
+    assert await run_code(sandboxes, there["code"]) == "False\n"
 
 
 async def test_it_cannot_gain_privileges(sandboxes: Sandboxes) -> None:
