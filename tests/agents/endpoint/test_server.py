@@ -45,7 +45,7 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
         ({"body": {**BODY, "model": "gpt-4o"}}, 404, "model_not_found"),
         ({"body": {**BODY, "messages": [{"role": "user", "content": [PICTURE]}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": []}}, 400, "invalid_value"),
-        ({"body": {**BODY, "messages": BODY["messages"] * 2049}}, 400, "invalid_value"),
+        ({"body": {**BODY, "messages": [{"role": "user", "content": "?"}] * 2049}}, 400, "invalid_value"),
         ({"body": {**BODY, "tools": [TOOL] * 129}}, 400, "invalid_value"),
         ({"body": {**BODY, "n": 0}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": [{"role": "narrator", "content": "x"}]}}, 400, "invalid_value"),
