@@ -22,6 +22,9 @@ BODY_S = 60.0
 """Most seconds that the body of a request may take."""
 IDLE_S = 30.0
 """Most seconds that a connection may take for the headers of a request, and wait for the next one."""
+_BACKLOG = 64
+"""Connections that are accepted before the next ones are closed: in the worst case so many, three times, are above the
+limit."""
 MOST_CONNECTIONS = 8192
 """Most connections at once; fewer where they would be more than half of the files that this process may open."""
 
@@ -60,7 +63,7 @@ class EndpointServer:
         host, _, port = self._listen.rpartition(":")
         try:
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(self._connection, host.strip("[]"), int(port))
+            self._server = await loop.create_server(self._connection, host.strip("[]"), int(port), backlog=_BACKLOG)
         except (OSError, OverflowError) as error:  # the latter for a port above 65535
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
