@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.knobs import sections, tags
-from configs.safety import brief, check_interpolations, open_regular
+from configs.safety import brief, check_depth, check_interpolations, open_regular
 from configs.schema import Config
 from configs.stored import former, up_to_date
 
@@ -135,6 +135,7 @@ def _read(name: str | Path) -> DictConfig:
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
         raise ConfigError(f"configuration {path} cannot be read: {error}") from None
     try:
+        check_depth(text)
         loaded = OmegaConf.load(io.StringIO(text))
     except _REFUSALS as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
@@ -148,6 +149,7 @@ def _apply(override: str, config: DictConfig) -> None:
     if not equals or not key:
         raise ConfigError(f"override {brief(override)} is not key=value, such as run.iterations=2")
     try:
+        check_depth(text)
         check_interpolations({key: text})
         value = OmegaConf.select(OmegaConf.from_dotlist([override]), key, throw_on_missing=True)
         OmegaConf.update(config, key, value, merge=False, force_add=True)

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
+import yaml
+
+_DEEPEST = 50
+"""Most lists, mappings and interpolations in each other."""
 _SHOWN = 300
 """Most characters of a value that a message shows."""
 
@@ -125,6 +129,30 @@ def check_strings(values: dict[str, Any]) -> None:
                 check_uri(text)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
+
+
+def check_depth(text: str) -> None:
+    """Refuse YAML whose lists, mappings and interpolations lie too deep in each other.
+
+    libyaml builds values recursively, without a limit: 100,000 brackets would end this process with a segmentation
+    fault. Interpolations take time that grows faster than their depth.
+
+    Raises:
+        ValueError: it is too deep.
+        yaml.YAMLError: it is no YAML.
+    """
+    depth = deepest = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        deepest = max(deepest, depth)
+        if deepest > _DEEPEST:
+            break
+    depth = 0
+    for found in re.finditer(r"\$\{|\}", text):
+        depth = max(0, depth + (1 if found[0] == "${" else -1))
+        deepest = max(deepest, depth)
+    if deepest > _DEEPEST:
+        raise ValueError(f"more than {_DEEPEST} lists, mappings or ${{…}} lie in each other: check the brackets")
 
 
 def check_interpolations(values: Any) -> None:

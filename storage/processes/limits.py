@@ -1,5 +1,6 @@
 """Resource limits of this process, and of a block of code in a process that may be killed; imports nothing heavy."""
 
+import errno
 import resource
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,27 @@ from storage.processes.child import end_with_parent
 
 OUT_OF_TIME = -signal.SIGPROF
 """Exit code of a process that used up its processor time."""
+
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT})
+"""Errors of a machine, or a process, that has no more open files, memory, buffers or room on a disk."""
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it came from or holds, also what `raise … from None` hides."""
+    seen, waiting = set[int](), [error]
+    while waiting:
+        error = waiting.pop()
+        if error is None or id(error) in seen:  # one that is raised from itself comes from itself for ever
+            continue
+        seen.add(id(error))
+        yield error
+        waiting += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        waiting.append(error.__cause__ or error.__context__)
+
+
+def is_hosts(error: BaseException) -> bool:
+    """Return whether an error comes from a limit of this machine or process: nobody's code or answer is wrong."""
+    return any(isinstance(each, OSError) and each.errno in _USED_UP for each in chain(error))
 
 
 def prepare_for_limits() -> None:

@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
+import subprocess
+from functools import cache
 from tempfile import TemporaryFile
 from typing import IO, Annotated, Any
 
@@ -16,6 +19,8 @@ from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, End
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.interface import AgentContext
+
+logger = logging.getLogger(__name__)
 
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 LONGEST_OUTPUT = 1_000_000
@@ -35,14 +40,17 @@ class CommandAgent(EndpointAgent):
     `{"action": "…"}` to `$OPENAI_BASE_URL/environment/step` and read what the environment says. A status other than 0
     fails the episode.
 
-    It runs in an empty folder of its own. When it ends, or its episode does, its process group is killed, and every
-    process with its key in the environment. They are also killed when the rollout's process ends, however it does.
+    It runs in an empty folder of its own and, where bubblewrap works, sees no processes but its own: in /proc it would
+    find the keys of other episodes. When it ends, or its episode does, its process group is killed, and every process
+    with its key in the environment. They are also killed when the rollout's process ends, however it does.
 
     Args:
         context: the pipeline gives it to every agent.
         argv: program and arguments.
         pass_environment: names of variables that the command needs; besides these it gets only PATH, HOME, LANG and the
             like, and no secrets.
+        hide_processes: False lets the command see all processes of this user, and gain privileges (sudo, rootless
+            podman), which it cannot otherwise.
         turn_discount, renderer, listen, max_requests, response_format: see `EndpointAgent`.
     """
 
@@ -52,6 +60,7 @@ class CommandAgent(EndpointAgent):
         *,
         argv: Annotated[list[str], Field(min_length=1)],
         pass_environment: list[str] | None = None,
+        hide_processes: bool = True,
         turn_discount: Discount = 1.0,
         renderer: str = "auto",
         listen: Address = "127.0.0.1:0",
@@ -59,7 +68,8 @@ class CommandAgent(EndpointAgent):
         response_format: ResponseFormats = "refuse",
     ) -> None:
         super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
-        self._argv, self._names = argv, (*_PASSED, *(pass_environment or ()))
+        self._argv = [*(_apart() if hide_processes else ()), *argv]
+        self._names = (*_PASSED, *(pass_environment or ()))
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
@@ -87,8 +97,8 @@ class CommandAgent(EndpointAgent):
         finally:
             folder.remove()
 
-    async def _run(self, task: AgentTask, options: dict[str, Any]) -> int | None:
-        """Run the command to its end, and return its status; end whatever it has started.
+    async def _run(self, task: AgentTask, options: dict[str, Any]) -> int:
+        """Run the command to its end; return its status, 128 + n for signal n; end whatever it has started.
 
         Its output goes to files: a process that it leaves behind would hold a pipe open.
         """
@@ -98,13 +108,42 @@ class CommandAgent(EndpointAgent):
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
         process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
         try:
-            return await process.wait()
+            status = await process.wait()
+            return status if status >= 0 else 128 - status
         finally:
             with contextlib.suppress(ProcessLookupError):  # all of its process group has ended
                 os.killpg(process.pid, signal.SIGKILL)
             # Also what the command has started in groups of its own: it has the key in its environment.
             await asyncio.shield(asyncio.to_thread(kill_until_gone, f"OPENAI_API_KEY={task.api_key}"))
             await process.wait()
+
+
+@cache
+def _apart() -> tuple[str, ...]:
+    """Return the beginning of a command line by which a command sees only its own processes, if that is possible here.
+
+    Root keeps its capabilities, by which it could see the others nevertheless.
+    """
+    capabilities = ("--cap-add", "ALL") if os.geteuid() == 0 else ()
+    beginning = (
+        "bwrap",
+        "--dev-bind",
+        "/",
+        "/",
+        "--unshare-pid",
+        "--proc",
+        "/proc",
+        "--die-with-parent",
+        *capabilities,
+    )
+    try:
+        done = subprocess.run([*beginning, "--", "true"], capture_output=True, text=True, timeout=60, check=False)
+        failed = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed = str(error)
+    if failed:
+        logger.warning("commands can read the keys of other episodes in /proc, because bubblewrap fails: %s", failed)
+    return () if failed else (*beginning, "--")
 
 
 def _text(file: IO[bytes]) -> str:

@@ -1,8 +1,7 @@
 """Why an episode ended without a verdict, and whose fault that is: the policy's, which is trained on it, or not."""
 
-from collections.abc import Iterator
-
 from storage.frames import with_own_line
+from storage.processes.limits import chain, is_hosts
 from storage.records import Fault
 from storage.visible import described
 from tasks.inference.api import ContextLengthError
@@ -37,6 +36,7 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     | several errors at once (`ExceptionGroup`), one of which is the policy's | policy |
     | the deadline, while the engine was sampling, which took most of the episode's time (`sampling`) | policy |
     | the deadline, while agent, tools or environment worked, or after they took most of the time | set-up |
+    | no more open files, memory or room on a disk (`is_hosts`), whatever followed from it | set-up |
     | any other error of agent or environment, a refused return value, a cancellation | set-up |
     | an engine that answers nothing: a request fails, or waits for longer than it takes to cut it | set-up |
     | any of these before the first token was `sampled`, such as a problem that has no room | set-up |
@@ -44,7 +44,7 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     A full queue of the engine, or a server that is just being restarted, looks like sampling: a deadline that is too
     short for the machine counts against the policy, as a token limit does.
     """
-    policys = sampling or any(map(_is_policys, chain(error)))
+    policys = sampling or (any(map(_is_policys, chain(error))) and not is_hosts(error))
     return "policy" if sampled and policys else "set-up"
 
 
@@ -56,16 +56,3 @@ def reason_of(error: BaseException) -> str:
 def _is_policys(error: BaseException) -> bool:
     names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     return isinstance(error, PolicyError | ContextLengthError) or bool(names & _FRAMEWORKS)
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it came from or holds, also what `raise … from None` hides."""
-    seen, waiting = set[int](), [error]
-    while waiting:
-        error = waiting.pop()
-        if error is None or id(error) in seen:  # one that is raised from itself comes from itself for ever
-            continue
-        seen.add(id(error))
-        yield error
-        waiting += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-        waiting.append(error.__cause__ or error.__context__)

@@ -157,8 +157,12 @@ class Template:
         for number, toy in enumerate(toys, 1):
             lines = [] if toy.get("tool_calls") else toy["content"].splitlines()
             needed += [(f"message {number} ({toy['role']})", line) for line in lines]
+        position = 0
         for what, words in needed:
-            if _without_whitespace(words) not in text:
+            # Most stand in this order: searching the whole text for each would take minutes for thousands of messages.
+            found = text.find(_without_whitespace(words), position)
+            position = found if found >= 0 else text.find(_without_whitespace(words))
+            if position < 0:
                 raise ValueError(
                     f"the chat template of {self._name} does not show {what} of a conversation of {_roles(messages)}: "
                     f"the policy would never see it. Use an instruction-tuned model, or {REMEDY}"

@@ -5,8 +5,8 @@ interpreter with its standard library, the system's shared libraries, two device
 no /proc: in /proc/1/mem the program could overwrite bubblewrap's own process, which has no limits.
 
 A filter of system calls refuses what namespaces do not separate, and what resource limits do not count: System V shared
-memory and memory files exceed every memory limit, vsock reaches the virtual machine's host from any network namespace,
-and keyrings are inherited. Numbers are those of x86-64 (asm/unistd_64.h).
+memory, memory files and pages pinned in pipes exceed every memory limit, vsock reaches the virtual machine's host from
+any network namespace, and keyrings are inherited. Numbers are those of x86-64 (asm/unistd_64.h).
 """
 
 import errno
@@ -14,6 +14,7 @@ import importlib.util
 import json
 import math
 import os
+import secrets
 import shutil
 import struct
 import sys
@@ -26,10 +27,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from storage.processes.child import mark
+from tasks.tools.cgroups import group
 
 _NOBODY = "65534"
+_USERS = range(0x70000000, 0x80000000)
+"""Ids that no distribution, container or service gives to anybody (systemd.io/UIDS-GIDS)."""
 _DEVICES = ("/dev/null", "/dev/urandom")
 _OPEN_FILES = 64
+_PENDING = 64
+"""Timers and queued signals of a sandbox."""
+_OVERHEAD_MB = 64
+"""Memory of a control group for bubblewrap's processes, and for what the kernel keeps."""
 PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
 """Packages for mathematics; a sandbox that is asked for packages sees those that are installed here."""
 _ROOT = Path(__file__).parents[2]
@@ -45,7 +53,7 @@ _LINKS = [
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use; its memory is at most `processes * memory_mb + folder_mb`, and some for open files.
+    """What a sandbox may use; its memory is at most `memory_bytes`, where control groups can be made.
 
     Example: Limits(seconds=10.0, cpu_s=10.0, memory_mb=512, processes=1, folder_mb=64, output_bytes=1048576)
     """
@@ -56,6 +64,11 @@ class Limits:
     processes: int = 1  # processes and threads together, the first one included
     folder_mb: int = 64  # all files in /tmp together
     output_bytes: int = 2**20  # of standard output, and of standard error
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all processes and files together, and of what the kernel keeps for them."""
+        return (self.processes * self.memory_mb + self.folder_mb + _OVERHEAD_MB) << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,11 @@ def launch(argv: Sequence[str], limits: Limits, packages: bool = False) -> Itera
         limits: those of time and output are left to whoever reads its output.
         packages: show the packages for mathematics.
     """
-    with _memory_file("report") as report, _memory_file("filter") as refused:
+    with _memory_file("report") as report, _memory_file("filter") as refused, group(limits.memory_bytes) as enter:
         refused.write(_filter_program())
         refused.seek(0)
         passed = report.fileno(), refused.fileno()
-        command = _command(argv, limits, package_folders() if packages else (), *passed)
+        command = [*enter, *_command(argv, limits, package_folders() if packages else (), *passed)]
         environment = {"PATH": os.environ.get("PATH", os.defpath), **mark()}
         yield Launch(command, {"pass_fds": passed, "env": environment, "start_new_session": True}, report)
 
@@ -106,30 +119,31 @@ def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], statu
     shown = visible()
     covered = hidden(shown)
     return [
-        *(_become_nobody([*shown, *packages]) if os.geteuid() == 0 else ()),
+        *(_become_another([*shown, *packages]) if os.geteuid() == 0 else ()),
         *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--uid", _NOBODY, "--gid", _NOBODY),
         *("--cap-drop", "ALL", "--die-with-parent", "--new-session", "--hostname", "sandbox"),
         *("--json-status-fd", str(status), "--seccomp", str(refused), "--clearenv"),
         *("--setenv", "HOME", "/tmp", "--setenv", "OPENBLAS_NUM_THREADS", str(limits.processes)),
         *_LINKS,
+        *("--size", str(limits.folder_mb << 20), "--tmpfs", "/tmp"),  # first: what is shown may lie in it
         *_each("--ro-bind", shown),
         *(word for path in covered for word in ("--tmpfs", path)),
         *_each("--ro-bind", packages),
         *(word for path in covered for word in ("--remount-ro", path)),
         *_each("--dev-bind", _DEVICES),
-        *("--size", str(limits.folder_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
-        *("--remount-ro", "/", "--", *_limited(limits), *argv),
+        *("--chdir", "/tmp", "--remount-ro", "/", "--", *_limited(limits), *argv),
     ]
 
 
-def _become_nobody(shown: Iterable[str]) -> list[str]:
-    """Return the beginning of a command line by which root starts the sandbox as another user.
+def _become_another(shown: Iterable[str]) -> list[str]:
+    """Return the beginning of a command line by which root starts the sandbox as a user of its own.
 
-    The kernel does not limit the number of root's processes. The other user may not enter root's folders, so he gets a
-    file system in which the same files lie in other folders. A process namespace holds his processes: without
-    privileges root's bubblewrap could not signal them at its end.
+    The kernel does not limit the number of root's processes, and shares out much by user: pages of pipes, signals. The
+    other user may not enter root's folders, so he gets a file system in which the same files lie in other folders. A
+    process namespace holds his processes: without privileges root's bubblewrap could not signal them at its end.
     """
     shown = ["/usr", *(path for path in shown if not path.startswith("/usr/"))]
+    user = secrets.choice(_USERS) if has_users() else _NOBODY
     return [
         *("bwrap", "--unshare-pid", "--die-with-parent"),
         *("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
@@ -138,8 +152,16 @@ def _become_nobody(shown: Iterable[str]) -> list[str]:
         *_each("--ro-bind", shown),
         *_each("--dev-bind", _DEVICES),
         *("--bind", "/proc", "/proc", "--dir", "/tmp", "--"),
-        *("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"),
+        *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
     ]
+
+
+@cache
+def has_users() -> bool:
+    """Return whether this process may use the ids of `_USERS`: a container may map a few thousand ids only."""
+    maps = [Path("/proc/self", name).read_text().splitlines() for name in ("uid_map", "gid_map")]
+    ranges = [[range(int(first), int(first) + int(many)) for first, _, many in map(str.split, rows)] for rows in maps]
+    return all(any(_USERS[0] in each and _USERS[-1] in each for each in mapped) for mapped in ranges)
 
 
 def _limited(limits: Limits) -> list[str]:
@@ -147,7 +169,7 @@ def _limited(limits: Limits) -> list[str]:
     return [
         *(_prlimit(), f"--as={limits.memory_mb << 20}", f"--nproc={limits.processes + 1}"),
         *(f"--cpu={math.ceil(limits.cpu_s)}", f"--fsize={limits.folder_mb << 20}", f"--nofile={_OPEN_FILES}"),
-        *("--core=0", "--msgqueue=0", "--"),
+        *("--core=0", "--msgqueue=0", f"--sigpending={_PENDING}", "--"),
     ]
 
 
@@ -198,17 +220,26 @@ _X32 = 0x40000000
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
 _KILL, _ERROR, _ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000  # linux/seccomp.h
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
-_SOCKET, _AF_UNIX = 41, 1
 
 REFUSED = {
     **{"shmget": 29, "msgget": 68, "semget": 64, "memfd_create": 319, "memfd_secret": 447},  # memory without a limit
+    **{"vmsplice": 278, "splice": 275, "tee": 276, "landlock_create_ruleset": 444},  # that, too
+    # What has a name can be sent to, and in its queue memory and other sockets stay: only pairs of sockets are left.
+    **{"socket": 41, "bind": 49, "setsockopt": 54, "sendmsg": 46, "sendmmsg": 307},
     **{"add_key": 248, "request_key": 249, "keyctl": 250},  # the session's keyring is inherited
     **{"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438},
     **{"unshare": 272, "setns": 308, "mount": 165, "fsopen": 430, "open_tree": 428},
     **{"bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425},  # where kernels had most bugs
     "io_setup": 206,  # the machine has a limit for all of its processes together
+    **{"inotify_init": 253, "inotify_init1": 294, "fanotify_init": 300},  # the user has one
 }
-"""System calls that fail with EPERM. `socket` does, too, except for Unix sockets."""
+"""System calls that fail with EPERM."""
+_REFUSED_IF = {
+    "fcntl": (72, 1, 1031),  # F_SETPIPE_SZ: the user has a limit for the pages of all pipes
+    "prctl": (157, 0, 78),  # PR_FUTEX_HASH: memory without a limit
+}
+"""Number, argument and value for which a system call fails with EPERM."""
+_SOCKETPAIR, _AF_UNIX = 53, 1
 
 
 def _filter_program() -> bytes:
@@ -221,13 +252,17 @@ def _filter_program() -> bytes:
     ]
     for number in REFUSED.values():
         steps += [_step(_JUMP_EQUAL, number, 0, 1), _step(_RETURN, _ERROR)]
-    steps += [
-        *(_step(_JUMP_EQUAL, _SOCKET, 1, 0), _step(_RETURN, _ALLOW)),
-        _step(_LOAD, _FIRST_ARGUMENT),
-        *(_step(_JUMP_EQUAL, _AF_UNIX, 1, 0), _step(_RETURN, _ERROR)),
-        _step(_RETURN, _ALLOW),
-    ]
+    for number, argument, value in _REFUSED_IF.values():
+        steps += _if(number, argument, _step(_JUMP_EQUAL, value, 0, 1))
+    steps += [*_if(_SOCKETPAIR, 0, _step(_JUMP_EQUAL, _AF_UNIX, 1, 0)), _step(_RETURN, _ALLOW)]
     return b"".join(steps)
+
+
+def _if(number: int, argument: int, refuse: bytes) -> list[bytes]:
+    """Return steps that decide about one system call: `refuse` skips a step if the argument is allowed."""
+    load = _step(_LOAD, _FIRST_ARGUMENT + 8 * argument)
+    decide = [load, refuse, _step(_RETURN, _ERROR), _step(_RETURN, _ALLOW)]
+    return [_step(_JUMP_EQUAL, number, 0, len(decide)), *decide]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
+from storage.processes.limits import is_hosts
 from storage.visible import described
 from tasks.tools.interface import ToolError
 from tasks.tools.sandbox import SandboxError
@@ -51,6 +52,7 @@ class FunctionTool:
         Raises:
             ToolError: an argument is wrong, or the function raised an exception or returned what JSON cannot hold.
             SandboxError: it needed a sandbox, which could not be made; that is not the policy's fault.
+            Exception: this machine has no more open files, memory or room on a disk; nor is that.
         """
         try:
             running = self._adapter.validate_python(ArgsKwargs((), arguments))
@@ -63,6 +65,8 @@ class FunctionTool:
         except (ToolError, SandboxError):
             raise
         except (Exception, SystemExit) as error:
+            if is_hosts(error):
+                raise
             raise ToolError(described(error)) from error
 
     async def close(self) -> None:

@@ -106,8 +106,11 @@ class Sandbox:
         if self._process.returncode is not None:
             return
         pid = self._process.pid
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        try:
             first = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:  # it has ended, or this process may open no more files
+            first = []
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             if first:
                 os.kill(int(first[0]), signal.SIGKILL)
             else:

@@ -1,9 +1,12 @@
 """Whose fault it is that an episode ended without a verdict."""
 
+import errno
+
 import pytest
 
+from storage.processes.limits import chain
 from tasks.agents.endpoint.completions import OverrunError
-from tasks.agents.faults import PolicyError, chain, fault_of
+from tasks.agents.faults import PolicyError, fault_of
 from tasks.inference.api import AbortedError, ContextLengthError
 
 
@@ -30,6 +33,7 @@ ENDED = [
     (ExceptionGroup("two workers", [OSError("gone"), OwnError("no move")]), "policy"),
     (came_from(RuntimeError("failed"), ExceptionGroup("tasks", [ContextLengthError("full")])), "policy"),
     (ExceptionGroup("two workers", [OSError("gone"), LookupError("lost")]), "set-up"),
+    (came_from(OwnError("no answer"), OSError(errno.EMFILE, "Too many open files")), "set-up"),
     (LookupError("lost the thread"), "set-up"),
     (AbortedError("aborted"), "set-up"),
 ]

@@ -1,6 +1,7 @@
 """Tools from functions: their schema, and what may go wrong."""
 
 import asyncio
+import errno
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -66,6 +67,19 @@ def test_an_exception_is_an_error_for_the_policy(kind: str, message: str) -> Non
     """A function that raises, or exits, costs its call."""
     with pytest.raises(ToolError, match=f"^{message}$"):
         call(fail, {"kind": kind})
+
+
+async def short_of_files() -> str:
+    try:
+        raise OSError(errno.EMFILE, "Too many open files")
+    except OSError as error:
+        raise ConnectionError("no answer") from error
+
+
+def test_an_error_of_the_machine_is_not_told_to_the_policy() -> None:
+    """It fails the episode, which is then the set-up's fault."""
+    with pytest.raises(ConnectionError, match="no answer"):
+        call(short_of_files, {})
 
 
 def blocking(x: int) -> None: ...

@@ -1,11 +1,13 @@
 """The policy's code tries to use up the machine. Each test fails if the limit that it names is taken away."""
 
 import asyncio
+import os
 import time
 
 import psutil
 import pytest
 
+from tasks.tools import cgroups
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.interface import ToolError
 from tasks.tools.sandbox import Sandboxes
@@ -93,6 +95,38 @@ async def test_memory_is_limited(sandboxes: Sandboxes) -> None:
     assert result.endswith("MemoryError")
 
 
+async def test_what_the_kernel_keeps_is_limited(sandboxes: Sandboxes) -> None:
+    """Where control groups can be made, page tables count, too: two pages of them for each page of the program."""
+    if not (groups := cgroups.parent()):
+        pytest.skip("no control groups can be made here")
+    code = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+for n in range(14_000):
+    page = libc.mmap(2**40 + (n << 30), 4096, 3, 0x100022, -1, 0)  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    ctypes.memset(page, 1, 1)
+"""
+    limits = Limits(memory_mb=72, folder_mb=1)
+    assert (await sandboxes.run(python(code), b"", limits)).status == 128 + 9
+    deadline = time.monotonic() + 60
+    while len(list(groups.glob(f"math-mt-ppo-{os.getpid()}-*"))) > 1:  # the newest may still be ending
+        assert time.monotonic() < deadline
+        await run_code(sandboxes, "1")
+
+
+async def test_timers_are_limited(sandboxes: Sandboxes) -> None:
+    """The timers of one sandbox are no other one's: all processes of a user share theirs out."""
+    code = """
+import ctypes
+libc, timer = ctypes.CDLL(None), ctypes.c_int()
+event = (ctypes.c_int * 16)(0, 0, 0, 1)  # SIGEV_NONE
+print(next(n for n in range(10**6) if libc.syscall(222, 1, event, ctypes.byref(timer))))  # timer_create
+"""
+    assert await asyncio.gather(*(run_code(sandboxes, code) for _ in range(2))) == ["64\n"] * 2
+
+
 async def test_files_are_limited(sandboxes: Sandboxes) -> None:
     """Files lie in memory; all of them together have a limit, and nothing is left of them on a disk."""
     code = """
@@ -117,7 +151,7 @@ async def test_processor_time_is_limited(sandboxes: Sandboxes) -> None:
 
 async def test_limits_cannot_be_raised(sandboxes: Sandboxes) -> None:
     """All of them are hard limits, and bubblewrap's process has no privilege that the code could use."""
-    names = ["AS", "NPROC", "FSIZE", "CPU", "NOFILE", "CORE"]
+    names = ["AS", "NPROC", "FSIZE", "CPU", "NOFILE", "CORE", "SIGPENDING"]
     code = f"""
 import resource
 for name in {names}:

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import orjson
+
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.answers import AnswerReader, ParsedAnswer
@@ -31,6 +33,10 @@ _NOTED = 3
 """Most refusals that the reason of a failed episode names."""
 _OVERRUN_S = 0.5
 """Wait before each refusal of an agent that asks too often: others are to be played meanwhile."""
+
+_LARGE = 2**17
+"""Bytes of messages and tools from which a request is rendered in a thread: the largest take seconds, in which all
+other episodes would stand still."""
 
 OUT_OF_CONTEXT = "context_length_exceeded"
 """OpenAI's code. Frameworks look for it, or for the beginning of OpenAI's message."""
@@ -155,7 +161,10 @@ class Completions:
         if position.new and position.new[-1]["role"] == "assistant":
             told = "the last message is the assistant's, and no completion of this episode: end with another one"
             raise invalid(told, "messages")
-        prompt_ids = self._prompt(request, position)
+        large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
+        prompt_ids = (
+            await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
+        )
         gconfig = replace(
             usual,
             n=request.n or 1,

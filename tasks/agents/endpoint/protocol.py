@@ -21,6 +21,10 @@ ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's 
 MODEL = "policy"
 """The name of the only model."""
 MOST_CHOICES = 64
+MOST_MESSAGES = 2048
+"""As OpenAI has it."""
+MOST_TOOLS = 128
+"""As OpenAI has it."""
 
 ResponseFormats = Literal["refuse", "ignore", "enforce"]
 """What becomes of `response_format`, unless it is text."""
@@ -81,8 +85,8 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None

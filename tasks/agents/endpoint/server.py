@@ -1,6 +1,8 @@
 """The HTTP server of a rollout's process: one for all of its episodes, each of which has a key of its own."""
 
+import asyncio
 import json
+import resource
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +18,15 @@ from tasks.environments.interface import StepResult
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
+BODY_S = 60.0
+"""Most seconds that the body of a request may take."""
+IDLE_S = 30.0
+"""Most seconds that a connection may take for the headers of a request, and wait for the next one."""
+_BACKLOG = 64
+"""Connections that are accepted before the next ones are closed: in the worst case so many, three times, are above the
+limit."""
+MOST_CONNECTIONS = 8192
+"""Most connections at once; fewer where they would be more than half of the files that this process may open."""
 
 Step = Callable[[str], Awaitable[StepResult]]
 """Steps the environment of an episode with an answer."""
@@ -24,6 +35,9 @@ Step = Callable[[str], Awaitable[StepResult]]
 class EndpointServer:
     """The server; an asynchronous context manager.
 
+    It keeps descriptors for everything else: where connections are too many, the oldest that asks nothing is closed for
+    a new one, and if all of them ask, the new one is refused.
+
     Args:
         listen: `127.0.0.1:0` (any free port of this machine), or another host and port.
     """
@@ -31,30 +45,51 @@ class EndpointServer:
     def __init__(self, listen: str) -> None:
         self._listen = listen
         self._episodes: dict[str, tuple[Completions, Step]] = {}
+        self._asking: dict[web.RequestHandler, str] = {}  # connections with a request, and its authorization
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
         self.base_url = ""
         """The base URL for clients, once the server runs."""
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_in_form])
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._in_form])
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/environment/step", self._step)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
+        )
         await self._runner.setup()
         host, _, port = self._listen.rpartition(":")
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._connection, host.strip("[]"), int(port), backlog=_BACKLOG)
         except (OSError, OverflowError) as error:  # the latter for a port above 65535
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
-        name, number = self._runner.addresses[0][:2]
+        name, number = self._server.sockets[0].getsockname()[:2]
         self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._runner
+        assert self._server
+        self._server.close()
         await self._runner.cleanup()
+
+    def _connection(self) -> asyncio.Protocol:
+        """Return what answers a new connection."""
+        assert self._runner
+        assert self._runner.server
+        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        if len(self._runner.server.connections) >= most:
+            connections = [each for each in self._runner.server.connections if _is_open(each)]
+            idle = next((each for each in connections if each not in self._asking), None)
+            if idle:
+                idle.force_close()
+            elif len(connections) >= most:
+                return _Full()
+        return self._runner.server()
 
     @contextmanager
     def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:
@@ -70,11 +105,22 @@ class EndpointServer:
         if kind.lower() != "bearer" or key not in self._episodes:
             told = "no episode has this key, or it has ended: use OPENAI_API_KEY, or the given client, while it runs"
             raise EndpointError(401, "invalid_api_key", told)
+        most = self._episodes[key][0].max_requests
+        if list(self._asking.values()).count(f"{kind} {key}") > most:
+            raise EndpointError(429, "too_many_requests", f"{most} requests of this episode are being answered")
         return self._episodes[key]
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await request.read()
+        except TimeoutError:
+            told = f"the body of the request has not arrived within {BODY_S:g} s"
+            raise EndpointError(408, "request_timeout", told) from None
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         completions, _ = self._served(request)
-        answered = await completions.complete(await request.read())
+        answered = await completions.complete(await self._body(request))
         if not answered.request.stream:
             return web.json_response(answered.body())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -87,7 +133,7 @@ class EndpointServer:
     async def _step(self, request: web.Request) -> web.Response:
         completions, step = self._served(request)
         try:
-            action = orjson.loads(await request.read())["action"]
+            action = orjson.loads(await self._body(request))["action"]
         except (ValueError, KeyError, TypeError):
             action = None
         if not isinstance(action, str):
@@ -108,17 +154,35 @@ class EndpointServer:
         listed = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}]
         return web.json_response({"object": "list", "data": listed})
 
+    @web.middleware
+    async def _in_form(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer errors in OpenAI's form."""
+        self._asking[request.protocol] = request.headers.get("Authorization", "")
+        try:
+            return await handler(request)
+        except EndpointError as error:
+            return web.json_response(error.body(), status=error.status)
+        except web.HTTPException as error:
+            code = "request_too_large" if error.status == web.HTTPRequestEntityTooLarge.status_code else "unknown_url"
+            told = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
+            return web.json_response(told.body(), status=error.status)
+        finally:
+            del self._asking[request.protocol]
 
-@web.middleware
-async def _in_form(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer errors in OpenAI's form."""
-    try:
-        return await handler(request)
-    except EndpointError as error:
-        return web.json_response(error.body(), status=error.status)
-    except web.HTTPException as error:
-        code = "request_too_large" if error.status == web.HTTPRequestEntityTooLarge.status_code else "unknown_url"
-        told = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
-        return web.json_response(told.body(), status=error.status)
+
+class _Full(asyncio.Protocol):
+    """Refuses a connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        told = "the endpoint answers as many connections as it may: ask again later"
+        body = orjson.dumps(EndpointError(503, "too_many_connections", told).body())
+        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        transport.write(f"{head}Connection: close\r\nRetry-After: 1\r\n\r\n".encode() + body)
+        transport.close()
+
+
+def _is_open(connection: web.RequestHandler) -> bool:
+    return connection.transport is not None and not connection.transport.is_closing()

@@ -1,6 +1,6 @@
 """A program is an agent, whatever it does to its processes."""
 
-import contextlib
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from configs.rollout import Rollout
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.command_agent import CommandAgent
+from tasks.agents.command_agent import CommandAgent, _apart
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
@@ -58,7 +58,7 @@ def test_a_command_answers(chat: Chat, verifier: Verifier, code: str) -> None:
     ("code", "reason"),
     [
         ("sys.exit('no idea')", "ended with status 1: no idea"),
-        ("ask(); os.kill(os.getpid(), 9)", "ended with status -9"),
+        ("ask(); os.kill(os.getpid(), 9)", "ended with status 137"),
         ("ask(); print('x' * 1_000_001)", "printed more than 1,000,000 bytes"),
         ("print('4')", "ended without a completion"),
     ],
@@ -93,21 +93,44 @@ def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "leave",
+    ("leave", "hide"),
     [
-        "import subprocess; p = subprocess.Popen(['sleep', '600'])",
-        "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True)",
-        "import time; p = None; open(FILE, 'w').write(str(os.getpid())); time.sleep(600)",
+        ("sleep({})", True),
+        ("sleep({})", False),
+        ("sleep({'start_new_session': True})", False),
+        ("sleep({'start_new_session': True, 'env': {}})", True),
+        ("sleep({}).wait()", True),
     ],
 )
-def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: Path) -> None:
+def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, hide: bool) -> None:
     """Whatever a command starts ends with its episode, in whichever process group it is."""
-    note, waits = tmp_path / "pid", "p = None" in leave
-    code = f"FILE = {str(note)!r}\n{leave}\nif p: open(FILE, 'w').write(str(p.pid))\nask()"
-    row = the_one(chat, verifier, code, deadline_s=5.0 if waits else 60.0)
+    seconds, waits = f"600.{secrets.randbelow(10**9)}", "wait" in leave
+    code = f"import subprocess\ndef sleep(options): return subprocess.Popen(['sleep', '{seconds}'], **options)\n"
+    row = the_one(chat, verifier, f"{code}{leave}\nask()", 5.0 if waits else 60.0, hide_processes=hide)
     assert row.status == ("failed" if waits else "completed"), row.reason
-    with contextlib.suppress(psutil.NoSuchProcess):
-        wait_gone([psutil.Process(int(note.read_text()))], within_s=2)
+    processes = psutil.process_iter(["cmdline"])
+    wait_gone([process for process in processes if seconds in (process.info["cmdline"] or ())], within_s=2)
+
+
+@pytest.mark.skipif(not _apart(), reason="bubblewrap cannot hide processes here")
+def test_a_command_finds_no_other_key(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
+    """In /proc it sees its own processes only: with another episode's key it could ask in that one's place."""
+    code = f"""
+import glob, re, time
+key, folder = os.environ["OPENAI_API_KEY"], {str(tmp_path)!r}
+open(f"{{folder}}/{{key}}", "w").close()
+while len(os.listdir(folder)) < 3:
+    time.sleep(0.01)
+found = set()
+for path in glob.glob("/proc/[0-9]*/environ"):
+    found |= set(re.findall(rb"OPENAI_API_KEY=([^\\0]+)", open(path, "rb").read()))
+ask()
+print(3 if found == {{key.encode()}} else 4)
+time.sleep(0.5)
+"""
+    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    rows = play(engine, command(chat, code), verifier, group_size=3, settings=Rollout(episode_deadline_s=60))
+    assert [(row.status, row.turns[0].verdict) for row in rows] == [("completed", "correct")] * 3
 
 
 class Broken(MathVerifyEnvironment):

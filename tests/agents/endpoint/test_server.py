@@ -1,13 +1,16 @@
 """The endpoint's server: keys, addresses, and answers that are errors in OpenAI's form."""
 
+import asyncio
 import json
 import socket
+import threading
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tasks.agents.chat import Chat
+from tasks.agents.endpoint import server
 from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.score.verifier import Verifier
@@ -15,6 +18,8 @@ from tests.agents.endpoint.asking import asked
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 async def request(
@@ -40,6 +45,8 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
         ({"body": {**BODY, "model": "gpt-4o"}}, 404, "model_not_found"),
         ({"body": {**BODY, "messages": [{"role": "user", "content": [PICTURE]}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": []}}, 400, "invalid_value"),
+        ({"body": {**BODY, "messages": [{"role": "user", "content": "?"}] * 2049}}, 400, "invalid_value"),
+        ({"body": {**BODY, "tools": [TOOL] * 129}}, 400, "invalid_value"),
         ({"body": {**BODY, "n": 0}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": [{"role": "narrator", "content": "x"}]}}, 400, "invalid_value"),
         ({"body": {**BODY, "messages": [{"role": "assistant", "content": "It is"}]}}, 400, "invalid_value"),
@@ -59,6 +66,107 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
 
     (row,) = asked(chat, verifier, ask)
     assert (row.status, row.reason) == ("completed", "")
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def silent(task: AgentTask, head: str, many: int = 1) -> list[Streams]:
+    """Open connections that send the beginning of a request; they close when nobody holds them any more."""
+    host, port = task.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(many)]
+    for _, writer in opened:
+        writer.write(head.encode())
+    return opened
+
+
+HEADERS = "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\n"
+
+
+@pytest.mark.parametrize("head", ["", HEADERS])
+def test_half_open_connections_make_room(
+    head: str, chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has a number of connections at most, whatever is opened; who asks is answered nevertheless."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+
+    async def ask(task: AgentTask, _: Any) -> None:
+        opened = await silent(task, head, 60)
+        assert (await request(task))[0] == 200
+        await asyncio.sleep(0.1)
+        assert sum(not reader.at_eof() for reader, _ in opened) <= 20
+
+    (row,) = asked(chat, verifier, ask)
+    assert (row.status, row.reason) == ("completed", "")
+
+
+def test_where_all_connections_ask_a_new_one_is_refused(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told to come back, in OpenAI's form."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
+
+    async def ask(task: AgentTask, _: Any) -> None:
+        waiting = f"{HEADERS}Authorization: Bearer {task.api_key}\r\nContent-Length: 9\r\n\r\n"
+        opened = await silent(task, waiting, 5)
+        await asyncio.sleep(0.1)
+        status, answer = await request(task)
+        assert (status, answer["error"]["code"]) == (503, "too_many_connections")
+        assert not any(reader.at_eof() for reader, _ in opened)
+
+    (row,) = asked(chat, verifier, ask)
+    assert "without a completion" in row.reason
+
+
+def test_a_body_that_never_comes_is_refused(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sender is told so; headers that never come end the connection without a word."""
+    monkeypatch.setattr(server, "BODY_S", 0.1)
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
+
+    async def ask(task: AgentTask, _: Any) -> None:
+        ((body, _body),) = await silent(
+            task, f"{HEADERS}Authorization: Bearer {task.api_key}\r\nContent-Length: 9\r\n\r\n{{"
+        )
+        assert b"408" in await body.readline()
+        ((headers, _headers),) = await silent(task, HEADERS)
+        assert await headers.read() == b""
+        assert (await request(task))[0] == 200
+
+    (row,) = asked(chat, verifier, ask)
+    assert (row.status, row.reason) == ("completed", "")
+
+
+def test_an_episode_asks_no_more_at_once_than_it_may_at_all(chat: Chat, verifier: Verifier) -> None:
+    """Requests whose bodies never come would otherwise take all connections of the other episodes."""
+
+    async def ask(task: AgentTask, _: Any) -> None:
+        opened = await silent(task, f"{HEADERS}Authorization: Bearer {task.api_key}\r\nContent-Length: 9\r\n\r\n", 100)
+        await asyncio.sleep(0.2)
+        status, answer = await request(task)
+        assert (status, answer["error"]["code"]) == (429, "too_many_requests")
+        assert len(opened) == 100
+
+    (row,) = asked(chat, verifier, ask)
+    assert "without a completion" in row.reason
+
+
+def test_a_large_request_lets_the_others_go_on(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is rendered in another thread than that of all episodes."""
+    threads = list[bool]()
+    prompt = Chat.prompt
+
+    def noted(self: Chat, *arguments: Any) -> list[int]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return prompt(self, *arguments)
+
+    monkeypatch.setattr(Chat, "prompt", noted)
+
+    async def ask(task: AgentTask, _: Any) -> None:
+        for many in (1, 200_000):
+            await request(task, body={**BODY, "messages": [{"role": "user", "content": "x" * many}]})
+
+    asked(chat, verifier, ask)
+    assert threads == [True, False]
 
 
 def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> None:
