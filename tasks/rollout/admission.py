@@ -190,8 +190,8 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
             )
         if sampled and not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
             raise RefusedError(
-                f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. Keep those of the completion; "
-                "if it came with this one, the server's answer is wrong: is its --logprobs-mode processed_logprobs?"
+                f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. Keep the completion's; if it "
+                "came with this one, the server is wrong: is its --logprobs-mode processed_logprobs?"
             )
 
 
