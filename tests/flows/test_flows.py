@@ -24,7 +24,6 @@ from storage.logs.leases import Lease
 from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.records import LOWEST_LOGPROB
 from storage.versions import aliases, checkpoints, datasets, manifests
 from tasks.inference import client
 from tasks.inference.api import Completion
@@ -307,15 +306,19 @@ def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str]
 def test_a_run_that_a_trajectory_has_stopped_goes_on(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help_: str
 ) -> None:
-    """An update that is not finite names the trajectory. The run goes on without it, or with a bound, as the same run."""
+    """An update that is not finite names the trajectory. The same run goes on without it, or with a bound.
+
+    An older program has stored the trajectory.
+    """
     settings = [*overrides, "run.iterations=1", "ppo.behaviour_weight={cap: null}", "evaluation.every=9"]
     completion, calls = client._completion, itertools.count()
 
     def spoiled(*arguments: Any) -> Completion:
         made = completion(*arguments)
-        return replace(made, logprobs=[LOWEST_LOGPROB for _ in made.logprobs]) if next(calls) == 3 else made
+        return replace(made, logprobs=[-120.0 for _ in made.logprobs]) if next(calls) == 20 else made
 
     monkeypatch.setattr(client, "_completion", spoiled)
+    monkeypatch.setattr("tasks.rollout.admission.LOWEST_LOGPROB", -1e9)
     with pytest.raises(ValueError, match=r"tasks\.provenance exclude --ids FILE") as stopped:
         run_flow("smoke", settings)
     bad = re.findall(r"trajectories (smoke/\S+?):", str(stopped.value))
