@@ -70,8 +70,19 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
 
 
 def _open_fork(workspace: Workspace) -> Checkpoint:
-    """Open the checkpoint of another run that `policy.fork` names, with its train state."""
-    version = checkpoints.resolve_policy(workspace.store, forked_checkpoint(workspace.config.policy))
+    """Open the checkpoint of another run that `policy.fork` names, with its train state.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+        StorageError: it cannot be read, or gc has deleted its data.
+    """
+    version = forked_checkpoint(workspace.config.policy)
+    if not manifests.committed(workspace.store, version):
+        raise ValueError(
+            f"policy.fork={workspace.config.policy.fork}: there is no {workspace.store.uri(version)}. These are there: "
+            f"`python -m storage ls --kind checkpoint --run {version.run}`"
+        )
+    version = checkpoints.resolve_policy(workspace.store, version)
     get_run_logger().info("beginning with %s and its optimizer", version)
     return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
 
