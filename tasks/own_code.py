@@ -22,7 +22,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,6 @@ def fingerprint(name: str) -> str:
     if len(code) == 1:
         return next(iter(code.values()))
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Say how the files differ, in a line for each: `my_agents.py has changed`."""
-    return [
-        f"{path} {'is new' if path not in before else 'is not used any more' if path not in now else 'has changed'}"
-        for path in sorted(before.keys() | now.keys())
-        if before.get(path) != now.get(path)
-    ]
 
 
 def _texts(values: Any) -> Iterator[str]:

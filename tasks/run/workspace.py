@@ -30,7 +30,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
 from tasks.agents.problem_checks import lacking_room
-from tasks.own_code import changes, own_code
+from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 
 MAY_CHANGE = (
@@ -231,15 +231,14 @@ def _refuse_other_code(workspace: Workspace) -> None:
         newest = manifests.find(store, layout.checkpoint(name, 0))
     if newest is None or not newest.code:
         return
-    if changed := changes(newest.code, own_code(workspace.config)):
-        listing = "".join(f"\n  {line}" for line in changed)
-        found = f"run {name!r} was played with other code of your own ({newest.version}):{listing}"
+    if changed := {path for path, _ in newest.code.items() ^ own_code(workspace.config).items()}:
+        found = f"run {name!r} was played with other code of yours ({newest.version}): {', '.join(sorted(changed))}"
         if not workspace.config.run.accept_code:
             raise ConfigError(
                 f"{found}\nRestore it; continue with what is there now by --accept-code (run.accept_code=true), which "
                 f"every data set will name; or {_remedy(workspace)}"
             )
-        get_run_logger().warning("%s\nIt goes on with what is there now (run.accept_code)", found)
+        get_run_logger().warning("%s. It goes on with what is there now (run.accept_code)", found)
 
 
 def _changed_updates(workspace: Workspace) -> list[str]:
