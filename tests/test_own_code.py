@@ -127,7 +127,7 @@ def test_a_run_is_not_continued_with_other_code_by_accident(
     with pytest.raises(ConfigError, match=message) as refused:
         start(configured(folder))
     assert "--accept-code" in str(refused.value)
-    assert "--fork smoke@0 run.name=smoke-fork" in str(refused.value)
+    assert "begin another run with run.name=…" in str(refused.value)
     workspace = start(configured(folder, "run.accept_code=true"))
     assert "late.py, maze/doors.py. It goes on" in caplog.text
     commit(workspace, layout.trajectories("smoke", 1), "trajectories")

@@ -207,12 +207,12 @@ def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
 
 
 def _remedy(workspace: Workspace) -> str:
-    """Return how to go on with other settings: in a fork, once the run has a checkpoint, or else in another run."""
+    """Return how to go on with other settings: in another run or, after the first update, in a fork."""
     name, number = workspace.name, _finished_iterations(workspace)
-    if not manifests.committed(workspace.store, layout.checkpoint(name, number)):
+    if not number:
         return "begin another run with run.name=…"
     return (
-        "begin a fork, another run that goes on from the newest checkpoint with its optimizer:\n"
+        "begin another run with run.name=…, or a fork, which goes on from the newest checkpoint with its optimizer:\n"
         f"  the same command with --fork {name}@{number} run.name={name}-fork\n"
         f"  (of a deployment: the overrides 'policy={{fork: {name}@{number}}}' and run.name={name}-fork)"
     )

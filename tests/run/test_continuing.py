@@ -73,10 +73,10 @@ def test_a_refusal_names_the_fork(begun: list[str], override: str) -> None:
     start(*begun, override, *fork)
 
 
-def test_a_run_without_a_checkpoint_has_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_an_update_has_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
     place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
-    start(*place)
+    commit(start(*place), 0)
     with pytest.raises(ConfigError, match=r"or begin another run with run\.name=…$"):
         start(*place, "ppo.eps_clip=0.3")
 
