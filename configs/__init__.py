@@ -2,7 +2,7 @@
 
 from configs.loader import ConfigError, available, differences, flatten, load, read_stored, to_yaml, unknown
 from configs.schema import Config
-from configs.stored import as_begun, up_to_date
+from configs.stored import as_begun, up_to_date, with_knobs
 
 __all__ = [
     "Config",
@@ -16,4 +16,5 @@ __all__ = [
     "to_yaml",
     "unknown",
     "up_to_date",
+    "with_knobs",
 ]

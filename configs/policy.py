@@ -47,9 +47,13 @@ class Policy(Knobs):
     continue with another path."""
     warm_start: WarmStart | None = None
     """Make and train a tiny policy instead of loading one."""
+    fork: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,6}$")] | None = None
+    """`RUN@N`: begin with checkpoint N of another run of this store, optimizer, critic and RNG included; all other
+    settings may differ from that run's. The new run counts from 0: its policy version 0, and reference policy, is that
+    checkpoint. `--fork` sets it."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        if (self.path is None) == (self.warm_start is None):
-            raise ValueError("give exactly one of policy.path and policy.warm_start")
+        if [self.path, self.warm_start, self.fork].count(None) != 2:
+            raise ValueError("give exactly one of policy.path, policy.warm_start and policy.fork")
         return self

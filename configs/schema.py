@@ -41,6 +41,9 @@ class Run(Knobs):
     overlap: bool = False
     """Play a stream of episodes while others are trained on, up to `rollout.max_head_offpolicyness` (1 or more)
     iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
+    accept_code: bool = False
+    """Continue the run although agents, environments, tools or scorers of your own have changed since it was last
+    played (`tasks/own_code.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
 
@@ -98,6 +101,14 @@ class Config(Knobs):
 
 Refusals = Iterator[tuple[bool, str]]
 """Pairs: True if something is wrong, and the sentence that names the knobs and the remedy."""
+
+
+def fork(config: Config) -> Refusals:
+    """A fork has another name than the run that it begins from."""
+    yield (
+        (config.policy.fork or "").rpartition("@")[0] == config.run.name,
+        f"policy.fork={config.policy.fork} begins another run, which needs a name of its own: set run.name=…",
+    )
 
 
 def warm_start(config: Config) -> Refusals:
@@ -244,5 +255,5 @@ def gate(config: Config) -> Refusals:
         yield name not in sets, f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (warm_start, sampling, groups, rewards, servers, stale_data, processes, gate)
+RULES = (fork, warm_start, sampling, groups, rewards, servers, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

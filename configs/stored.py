@@ -9,7 +9,7 @@ Example: {"ppo": {"minibatches": 2}} becomes {"ppo": {"ppo_n_minibatches": 2, "e
 
 import copy
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -237,10 +237,16 @@ def as_begun(config: Config, begun: Values) -> Config:
     So a run that was begun by an older program continues as it began, with the YAML file that it was begun with.
     """
     given = config.model_dump(mode="json", exclude_unset=True)
-    for key in BEFORE:
-        if _get(given, key) is _ABSENT and (value := _get(begun, key)) is not _ABSENT:
-            _put(given, key, value)
-    return Config.model_validate(given)
+    return Config.model_validate(with_knobs(given, begun, [key for key in BEFORE if _get(given, key) is _ABSENT]))
+
+
+def with_knobs(values: Values, others: Values, keys: Iterable[str]) -> Values:
+    """Return `values` with the knobs or sections at the dotted `keys` of `others`, as far as both can have them."""
+    values = copy.deepcopy(values)
+    for key in keys:
+        if (value := _get(others, key)) is not _ABSENT:
+            _put(values, key, value)
+    return values
 
 
 def _filled(model: type[BaseModel], values: Values) -> Values:

@@ -8,6 +8,13 @@ from configs.knobs import Decay, Knobs, NonNegativeFloat, NonNegativeInt, Share,
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
+FROM_NEXT_UPDATE = (
+    *("optimizer.lr", "optimizer.max_grad_norm", "ppo.critic.lr", "ppo.c_clip", "ppo.early_stop_imp_ratio"),
+    *("ppo.behaviour_weight.cap", "ppo.advantage.bound"),
+)
+"""Knobs that a run may change from its next update on: learning rates, and bounds of what a single token, episode or
+minibatch may do. They have no state, and data that are stored already mean the same with another value."""
+
 
 class Advantage(Knobs):
     """The advantage estimator: group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""

@@ -34,6 +34,11 @@ HIGHEST_LOGPROB = 1e-4
 """Largest logprob that rounding explains. Exact logprobs are at most 0, but GPU kernels compute logit - logsumexp in
 float32, where logits of some hundreds have a resolution of 3e-5. A larger value is not a logprob."""
 
+LOWEST_LOGPROB = -87.34
+"""Smallest logprob that sampling explains, that of float32's smallest normal number, 2^-126. Servers draw with float32
+probabilities, and even in exact arithmetic some token of a vocabulary of a million is below it once in 1e32 draws. Down
+to it 1 / probability is finite in float32, too. What servers write for minus infinity, such as -9999, is far below."""
+
 VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error", "none"]
 """none: the turn answers nothing, such as a call of a tool. It has no reward, and counts in no accuracy."""
 

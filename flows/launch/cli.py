@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import json
 import logging
 import os
 import re
@@ -44,6 +45,10 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
     parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
     parser.add_argument("--plan", action="store_true", help="print ranks, servers and memory of the run and stop")
+    about = "begin another run with checkpoint N of RUN, its optimizer included; give run.name=…, too"
+    parser.add_argument("--fork", metavar="RUN@N", help=about)
+    about = "continue although agents, environments, tools or scorers of your own have changed"
+    parser.add_argument("--accept-code", action="store_true", help=about)
     for name, command in (commands or {}).items():
         _add_command(parser, name, command)
     arguments = parser.parse_args()
@@ -53,6 +58,8 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     if config:
         overrides.remove(config)
     config = config or default
+    overrides += [f"policy={{fork: {json.dumps(arguments.fork)}}}"] if arguments.fork else []
+    overrides += ["run.accept_code=true"] if arguments.accept_code else []
 
     def act() -> None:
         resolved = resolve(config, overrides)

@@ -62,6 +62,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         ("kind", manifest.kind),
         ("created", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("code", manifest.code_version),
+        *(("own code", f"{path} {digest[:16]}") for path, digest in manifest.code.items()),
         ("flow run", manifest.prefect_run_id),
         ("fencing token", manifest.fence),
         ("data", "collected by gc" if collected else f"{len(manifest.files)} objects, {size(manifest.bytes)}"),
@@ -108,14 +109,16 @@ def diff(store: Store, arguments: argparse.Namespace) -> Output:
     named = (arguments.left, arguments.right)
     left, right = (manifests.read(store, aliases.resolve_version(store, name)) for name in named)
     config, metrics = _changed(left.settings, right.settings), _changed(left.metrics, right.metrics)
+    own = [(path, a and a[:16], b and b[:16]) for path, a, b in _changed(left.code, right.code)]
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
-    for name, rows in (("setting", config), ("metric", metrics)):
+    for name, rows in (("own code", own), ("setting", config), ("metric", metrics)):
         if rows:
             columns = [name, left.version, right.version]
             parts.append(table(columns, [(key, short(a), short(b)) for key, a, b in rows]))
     if not config:
         parts.append("the same configuration")
-    data = {name: {key: [a, b] for key, a, b in rows} for name, rows in (("config", config), ("metrics", metrics))}
+    changed = {"config": config, "metrics": metrics, "own_code": own}
+    data = {name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}
     return Output(data, parts)
 
 

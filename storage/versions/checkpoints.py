@@ -1,7 +1,7 @@
 """Checkpoints: versions with two folders and a canary.
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
-state/          optimizer and RNG, safetensors and JSON (absent from version 0)
+state/          optimizer and RNG, safetensors and JSON (absent from version 0, but for a fork)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 
 Those of earlier programs may also have serving/ and delta/, a copy of the weights in bfloat16, which nothing reads.

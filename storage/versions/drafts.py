@@ -47,11 +47,12 @@ logger = logging.getLogger(__name__)
 
 
 class Provenance(BaseModel):
-    """The origin of a version: the resolved configuration, the flow run, and the lease of the writer."""
+    """The origin of a version: the resolved configuration, the user's code, the flow run, and the writer's lease."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     config: dict[str, Any]
+    code: dict[str, str] = {}  # see `Manifest`
     prefect_run_id: str | None = None
     fence: Fence | None = None
 
@@ -153,6 +154,7 @@ class Draft:
             files=self.files,
             config=provenance.config,
             code_version=code_version(),
+            code=provenance.code,
             prefect_run_id=provenance.prefect_run_id,
             metrics=metrics or {},
             created_at=datetime.now(UTC),
@@ -162,7 +164,9 @@ class Draft:
         catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
         if provenance.fence:
             provenance.fence.check()
-        created = self.store.create(layout.manifest(self.version), seal(json.loads(manifest.model_dump_json())))
+        # Without code of the user's, programs that do not know this field still read the manifest.
+        stored = manifest.model_dump_json(exclude=None if manifest.code else {"code"})
+        created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
         if not created and provenance.fence and layout.run_of(self.version):
             raise ConflictError(
                 f"{self.store.uri(self.version)} was committed by another writer while this one held the run's lease: "

@@ -70,6 +70,7 @@ class Manifest(_Record):
     metrics: dict[str, Any]
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
+    code: dict[str, str] = {}  # sha256 of each file of the user's own agents, environments, tools and scorers
     fence: int | None = None  # fencing token of the run's lease; within a run never smaller than a parent's
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.audit import Audit
-from storage.records import HIGHEST_LOGPROB, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call
+from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call
 from storage.version_names import PolicyVersion, ProblemsVersion, select
 from tasks.audit.data_sets import DataSet, Intake
 from tasks.audit.results import Case, Unit
@@ -93,6 +93,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
                 [_row(each) for each in data_sets],
             )
         database.set("highest_logprob", HIGHEST_LOGPROB)
+        database.set("lowest_logprob", LOWEST_LOGPROB)
         database.connection.execute(_TABLES.read_text(encoding="utf-8"))
         yield database
 

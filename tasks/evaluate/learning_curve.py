@@ -63,11 +63,13 @@ def read_learning_curve(
         trajectories, scores = trained_on(store, name, number)
         versions = (trajectories, scores, layout.checkpoint(name, number + 1))
         done.append(Iteration(number, *(manifests.read(store, version).metrics for version in versions)))
-    protocol, evaluations = greedy(config, HELD_OUT, held_out), list[Evaluation]()
+    protocols = [greedy(config, HELD_OUT, held_out, with_code=known) for known in (True, False)]
+    evaluations = list[Evaluation]()
     scores_by_evaluation = functools.cache(lambda: scores_of(catalog.read_all(store)))
     for number in range(len(done) + 1):
-        played = protocol.evaluation(layout.checkpoint(name, number))
-        if not manifests.committed(store, played):
+        named = (protocol.evaluation(layout.checkpoint(name, number)) for protocol in protocols)
+        played = next((version for version in named if manifests.committed(store, version)), None)
+        if played is None:
             continue
         graded = [layout.evaluation_scores(played, scorer)]
         if not manifests.committed(store, graded[0]):

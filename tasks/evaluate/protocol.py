@@ -11,6 +11,7 @@ from typing import Literal
 from configs import Config
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion
+from tasks.own_code import PLAYS, own_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,12 @@ class Protocol:
         return layout.evaluation(policy, self.set_name, f"{self.mode}-{self.digest}")
 
 
-def greedy(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol:
-    """Return the protocol with one episode of each problem, at temperature 0."""
-    return Protocol("greedy", set_name, problem_set, 1, 0.0, _digest(config, problem_set, 1, 0.0))
+def greedy(config: Config, set_name: str, problem_set: ProblemsVersion, *, with_code: bool = True) -> Protocol:
+    """Return the protocol with one episode of each problem, at temperature 0.
+
+    Without code it has the name that it had before the user's code was a part of it.
+    """
+    return Protocol("greedy", set_name, problem_set, 1, 0.0, _digest(config, problem_set, 1, 0.0, with_code))
 
 
 def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol | None:
@@ -44,8 +48,10 @@ def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Prot
     return Protocol("sampled", set_name, problem_set, samples, temperature, digest) if samples else None
 
 
-def _digest(config: Config, problem_set: ProblemsVersion, samples: int, temperature: float) -> str:
-    """Return a digest of everything that decides what is played: set, agent, environment, sampling."""
+def _digest(
+    config: Config, problem_set: ProblemsVersion, samples: int, temperature: float, with_code: bool = True
+) -> str:
+    """Return a digest of everything that decides what is played: set, agent, environment, their code, sampling."""
     # Without tools an evaluation has the name that it had before there were tools.
     without = None if config.agent.tools else {"tools"}
     identity = {
@@ -61,4 +67,6 @@ def _digest(config: Config, problem_set: ProblemsVersion, samples: int, temperat
     }
     if config.problems.without_room != "play":  # otherwise it has the name that it had before there was this knob
         identity["without_room"] = "left out"  # a set that is refused is not played
+    if with_code and (code := own_code(config, PLAYS)):
+        identity["code"] = code
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs import Config, read_stored, up_to_date
+from configs import Config, read_stored, up_to_date, with_knobs
 from configs.evaluate import HELD_OUT
+from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.logs.nights import Night, Record
 from storage.objects.store import Store
@@ -12,8 +13,9 @@ from storage.version_names import PolicyVersion, ProblemsVersion
 
 REMOVED = "removed"
 """In `evaluation.fingerprints`: this set is no longer used."""
-KEEPS = ("storage", "inference")
-"""Sections that a continued night takes from the present configuration: machine or storage may have changed since."""
+KEEPS = ("storage", "inference", "problems.exclusions", "run.accept_code", *FROM_NEXT_UPDATE)
+"""What a continued night takes from the present configuration: machine or storage may have changed since, and what a
+stopped night needs to go on may be given."""
 
 
 def remembered(
@@ -65,15 +67,13 @@ def night_run(config: Config, number: int) -> str:
 
 
 def continued(night: Night, config: Config) -> Config:
-    """Return the configuration with which a night began, with the present `KEEPS` sections and exclusions.
+    """Return the configuration with which a night began, with the present values of `KEEPS`.
 
     Raises:
         ConfigError: a newer program began the night, with knobs that this one does not know.
     """
-    present, begun = config.model_dump(mode="json"), up_to_date(night.config)
-    begun |= {section: present[section] for section in KEEPS}
-    begun["problems"] |= {"exclusions": present["problems"]["exclusions"]}
-    return read_stored(begun, f"night {night.number}")
+    kept = with_knobs(up_to_date(night.config), config.model_dump(mode="json"), KEEPS)
+    return read_stored(kept, f"night {night.number}")
 
 
 def check_sets(sets: Mapping[str, str], records: Sequence[Record], config: Config) -> None:

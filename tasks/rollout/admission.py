@@ -6,7 +6,6 @@ A refused value fails only its episode; the reason says what was wrong and what 
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
@@ -15,7 +14,17 @@ from typing import Any, get_args
 
 import numpy as np
 
-from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, Call, CallStatus, Fault, Status, Trajectory, Turn
+from storage.records import (
+    HIGHEST_LOGPROB,
+    LAST_TURN_CUT,
+    LOWEST_LOGPROB,
+    Call,
+    CallStatus,
+    Fault,
+    Status,
+    Trajectory,
+    Turn,
+)
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.train.returns import in_order
 
@@ -184,9 +193,10 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
             raise RefusedError(
                 f"token {index} was not sampled, but has a logprob or version: give it the logprob 0.0 and version -1"
             )
-        if sampled and not -math.inf < logprob <= HIGHEST_LOGPROB:
+        if sampled and not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
             raise RefusedError(
-                f"logprobs[{index}]={logprob}: keep the completion's logprobs, which are finite and not above 0"
+                f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. Keep the completion's; if it "
+                "came with this one, the server is wrong: is its --logprobs-mode processed_logprobs?"
             )
 
 

@@ -64,7 +64,7 @@ def plan(config: Config) -> str:
         StorageError: the sizes of the policy cannot be read.
     """
     sizes, tokens = policy_sizes(config), pass_tokens(config)
-    memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or "a warm start"
+    memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or config.policy.fork or "a warm start"
     mesh, servers = config.ppo.parallel, config.inference.urls or config.inference.replicas
     return rendered(
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",

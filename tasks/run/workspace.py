@@ -18,6 +18,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError, as_begun, differences, unknown, up_to_date
+from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.logs import catalog
 from storage.logs.leases import Lease
@@ -27,12 +28,13 @@ from storage.processes.folder import keep_compiled_code_private
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
 from storage.visible import Fleeting
 from tasks.agents.problem_checks import lacking_room
 from tasks.metrics.line import iteration_line
 from tasks.metrics.log import MetricsLog
+from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
 
@@ -40,6 +42,7 @@ MAY_CHANGE = (
     "run.iterations",
     "run.max_",
     "run.when_held",
+    "run.accept_code",
     "storage.",
     "tracking",
     "inference.",
@@ -51,9 +54,10 @@ MAY_CHANGE = (
     "problems.exclusions",
     "score.workers",
     "rollout.concurrency",
+    *FROM_NEXT_UPDATE,
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
-(`ppo.parallel`) computes the same up to rounding."""
+(`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
 _RECENT = 10
 """Iterations from whose median duration the time left is expected."""
 _TRIED = ("problems", "policy", "agent", "environment")
@@ -77,9 +81,9 @@ class Workspace:
         return self.config.run.name
 
     def provenance(self) -> Provenance:
-        """Return the configuration, the flow run and the lease, for a manifest."""
-        config = self.config.model_dump(mode="json")
-        return Provenance(config=config, prefect_run_id=runtime.flow_run.id, fence=self.lease)
+        """Return the configuration, the user's code, the flow run and the lease, for a manifest."""
+        config, code = self.config.model_dump(mode="json"), own_code(self.config)
+        return Provenance(config=config, code=code, prefect_run_id=runtime.flow_run.id, fence=self.lease)
 
     def open_checkpoint(self, policy: PolicyVersion) -> Checkpoint:
         """See `checkpoints.open_checkpoint`."""
@@ -131,7 +135,8 @@ def open_run(config: Config) -> Iterator[Workspace]:
     """Open the workspace of a run under its lease, and begin or continue the run.
 
     Raises:
-        ConfigError: the run was begun with another configuration; the message lists the differences.
+        ConfigError: the run was begun with another configuration, or played with other code of the user's; the
+            message lists the differences.
         LeaseHeldError: see `open_leased`.
     """
     with open_leased(config) as workspace:
@@ -176,7 +181,7 @@ def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
 
 @task(name="start-run", cache_policy=NO_CACHE)
 def start_run(workspace: Workspace) -> None:
-    """Commit the run's configuration; if the run exists already, refuse a different configuration.
+    """Commit the run's configuration; if the run exists already, refuse a different configuration, or different code.
 
     A knob that is not set, and follows the device or has another default now, stays as the run was begun.
     """
@@ -191,28 +196,74 @@ def start_run(workspace: Workspace) -> None:
     if config.ppo.micro_batch_tokens is None and isinstance(tokens, int):
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"micro_batch_tokens": tokens})})
     workspace.config = config
-    _refuse_another(workspace.name, begun, workspace.config)
+    _refuse_another(workspace, begun)
+    _refuse_other_code(workspace)
     if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
     if not begins:
         workspace.metrics.catch_up()
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
+    if changed := _changed_updates(workspace):
+        get_run_logger().info("from the next update on: %s", ", ".join(changed))
 
 
-def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
+def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
     """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
+    run = workspace.name
     if listing := "\n".join(f"  {line}" for line in unknown(begun) if not line.startswith(MAY_CHANGE)):
         raise ConfigError(
             f"run {run!r} was begun by a program with knobs that this one does not know:\n{listing}\n"
-            "Upgrade this one if a newer program began it, or begin another run with run.name=…"
+            f"Upgrade this one if a newer program began it, or {_remedy(workspace)}"
         )
-    present = up_to_date(config.model_dump(mode="json"))
+    present = up_to_date(workspace.config.model_dump(mode="json"))
     if listing := "\n".join(f"  {line}" for line in differences(begun, present) if not line.startswith(MAY_CHANGE)):
         raise ConfigError(
-            f"run {run!r} was begun with another configuration:\n{listing}\n"
-            "Restore it, or begin another run with run.name=…"
+            f"run {run!r} was begun with another configuration:\n{listing}\nRestore it, or {_remedy(workspace)}"
         )
+
+
+def _remedy(workspace: Workspace) -> str:
+    """Return how to go on with other settings: in another run or, after the first update, in a fork."""
+    name, number = workspace.name, _finished_iterations(workspace)
+    if not number:
+        return "begin another run with run.name=…"
+    return (
+        "begin another run with run.name=…, or a fork, which goes on from the newest checkpoint with its optimizer:\n"
+        f"  the same command with --fork {name}@{number} run.name={name}-fork\n"
+        f"  (of a deployment: the overrides 'policy={{fork: {name}@{number}}}' and run.name={name}-fork)"
+    )
+
+
+def _refuse_other_code(workspace: Workspace) -> None:
+    """Raise ConfigError if the run was last played with other code of the user's and `run.accept_code` is false.
+
+    The newest data set says with which. Before the first one, code may change, unless episodes of it are stored. Runs
+    of older programs say nothing, and continue.
+    """
+    store, name, number = workspace.store, workspace.name, _finished_iterations(workspace)
+    versions = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
+    newest = next(filter(None, (manifests.find(store, version) for version in versions)), None)
+    if newest is None and shards(store, layout.trajectories(name, 0)):
+        newest = manifests.find(store, layout.checkpoint(name, 0))
+    if newest is None or not newest.code:
+        return
+    if changed := {path for path, _ in newest.code.items() ^ own_code(workspace.config).items()}:
+        found = f"run {name!r} was played with other code of yours ({newest.version}): {', '.join(sorted(changed))}"
+        if not workspace.config.run.accept_code:
+            raise ConfigError(
+                f"{found}\nRestore it; continue with what is there now by --accept-code (run.accept_code=true), which "
+                f"every data set will name; or {_remedy(workspace)}"
+            )
+        get_run_logger().warning("%s. It goes on with what is there now (run.accept_code)", found)
+
+
+def _changed_updates(workspace: Workspace) -> list[str]:
+    """List the knobs of updates that differ from those of the run's newest checkpoint."""
+    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, _finished_iterations(workspace)))
+    present = up_to_date(workspace.config.model_dump(mode="json"))
+    found = differences(newest.settings, present) if newest else []
+    return [line for line in found if line.startswith(FROM_NEXT_UPDATE)]
 
 
 def newest_policy(workspace: Workspace) -> PolicyVersion | None:

@@ -10,13 +10,10 @@ It runs in the verifier's workers, under their limits. One that only decides may
 Metadata that no agent may see are named in an attribute of the function, below it: `score.private = ["gold"]`.
 """
 
-import hashlib
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -25,6 +22,7 @@ from configs.loader import nearest
 from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
+from tasks.own_code import fingerprint
 from tasks.problems.sources import UseOfSolutions
 from tasks.registry import Registry
 from tasks.score.code import CodeScorer, sandboxed
@@ -182,25 +180,19 @@ def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
 def identity(settings: ScoreSettings) -> dict[str, Any]:
     """Return what verdicts depend on besides math-verify and its limits; empty if its own reading is all there is.
 
-    One's own function is identified by the source of its module. If it depends on other modules, give it an argument
-    that says which version of them it uses.
+    One's own function is identified by the fingerprint of its code (`tasks.own_code`).
     """
     names = sorted(set(settings.by_source.values()))
     read = "math-verify" in names and settings.reading == "answer"
     named = {"reading": settings.reading} if read else {}
     if names == ["math-verify"]:
         return {**named, "version": MathVerifyScorer.version} if read else {}
-    versions = {name: _source(name) if ":" in name else SCORERS.find(name).version for name in names}
+    versions = {name: fingerprint(name) if ":" in name else SCORERS.find(name).version for name in names}
     if "math-verify" in names and not read:
         versions["math-verify"] = LIBRARY_VERSION
     # Without the rule for parts, scores have the name that they had before there was one.
     rule = {"success": settings.success} if "environment" in names and settings.success != "reward" else {}
     return {"type": settings.by_source, "args": settings.args, "scorers": versions, **named, **rule}
-
-
-def _source(name: str) -> str:
-    SCORERS.find(name)  # imports the module
-    return hashlib.sha256(Path(inspect.getfile(sys.modules[name.partition(":")[0]])).read_bytes()).hexdigest()
 
 
 class Scorers:

@@ -177,8 +177,9 @@ def refuse_broken(
     """Raise ValueError if a sample has NaN or infinite numbers; `indices` are those of all such samples."""
     if ids := sorted({samples[index].trajectory_id for index in indices}):
         raise ValueError(
-            f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: {consequence}. "
-            "Check these rows, or continue from the last checkpoint with a lower optimizer.lr"
+            f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: {consequence}. Check these rows. "
+            "The run continues with a lower optimizer.lr, or without them: write their ids to a file, exclude them by "
+            "`python -m tasks.provenance exclude --ids FILE --reason …`, and name what it prints in problems.exclusions"
         )
 
 

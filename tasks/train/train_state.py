@@ -7,7 +7,8 @@ Beside the policy's weights these files are stored. With them training continues
     optimizer.safetensors   the policy's AdamW moments as KEY/PARAMETER, and the generator's state as `rng`
     critic.safetensors      with a critic: its weights as `weight/PARAMETER` and their moments as KEY/PARAMETER
     reference.safetensors   with a moving reference policy: its weights
-    state.json              steps, the KL coefficient and the value normaliser's sums
+    state.json              steps, the KL coefficient and the value normaliser's sums; at the beginning of a fork
+                            also the parts of the state that begin anew (`anew`)
 
 Several ranks write each of the first three as several files with an index (`sharding.save_tensors`). Nothing is
 pickled.
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -34,7 +35,7 @@ from tasks.train.passes import hidden_states, predicting
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
 
-_OPTIMIZER, _CRITIC, _REFERENCE, _COUNTS = "optimizer", "critic", "reference", "state.json"
+_OPTIMIZER, _CRITIC, _REFERENCE, _COUNTS, _ANEW = "optimizer", "critic", "reference", "state.json", "anew"
 BETA = 0.99995
 """Decay of the exponential mean and standard deviation of returns in each update."""
 _SMALLEST_VARIANCE = 1e-2  # keeps returns that hardly vary from being scaled up
@@ -236,6 +237,28 @@ def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
         (state / _COUNTS).write_text(json.dumps(counts) + "\n")
 
 
+def adapt(state: Path, before: Mapping[str, Any], ppo: PPO) -> None:
+    """Note in a stored state what begins anew, because another run with other settings continues it (`policy.fork`).
+
+    A critic of another kind does, a moving reference policy where there was none, and the KL coefficient if any knob of
+    its penalty differs.
+
+    Args:
+        state: the folder, whose state.json is changed.
+        before: the section `ppo` of the run that saved it.
+        ppo: that of the run that continues it.
+    """
+    counts, kind = json.loads((state / _COUNTS).read_text()), ppo.critic.model if ppo.critic else None
+    anew, kl = set(counts.get(_ANEW, ())), ppo.kl.model_dump(mode="json")
+    if kind != (before["critic"] or {}).get("model"):
+        anew.add(_CRITIC)
+    if not (before["kl"]["kl_ctl"] and before["kl"]["reference"] == "ema"):
+        anew.add(_REFERENCE)
+    if before["kl"] != kl:
+        counts["kl_ctl"] = ppo.kl.kl_ctl
+    (state / _COUNTS).write_text(json.dumps(counts | {_ANEW: sorted(anew)}) + "\n")
+
+
 def _moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return AdamW's state of the `named` parameters, with names KEY/PARAMETER."""
     return {
@@ -252,13 +275,14 @@ def _restore(train_state: TrainState, state: Path) -> None:
     _restore_moments(named, train_state.adamw, stored)
     counts = json.loads((state / _COUNTS).read_text())
     train_state.steps, train_state.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
-    if critic := train_state.critic:
+    anew = counts.get(_ANEW, ())
+    if (critic := train_state.critic) and _CRITIC not in anew:
         stored, named = StoredTensors(state, _CRITIC), dict(critic.named_parameters())
         for name, parameter in named.items():
             parameter.copy_(like(parameter, functools.partial(stored.rows, f"weight/{name}")))
         _restore_moments(named, critic.adamw or train_state.adamw, stored)
         critic.norm.sums = [float(value) for value in counts["value_norm"]]
-    if train_state.reference and train_state.ppo.kl.reference == "ema":
+    if train_state.reference and train_state.ppo.kl.reference == "ema" and _REFERENCE not in anew:
         stored = StoredTensors(state, _REFERENCE)
         for name, parameter in train_state.reference.named_parameters():
             parameter.copy_(like(parameter, functools.partial(stored.rows, name)))

@@ -152,7 +152,8 @@ def try_out(folder: Path, config: Config) -> Chat:
         PolicyError: the template fails, or no token ends a turn.
         ValueError: the agent cannot be made.
     """
-    where = f"policy.path={config.policy.path!r}" if config.policy.path else "the policy of the warm start"
+    named = config.policy.path or config.policy.fork
+    where = f"policy.{'path' if config.policy.path else 'fork'}={named!r}" if named else "the policy of the warm start"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder
     try:

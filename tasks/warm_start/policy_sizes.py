@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from configs import Config
-from configs.policy import HEAD_SIZE, WarmStart
+from configs.policy import HEAD_SIZE, Policy, WarmStart
 from configs.problems import ArithmeticSource
+from storage import layout
 from storage.errors import UnavailableError
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 from storage.versions import model_files
 from storage.versions.fetch import fetch
 from storage.versions.manifests import read
@@ -28,14 +30,13 @@ def policy_sizes(config: Config) -> ModelSizes:
         ValueError: the policy is of a kind that `ModelSizes` does not know, or it has no readable config.json.
         StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
     """
-    path = config.policy.path
-    if knobs := config.policy.warm_start if path is None else None:
+    if knobs := config.policy.warm_start:
         from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
         source, feedback = lesson(config)
         tokenizer = build_tokenizer(taught_texts(generate(source), feedback), calculator=bool(knobs.tool_share))
         return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})
-    assert path
+    path = config.policy.path or Store.of(config.storage).uri(forked_checkpoint(config.policy))
     if path in PUBLIC and not Path(path).is_dir():
         return PUBLIC[path]
     found = locate(path, [_NAME])
@@ -50,6 +51,13 @@ def policy_sizes(config: Config) -> ModelSizes:
         return ModelSizes.of(json.loads(file.read_bytes()))
     except ValueError as error:
         raise ValueError(f"policy.path={path!r}: {error}") from None
+
+
+def forked_checkpoint(policy: Policy) -> PolicyVersion:
+    """Return the version of the checkpoint that `policy.fork` names."""
+    assert policy.fork
+    run, _, number = policy.fork.rpartition("@")
+    return layout.checkpoint(run, int(number))
 
 
 def tiny_sizes(knobs: WarmStart, vocabulary: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Task: make policy version 0 by a warm start, or import it."""
+"""Task: make policy version 0 by a warm start, import it, or take it over from a checkpoint of another run."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,10 +14,11 @@ from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
+from storage.versions.checkpoints import Checkpoint
 from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.workspace import Workspace
-from tasks.warm_start.policy_sizes import lesson
+from tasks.warm_start.policy_sizes import forked_checkpoint, lesson
 
 _STEPS_PER_LINE = 100
 
@@ -44,8 +46,13 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
     disable_progress_bar()  # one of its own for each file that is written
     config = workspace.config
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
-        folder, metrics, parents = Path(scratch), dict[str, Any](), list[str]([layout.run(workspace.name)])
-        if config.policy.path is None:
+        folder, metrics, parents = Path(scratch) / "model", dict[str, Any](), list[str]([layout.run(workspace.name)])
+        forked, state = None, None
+        if config.policy.fork:
+            forked = _open_fork(workspace)
+            folder, state = forked.model, _state(forked, config, Path(scratch) / "state")
+            parents.append(forked.version)
+        elif config.policy.path is None:
             metrics |= _warm_start(config, folder)
         else:
             get_run_logger().info("importing the policy from %s", config.policy.path)
@@ -60,9 +67,38 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         ppo = config.ppo
         if ppo.parallel.ranks > 1:  # the model may not fit one GPU
             ppo = ppo.model_copy(update={"device": "cpu"})
-        canary = make_canary(load_policy(folder, ppo))
-        checkpoints.commit(workspace.store, version, folder, None, canary, workspace.provenance(), parents, metrics)
+        canary = forked.canary if forked else make_canary(load_policy(folder, ppo))
+        checkpoints.commit(workspace.store, version, folder, state, canary, workspace.provenance(), parents, metrics)
     return version
+
+
+def _open_fork(workspace: Workspace) -> Checkpoint:
+    """Open the checkpoint of another run that `policy.fork` names, with its train state.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+        StorageError: it cannot be read, or gc has deleted its data.
+    """
+    version = forked_checkpoint(workspace.config.policy)
+    if not manifests.committed(workspace.store, version):
+        raise ValueError(
+            f"policy.fork={workspace.config.policy.fork}: there is no {workspace.store.uri(version)}. These are there: "
+            f"`python -m storage ls --kind checkpoint --run {version.run}`"
+        )
+    version = checkpoints.resolve_policy(workspace.store, version)
+    get_run_logger().info("beginning with %s and its optimizer", version)
+    return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
+
+
+def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
+    """Copy the train state of a checkpoint to `folder`, adapted to other settings; None if it has none."""
+    from tasks.train.train_state import adapt
+
+    if forked.state is None:  # policy version 0 of a run that is no fork
+        return None
+    shutil.copytree(forked.state, folder)
+    adapt(folder, forked.manifest.settings["ppo"], config.ppo)
+    return folder
 
 
 def _warm_start(config: Config, folder: Path) -> dict[str, float]:

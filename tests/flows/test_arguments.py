@@ -50,12 +50,22 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
     assert (values["run"]["name"], values["run"]["seed"], values["evaluation"]["samples"]) == (name, 7, 4)
 
 
+def test_flags_stand_for_overrides(call: Call) -> None:
+    """So deployments, which have no flags, can say the same."""
+    status, printed, _ = call("flows.math_mt_ppo --fork demo@50 smoke --accept-code --print-config")
+    values = yaml.safe_load(printed)
+    assert (status, values["policy"]["fork"], values["policy"]["warm_start"]) == (0, "demo@50", None)
+    assert values["run"]["accept_code"] is True
+
+
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
     ("line", "status", "says"),
     [
         ("flows.retrain retrain run.seed=7 smoke", 2, "override 'smoke' is not key=value"),
         ("flows.math_mt_ppo demo ppo.eps_clp=0.3", 2, "did you mean 'eps_clip'"),
+        ("flows.math_mt_ppo smoke --fork demo", 2, "policy.fork='demo': String should match pattern"),
+        ("flows.math_mt_ppo smoke --fork smoke@1", 2, "needs a name of its own: set run.name=…"),
         ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),
         ("storage diff one --root ROOT", 2, "arguments are required: VERSION"),
         ("storage ls --bogus", 2, "unrecognized arguments: --bogus"),

@@ -1,8 +1,11 @@
 """The flows end to end, with real Prefect, real vLLM and real files."""
 
+import itertools
 import json
+import re
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,15 @@ from flows.train import train
 from storage import layout
 from storage.errors import LeaseHeldError, StorageError
 from storage.logs.leases import Lease
+from storage.maintenance import gc
+from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.versions import checkpoints, datasets, manifests
+from storage.versions import aliases, checkpoints, datasets, manifests
+from tasks.inference import client
+from tasks.inference.api import Completion
+from tasks.problems.exclusions import commit_exclusions
+from tasks.provenance.proposals import propose_ids
+from tasks.provenance.questions import training_data
 from tests.conftest import MadeOnce
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
@@ -256,19 +266,70 @@ def test_options_continue_from_their_checkpoints(overrides: list[str], tmp_path:
 
 
 def test_a_run_may_begin_with_a_policy_of_another_run(trained: list[str], tmp_path: Path) -> None:
-    """The policy may be a checkpoint of the store, named by its URI, or any transformers folder."""
-    policy = layout.checkpoint("smoke", 1)
-    for name, path in (("by-uri", f"{tmp_path}/var/{policy}"), ("by-folder", None)):
+    """The policy may be a checkpoint of the store, named by its URI: lineage leads into the other run."""
+    policy, store = layout.checkpoint("smoke", 1), Store(f"{tmp_path}/var")
+    run_flow("smoke", [*trained, "run.name=other", "run.iterations=0", f"policy={{path: {store.uri(policy)}}}"])
+    first = checkpoints.open_checkpoint(store, layout.checkpoint("other", 0), tmp_path, state=True)
+    canary = checkpoints.open_checkpoint(store, policy, tmp_path).canary
+    assert canary.logprobs == pytest.approx(first.canary.logprobs, abs=1e-5)
+    assert policy in first.manifest.parent_names
+    assert first.state is None
+
+
+def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str], tmp_path: Path) -> None:
+    """Weights, moments and steps are those of the other run, which is in the lineage of what the fork trains."""
+    origin, store = layout.checkpoint("smoke", 1), Store(f"{tmp_path}/var")
+    other = ["run.name=fork", "run.iterations=1", "optimizer.lr=1e-5", "ppo.advantage={type: gae}", "ppo.critic={}"]
+    run_flow("smoke", [*trained, *other, "policy={fork: smoke@1}", "evaluation.every=2"])
+    opened = [
+        checkpoints.open_checkpoint(store, version, tmp_path, state=True)
+        for version in (origin, layout.checkpoint("fork", 0), layout.checkpoint("fork", 1))
+    ]
+    assert opened[0].canary == opened[1].canary != opened[2].canary
+    digests = [{file.name: file.sha256 for file in each.manifest.files} for each in opened]
+    kept = digests[0].keys() - {"state/state.json"}
+    assert {name: digests[1][name] for name in kept} == {name: digests[0][name] for name in kept}
+    counts = [json.loads((each.state / "state.json").read_text()) for each in opened if each.state]
+    assert counts[2]["steps"] == 2 * counts[1]["steps"] == 2 * counts[0]["steps"] > 0
+    assert opened[2].manifest.knob("optimizer.lr") == 1e-5
+
+    answer = training_data(store, layout.checkpoint("fork", 1), tmp_path)
+    assert answer.lineage[:3] == [layout.checkpoint("fork", 1), layout.checkpoint("fork", 0), origin]
+    assert (answer.updates, answer.unknown) == (2, [])
+    assert verify(store, [layout.checkpoint("fork", 1)]).findings == []
+    aliases.move(store, "best", layout.checkpoint("fork", 1), None)
+    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [], gc.Rules())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("help_", ["exclude", "cap"])
+def test_a_run_that_a_trajectory_has_stopped_goes_on(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help_: str
+) -> None:
+    """An update that is not finite names the trajectory. The same run goes on without it, or with a bound.
+
+    An older program has stored the trajectory.
+    """
+    settings = [*overrides, "run.iterations=1", "ppo.behaviour_weight={cap: null}", "evaluation.every=9"]
+    completion, calls = client._completion, itertools.count()
+
+    def spoiled(*arguments: Any) -> Completion:
+        made = completion(*arguments)
+        return replace(made, logprobs=[-120.0 for _ in made.logprobs]) if next(calls) == 20 else made
+
+    monkeypatch.setattr(client, "_completion", spoiled)
+    monkeypatch.setattr("tasks.rollout.admission.LOWEST_LOGPROB", -1e9)
+    with pytest.raises(ValueError, match=r"tasks\.provenance exclude --ids FILE") as stopped:
+        run_flow("smoke", settings)
+    bad = re.findall(r"trajectories (smoke/\S+?):", str(stopped.value))
+    assert len(bad) == 1
+    if help_ == "exclude":
         store = Store(f"{tmp_path}/var")
-        source = path or checkpoints.open_checkpoint(store, policy, tmp_path).model
-        run_flow("smoke", [*trained, f"run.name={name}", "run.iterations=0", f"policy={{path: {source}}}"])
-        canaries = [
-            checkpoints.open_checkpoint(store, version, tmp_path).canary
-            for version in (policy, layout.checkpoint(name, 0))
-        ]
-        assert canaries[0].logprobs == pytest.approx(canaries[1].logprobs, abs=1e-5)
-        parents = {parent.version for parent in manifests.read(store, layout.checkpoint(name, 0)).parents}
-        assert (policy in parents) == (name == "by-uri")  # lineage leads into the other run
+        version = commit_exclusions(store, propose_ids(store, bad, tmp_path, "impossible logprobs").rows)
+        numbers = run_flow("smoke", [*settings, f"problems.exclusions=[{version}]"])
+        assert numbers["training"][0]["trajectories/excluded"] == 1
+    else:
+        assert run_flow("smoke", [*settings, "ppo.behaviour_weight={cap: 5}"])["iterations"] == 1
 
 
 AGENT = """
@@ -288,6 +349,7 @@ def test_an_agent_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch:
     version = rollout("smoke", [*overrides, *own], iteration=0)
     rows = list(datasets.trajectories(Store(f"{tmp_path}/var"), version, tmp_path))
     assert {row.agent for row in rows} == {"my_agents:PoliteAgent"}
+    assert manifests.read(Store(f"{tmp_path}/var"), version).code.keys() == {"my_agents.py"}
     assert any(turn.feedback == "Sorry. Try again." for row in rows for turn in row.turns)
     with pytest.raises(ConfigError, match="did you mean 'greeting'"):
         rollout("smoke", [*overrides, "agent={type: 'my_agents:PoliteAgent', args: {greetin: x}}"], iteration=0)

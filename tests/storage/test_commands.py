@@ -84,7 +84,8 @@ def test_show_and_diff(filled: Store) -> None:
     assert "notes/data" in printed
     assert "[x]" in printed  # printed unchanged, not read as markup
     difference = data(filled.root, "diff", layout.checkpoint("r", 0), "r/latest")
-    assert difference == {"config": {"ppo.eps_clip": [0.2, 0.3]}, "metrics": {"[x]": [None, 1], "loss": [None, 0.25]}}
+    metrics = {"[x]": [None, 1], "loss": [None, 0.25]}
+    assert difference == {"config": {"ppo.eps_clip": [0.2, 0.3]}, "metrics": metrics, "own_code": {}}
 
 
 def test_lineage_both_ways(filled: Store) -> None:

@@ -1,5 +1,6 @@
 """Options of an update: epochs, early stop, KL, critic, staleness, and filters that leave nothing to train on."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from configs.score import Reward
 from configs.train import PPO
 from tasks.train.advantages import group, register_advantage
-from tasks.train.train_state import ValueNorm
+from tasks.train.train_state import ValueNorm, adapt
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     GAE,
@@ -150,3 +151,34 @@ def test_models_that_are_broken_name_the_trajectories(tmp_path: Path, options: d
     with pytest.raises(ValueError, match=f"infinite {what} with the trajectories hit: nothing was trained"):
         trainer.update(rows, make_scores("hit", 1) + make_scores("spared", 0), version=0)
     assert is_unchanged(trainer, before) == (what != "proximal logprobs")  # NaN is not equal to itself
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "anew"),
+    [
+        ({}, {**GAE, "critic": {}}, ["critic"]),
+        ({**GAE, "critic": {}}, {**GAE, "critic": {"model": "own"}}, ["critic"]),
+        ({"kl": {"kl_ctl": 0.1}}, {"kl": {"kl_ctl": 0.2, "reference": "ema"}}, ["reference"]),
+        ({"kl": {"kl_ctl": 0.1, "reference": "ema"}}, {"kl": {"kl_ctl": 0.2, "reference": "ema"}}, []),
+    ],
+)
+def test_a_state_is_continued_with_other_options(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], anew: list[str]
+) -> None:
+    """What the options of a fork need and the state does not have begins anew; moments, steps and RNG go on."""
+    trainer = make_trainer(save_tiny(tmp_path / "start"), **before)
+    trainer.update(*random_rows(), version=0)
+    trainer.save(model := tmp_path / "model", state := tmp_path / "state")
+    adapt(state, PPO(**before).model_dump(mode="json"), PPO(**after))
+    assert [part for part in json.loads((state / "state.json").read_text())["anew"] if part in anew] == anew
+    forked = make_trainer(tmp_path / "start", **after)
+    forked.load(model, state, seed=1, version_0=model)
+    old, new = trainer._train_state, forked._train_state
+    assert (new.steps, new.kl_ctl) == (old.steps, PPO(**after).kl.kl_ctl)
+    assert torch.equal(new.generator.get_state(), old.generator.get_state())
+    step = [next(iter(each.adamw.state.values()))["exp_avg"] for each in (old, new)]
+    assert torch.equal(*step)
+    forked.update(*random_rows(), version=1)
+    forked.save(tmp_path / "model", tmp_path / "again")
+    assert "anew" not in json.loads((tmp_path / "again" / "state.json").read_text())
+    forked.load(model, tmp_path / "again", seed=1, version_0=model)  # the next updates find all parts

@@ -28,11 +28,12 @@ from (
 -- says: {found} of {of:,} rows have impossible logprobs
 -- They make PPO's ratios infinite, or train on tokens that were never sampled.
 select trajectory_id, data_set, case
-    when impossible > 0 then impossible || ' logprobs are not finite or above 0'
+    when impossible > 0 then impossible || ' logprobs are not finite, above 0 or below those of any sampled token'
     else 'tokens that were not sampled have logprobs' end
 from (
     select trajectory_id, data_set,
-        len(list_filter(logprobs, lambda p: not isfinite(p) or p > getvariable('highest_logprob'))) as impossible,
+        len(list_filter(logprobs, lambda p: not isfinite(p) or p > getvariable('highest_logprob')
+            or p < getvariable('lowest_logprob'))) as impossible,
         len(list_filter(logprobs, lambda p: p <> 0)) as given,
         coalesce(list_sum(list_transform(turns, lambda t:
             len(list_filter(logprobs[t."start"::bigint + 1:t."end"], lambda p: p <> 0)))), 0) as sampled

@@ -1,0 +1,134 @@
+"""Fingerprints of a user's own code: agents, environments, tools and scorers that a configuration names.
+
+A name is `module:Name` anywhere in the sections `agent`, `environment` and `score`, the file of a command agent
+(`agent.args.argv=[python, /path/agent.py]`), or the module of an environment of verifiers. The fingerprint covers the
+module's file, the packages around it, and all modules that these import in turn, wherever in their text, if they are
+the user's too: found on Python's path, but neither in Python's library nor among installed packages. Of a package that
+is installed, the modules of this package are covered. This program has its own fingerprint, `code_version`.
+
+Not covered is what no import statement names: modules that are imported by a computed name, commands after `-m`, data
+files, compiled modules, and what installed packages do.
+
+A file is read once in a process, when its fingerprint is first asked for, because Python imports it once, too.
+"""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs import Config
+
+Code = dict[str, str]
+"""The sha256 of each file, by its path in the folder where Python finds it; a command's file by its whole path.
+
+Example: {"my_agents.py": "9f3a…", "my_games/__init__.py": "e3b0…", "my_games/maze.py": "77c2…"}
+"""
+
+PLAYS = ("agent", "environment")
+"""The sections that decide what is played."""
+_NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.-]*")
+_OURS = Path(__file__).parents[1]
+_OUR_PACKAGES = ("configs", "flows", "storage", "tasks")
+_LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+
+
+def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score")) -> Code:
+    """Return the fingerprints of the user's code that sections of a configuration name; empty if they name none."""
+    values = [getattr(config, section).model_dump(mode="json") for section in sections]
+    code = {key: digest for text in _texts(values) for key, digest in _files_of(text).items()}
+    if config.agent.type == "verifiers":  # it imports the module of an environment by the name alone
+        code |= _files_of(f"{str(config.agent.args.get('environment')).replace('-', '_')}:load_environment")
+    return dict(sorted(code.items()))
+
+
+def fingerprint(name: str) -> str:
+    """Return one digest for the code of `module:Name`; for a module that imports none of the user's, its file's."""
+    code = _files_of(name)
+    if len(code) == 1:
+        return next(iter(code.values()))
+    return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
+
+
+def _texts(values: Any) -> Iterator[str]:
+    """Yield all texts among nested values."""
+    if isinstance(values, str):
+        yield values
+    for inner in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        yield from _texts(inner)
+
+
+@functools.cache
+def _files_of(text: str) -> Code:
+    """Return the fingerprints of what a text of a configuration names; nothing if it names no code of the user's."""
+    if match := _NAME.fullmatch(text):
+        root = _root(match[1])
+        return {path.relative_to(found).as_posix(): digest for found, path, digest in _covered(match[1], root)}
+    if text.endswith(".py") and os.path.isfile(text):  # unlike Path.is_file, no error for what cannot be a path
+        script = Path(text).resolve()
+        return {str(path): digest for _, path, digest in _covered(script.stem, script.parent)}
+    return {}
+
+
+def _root(module: str) -> Path | None:
+    """Return the folder where Python finds the module, or the package that it is in; import nothing."""
+    top = module.partition(".")[0]
+    spec = None if top in sys.stdlib_module_names or top == "__main__" else importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    folders = spec.submodule_search_locations
+    return Path(next(iter(folders)) if folders else spec.origin or "").parent
+
+
+def _is_library(folder: Path) -> bool:
+    return folder.name in ("site-packages", "dist-packages") or folder in _LIBRARY or folder.parent in _LIBRARY
+
+
+def _covered(module: str, root: Path | None) -> Iterator[tuple[Path, Path, str]]:
+    """Yield, of a module in the folder `root` and of all that it imports, folder, path and sha256 of each file."""
+    if root is None:
+        return
+    roots = [root, *(folder for folder in map(Path, sys.path) if not _is_library(folder) and not _is_library(root))]
+    top = module.partition(".")[0] if _is_library(root) else ""
+    pending, seen = [module], set[str]()
+    while pending:
+        name = pending.pop()
+        package = name.partition(".")[0]
+        if name in seen or (top and package != top) or (package in _OUR_PACKAGES and _OURS in roots):
+            continue
+        seen.add(name)
+        pending += [name.rpartition(".")[0]] if "." in name else []
+        if found := next(((folder, path) for folder in roots if (path := _path(folder, name))), None):
+            folder, path = found
+            data = path.read_bytes()
+            yield folder, path, hashlib.sha256(data).hexdigest()
+            pending += _imports(data, name if path.name == "__init__.py" else name.rpartition(".")[0])
+
+
+def _path(folder: Path, module: str) -> Path | None:
+    place = folder.joinpath(*module.split("."))
+    return next((path for path in (place / "__init__.py", Path(f"{place}.py")) if path.is_file()), None)
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+    """Yield what a file in a package imports, at any place in it; each name may be a module, or something in one."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # a command's file for another Python
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with contextlib.suppress(ImportError):  # above its top-level package
+                module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (module, *(f"{module}.{alias.name}" for alias in node.names))

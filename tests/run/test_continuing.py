@@ -1,0 +1,95 @@
+"""What may change while a run lasts, and where a refusal points: to a fork."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from configs import ConfigError, load
+from configs.train import FROM_NEXT_UPDATE
+from storage import layout
+from storage.versions import manifests
+from storage.versions.drafts import Draft
+from tasks.run import workspace as run_workspace
+from tasks.run.workspace import Workspace
+
+CHANGED = [
+    "optimizer.lr=1e-6",
+    "optimizer.max_grad_norm=0.5",
+    "ppo.critic.lr=1e-7",
+    "ppo.c_clip=2.0",
+    "ppo.early_stop_imp_ratio=null",
+    "ppo.behaviour_weight.cap=2.0",
+    "ppo.advantage.bound=1.0",
+]
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the overrides of a run that has made one update."""
+    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
+    caplog.set_level(logging.INFO, "test")
+    critic = ["ppo.advantage={type: gae}", "ppo.critic={lr: 1e-5}"]
+    overrides = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *critic]
+    workspace = start(*overrides)
+    for number in range(2):
+        commit(workspace, number)
+    return overrides
+
+
+def start(*overrides: str) -> Workspace:
+    workspace = Workspace(load("smoke", overrides))
+    run_workspace.start_run.fn(workspace)
+    return workspace
+
+
+def commit(workspace: Workspace, number: int) -> manifests.Manifest:
+    with Draft(workspace.store, layout.checkpoint("smoke", number), "checkpoint") as draft:
+        return draft.commit(workspace.provenance(), [])
+
+
+def test_learning_rates_and_bounds_may_change(begun: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A run that an update has stopped goes on under its name. The next checkpoints say what they were made with."""
+    assert {override.partition("=")[0] for override in CHANGED} == set(FROM_NEXT_UPDATE)
+    workspace = start(*begun, *CHANGED)
+    for key in FROM_NEXT_UPDATE:
+        assert f"{key}: " in caplog.text
+    assert commit(workspace, 2).knob("optimizer.lr") == 1e-6
+    caplog.clear()
+    start(*begun, *CHANGED)
+    assert "from the next update on" not in caplog.text
+    start(*begun)
+    assert "from the next update on: optimizer.lr: 1e-06 -> " in caplog.text
+
+
+@pytest.mark.parametrize("override", ["ppo.eps_clip=0.3", "ppo.behaviour_weight.level=sequence", "run.seed=2"])
+def test_a_refusal_names_the_fork(begun: list[str], override: str) -> None:
+    """What it says to do is a valid configuration, of a run that starts."""
+    with pytest.raises(ConfigError, match="begun with another configuration") as refused:
+        start(*begun, override)
+    assert "--fork smoke@1 run.name=smoke-fork" in str(refused.value)
+    fork = ["policy={fork: smoke@1}", "run.name=smoke-fork"]
+    assert all(each in str(refused.value) for each in fork)
+    start(*begun, override, *fork)
+
+
+def test_a_run_without_an_update_has_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
+    place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
+    commit(start(*place), 0)
+    with pytest.raises(ConfigError, match=r"or begin another run with run\.name=…$"):
+        start(*place, "ppo.eps_clip=0.3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["policy={fork: smoke@1}"], "begins another run, which needs a name of its own"),
+        (["policy.fork=demo@1"], "exactly one of policy.path, policy.warm_start and policy.fork"),
+        (["policy={fork: demo}"], r"policy.fork='demo'"),
+        (["policy={fork: ../x@1}"], r"policy.fork='../x@1'"),
+    ],
+)
+def test_forks_that_cannot_be(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("smoke", overrides)

@@ -1,0 +1,164 @@
+"""What the fingerprint of a user's own code covers, and when a run that continues with other code is refused."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from configs import Config, ConfigError, load
+from configs.evaluate import HELD_OUT
+from storage import layout
+from storage.version_names import ProblemsVersion
+from storage.versions import manifests
+from storage.versions.drafts import Draft, JournaledDraft
+from tasks import own_code
+from tasks.evaluate.protocol import greedy
+from tasks.own_code import fingerprint
+from tasks.run import workspace as run_workspace
+from tasks.run.workspace import Workspace
+
+FILES = {
+    "maze_agent.py": "import json, numpy, tasks.registry\nfrom maze import walls\ndef load():\n    import late\n",
+    "maze/__init__.py": "",
+    "maze/walls.py": "from . import doors\nfrom .paths import *\nfrom ..beyond import nothing\n",
+    "maze/doors.py": "",
+    "maze/paths.py": "import maze_agent  # a circle\n",
+    "maze/unused.py": "",
+    "late.py": "",
+    "alone.py": "def score(answer): return True\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's folder, on Python's path."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
+    yield tmp_path
+    later()
+
+
+def later() -> None:
+    """Forget the fingerprints, as a new process does."""
+    own_code._files_of.cache_clear()
+
+
+def configured(folder: Path, *overrides: str) -> Config:
+    """The user's agent, and a store of the test's own."""
+    entry = "agent={type: openai, args: {entry: 'maze_agent:load'}}"
+    return load("smoke", [entry, f"storage.root={folder}/var", f"storage.cache={folder}/cache", *overrides])
+
+
+def test_what_is_covered(folder: Path) -> None:
+    """The module, its packages, and what they import of the user's; neither libraries nor this program."""
+    covered = own_code.own_code(configured(folder))
+    assert list(covered) == sorted(FILES.keys() - {"maze/unused.py", "alone.py"})
+    assert fingerprint("alone:score") == hashlib.sha256((folder / "alone.py").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "environment={type: 'alone:Game'}",
+        "environment={type: gymnasium, args: {id: 'alone:Guess-v0'}}",
+        "agent.tools=[{type: 'alone:tool'}]",
+        "score.type={default: environment, maze: 'alone:score'}",
+        "agent={type: command, args: {argv: [python, FOLDER/alone.py]}}",
+        "agent={type: verifiers, args: {environment: alone}}",
+    ],
+)
+def test_where_code_is_named(folder: Path, override: str) -> None:
+    """Agents, environments, tools and scorers are covered alike, wherever their names are."""
+    options = ["policy={path: x}", override.replace("FOLDER", str(folder))]
+    named = own_code.own_code(load("smoke", options))
+    assert [Path(path).name for path in named] == ["alone.py"]
+
+
+@pytest.mark.parametrize("name", ["yaml:load", "json:loads", "tasks.agents.tool_loop:solve", "no_such:thing", "a: b"])
+def test_what_is_not_ones_own(name: str) -> None:
+    """Of an installed package only its own files count; Python's library, this program and plain texts do not."""
+    code = own_code._files_of(name)
+    assert {path.partition("/")[0] for path in code} == ({"yaml"} if name == "yaml:load" else set())
+
+
+def start(config: Config) -> Workspace:
+    """Begin or continue a run."""
+    workspace = Workspace(config)
+    run_workspace.start_run.fn(workspace)
+    return workspace
+
+
+def commit(workspace: Workspace, version: str, kind: manifests.Kind) -> None:
+    with Draft(workspace.store, version, kind) as draft:
+        draft.commit(workspace.provenance(), [])
+
+
+def play(workspace: Workspace) -> None:
+    commit(workspace, layout.checkpoint("smoke", 0), "checkpoint")
+    commit(workspace, layout.trajectories("smoke", 0), "trajectories")
+
+
+def play_a_part(workspace: Workspace) -> None:
+    """Store a shard of the first data set, and no more."""
+    commit(workspace, layout.checkpoint("smoke", 0), "checkpoint")
+    draft = JournaledDraft(workspace.store, layout.trajectories("smoke", 0), "trajectories")
+    path = workspace.cache / "part-00000.parquet"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"rows")
+    draft.add_shard(path, path.name, 1, [])
+
+
+@pytest.mark.parametrize("played", [play, play_a_part])
+def test_a_run_is_not_continued_with_other_code_by_accident(
+    folder: Path, played: Callable[[Workspace], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The refusal names the files; `run.accept_code` continues, and what is played then names the new code."""
+    played(start(configured(folder)))
+    start(configured(folder))
+    (folder / "maze/doors.py").write_text("locked = True\n")
+    (folder / "late.py").unlink()
+    later()
+    message = r"other code of yours \(runs/smoke/\S+\): late.py, maze/doors.py\n"
+    with pytest.raises(ConfigError, match=message) as refused:
+        start(configured(folder))
+    assert "--accept-code" in str(refused.value)
+    assert "begin another run with run.name=…" in str(refused.value)
+    workspace = start(configured(folder, "run.accept_code=true"))
+    assert "late.py, maze/doors.py. It goes on" in caplog.text
+    commit(workspace, layout.trajectories("smoke", 1), "trajectories")
+    commit(workspace, layout.checkpoint("smoke", 1), "checkpoint")
+    start(configured(folder))  # it is the code of the newest data set now
+
+
+def test_code_may_change_before_it_has_played(folder: Path) -> None:
+    """A mistake that policy version 0 or the first rollout shows is corrected without a word."""
+    commit(start(configured(folder)), layout.checkpoint("smoke", 0), "checkpoint")
+    (folder / "late.py").write_text("corrected = True\n")
+    later()
+    start(configured(folder))
+
+
+def test_a_run_without_fingerprints_continues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older program recorded none."""
+    with monkeypatch.context() as older:
+        older.setattr(run_workspace, "own_code", lambda _: {})
+        play(start(configured(folder)))
+    assert b'"code"' not in Workspace(configured(folder)).store.read(layout.manifest(layout.trajectories("smoke", 0)))
+    start(configured(folder))
+
+
+def test_an_evaluation_with_other_code_is_another(folder: Path) -> None:
+    """The gate compares champion and challenger with the same environment; other scorers only score again."""
+    problems = ProblemsVersion("problems/1f0c")
+    old = greedy(load("smoke", []), HELD_OUT, problems)
+    assert old == greedy(load("smoke", []), HELD_OUT, problems, with_code=False)
+    assert old == greedy(load("smoke", ["score.type=alone:score"]), HELD_OUT, problems)
+    before = greedy(configured(folder), HELD_OUT, problems)
+    (folder / "late.py").write_text("new = True\n")
+    later()
+    assert greedy(configured(folder), HELD_OUT, problems) != before
