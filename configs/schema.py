@@ -16,6 +16,7 @@ from configs.cluster import Cluster, Trainer
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
 from configs.inference import Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
+from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems
 from configs.rollout import Rollout, Sampling
@@ -66,6 +67,7 @@ class Config(Knobs):
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
     audit: Audit = Audit()
+    monitoring: Monitoring = Monitoring()
 
     @model_validator(mode="after")
     def _by_rules(self) -> Self:

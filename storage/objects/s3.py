@@ -25,6 +25,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo
+from storage.telemetry.metrics import STORE_RETRIES
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -116,7 +117,7 @@ class S3Backend:
             retry=retry_if_exception(is_transient),
             stop=stop_after_delay(patience_s),
             wait=wait_random_exponential(multiplier=0.1, max=5),
-            before_sleep=_log_failure,
+            before_sleep=_note_failure,
             reraise=True,
         )
 
@@ -235,7 +236,8 @@ class S3Backend:
 _ERRORS = {404: FileNotFoundError, 412: FileExistsError}
 
 
-def _log_failure(state: RetryCallState) -> None:
+def _note_failure(state: RetryCallState) -> None:
+    STORE_RETRIES.inc()
     if state.outcome and state.attempt_number in _LOGGED:
         logger.warning("S3: attempt %d failed: %r", state.attempt_number, state.outcome.exception())
 

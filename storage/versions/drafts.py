@@ -40,6 +40,7 @@ from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
+from storage.telemetry.spans import annotate, span
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 
@@ -137,6 +138,7 @@ class Draft:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(source, target)
 
+    @span("commit")
     def commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any] | None = None) -> Manifest:
         """Commit the version and return its manifest, which another writer may have created first.
 
@@ -145,6 +147,7 @@ class Draft:
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
+        annotate({"version": self.version, "kind": self.kind, "run": layout.run_of(self.version) or ""})
         manifest = Manifest(
             manifest_version=MANIFEST_VERSION,
             kind=self.kind,

@@ -73,6 +73,12 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
+    async def metrics(self) -> str:
+        """Return the server's metrics, in Prometheus' text format."""
+        async with self._session.get(f"{self._base}/metrics") as response:
+            response.raise_for_status()
+            return await response.text()
+
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
         """Return `gconfig.n` completions; the server samples completion i with seed + i.
 

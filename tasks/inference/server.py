@@ -24,11 +24,14 @@ class Server(Child):
         settings: `inference` of the configuration.
         log: file that receives the server's output.
         devices: the GPUs that it may use, as CUDA_VISIBLE_DEVICES names them; empty: all that this process may use.
+        statistics: whether vLLM counts what it does, for its metrics.
     """
 
-    def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Inference, log: Path, devices: Sequence[str] = (), *, statistics: bool = False
+    ) -> None:
         super().__init__(log)
-        self.settings, self.devices = settings, devices
+        self.settings, self.devices, self._statistics = settings, devices, statistics
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
 
@@ -65,8 +68,10 @@ class Server(Child):
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
-            *("--disable-log-stats", "--disable-uvicorn-access-log"),
+            "--disable-uvicorn-access-log",
         ]
+        if not self._statistics:
+            command.append("--disable-log-stats")
         if settings.enforce_eager:
             command.append("--enforce-eager")
         if cpu_build():

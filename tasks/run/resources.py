@@ -23,7 +23,8 @@ def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
     from tasks.inference.engine import Engine
 
     config = workspace.config
-    return Engine(config.inference, config.rollout, workspace.cache / "logs" / workspace.name)
+    logs, statistics = workspace.cache / "logs" / workspace.name, config.monitoring.prometheus is not None
+    return Engine(config.inference, config.rollout, logs, statistics=statistics)
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from storage.logs.leases import Lease
 from storage.logs.log import first_free
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import keep_compiled_code_private
+from storage.telemetry.endpoint import serving
+from storage.telemetry.spans import export_spans, iteration_span
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
@@ -42,6 +44,7 @@ MAY_CHANGE = (
     "ppo.parallel",
     "retrain.",
     "audit.",
+    "monitoring.",
     "problems.exclusions",
     "score.workers",
     "rollout.concurrency",
@@ -107,7 +110,9 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     """
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
-    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
+    export_spans()
+    lease = Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label)
+    with lease as workspace.lease, serving(config.monitoring.prometheus, run.name):
         yield workspace
         workspace.trim_cache()
 
@@ -137,7 +142,9 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     """
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
-    yield workspace
+    export_spans()
+    with serving(config.monitoring.prometheus, config.run.name):
+        yield workspace
     workspace.trim_cache()
 
 
@@ -231,7 +238,8 @@ def iterations(workspace: Workspace) -> Iterator[int]:
             if limit and used >= limit:
                 get_run_logger().info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
                 return
-        yield iteration
+        with iteration_span(workspace.name, iteration):
+            yield iteration
         spent += tokens(iteration) if run.max_tokens else 0
         update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / run.iterations)
 
