@@ -91,6 +91,12 @@ class Config(Knobs):
         return self.cluster.workers_per_node > 1 or (self.cluster.address is not None and not self.inference.urls)
 
     @property
+    def servers(self) -> Inference:
+        """`inference` for the servers. vLLM counts what it does, at some cost, only if its metrics are served."""
+        quiet = [] if self.monitoring.prometheus else ["--disable-log-stats"]
+        return self.inference.model_copy(update={"extra_args": [*self.inference.extra_args, *quiet]})
+
+    @property
     def ray_address(self) -> str | None:
         """The Ray that the run needs (`Cluster.address`); None: one process is enough."""
         return self.cluster.address or ("local" if self.plays_apart or self.trains_apart else None)

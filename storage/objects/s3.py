@@ -25,7 +25,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo
-from storage.telemetry.metrics import STORE_RETRIES
+from storage.telemetry.metrics import STORE, STORE_RETRIES
+from storage.telemetry.spans import request
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -197,16 +198,16 @@ class S3Backend:
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         bucket, _, key = path.partition("/")
         target = {"Bucket": bucket, "Key": key} if key else {"Bucket": bucket}
+        timeout_s = self._longest_s
         return dict(
-            self._patiently(path, lambda: self._fs.call_s3(method, timeout=self._longest_s, **target, **arguments))
+            self._patiently(method, path, lambda: self._fs.call_s3(method, timeout=timeout_s, **target, **arguments))
         )
 
     def _fetch(self, path: str, **limits: int) -> bytes:
-        return bytes(
-            self._patiently(path, lambda: self._fs.cat_file(path, max_concurrency=1, timeout=self._longest_s, **limits))
-        )
+        arguments = {"max_concurrency": 1, "timeout": self._longest_s, **limits}
+        return bytes(self._patiently("get_object", path, lambda: self._fs.cat_file(path, **arguments)))
 
-    def _patiently(self, path: str, request: Callable[[], T]) -> T:
+    def _patiently(self, method: str, path: str, send: Callable[[], T]) -> T:
         """Send a request, and repeat it after transient errors.
 
         Raises:
@@ -214,7 +215,8 @@ class S3Backend:
             UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
         """
         try:
-            return self._retrying(request)
+            with request(method, STORE.labels(method), key=path):
+                return self._retrying(send)
         except Exception as error:
             told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):

@@ -1,22 +1,18 @@
 """A store: objects under one root (a local folder or `s3://`), with an atomic put-if-absent."""
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar
 
 from configs.storage import Storage
 from storage.errors import StorageError
 from storage.objects.interface import Backend, ObjectInfo, check_key
 from storage.objects.local import LocalBackend
-from storage.telemetry.metrics import STORE
-from storage.telemetry.spans import request
 
 __all__ = ["ObjectInfo", "Store", "has_content", "in_parallel", "sha256"]
-P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -24,21 +20,6 @@ REQUEST_TIMEOUT_S = 30.0
 """A request to S3 without an answer for so many seconds is sent again."""
 PATIENCE_S = 600.0
 """An operation on S3 is retried for so many seconds before it fails."""
-
-
-def _watched(
-    operation: "Callable[Concatenate[Store, str, P], A]",
-) -> "Callable[Concatenate[Store, str, P], A]":
-    """Time and trace an operation on one object."""
-    name = operation.__name__
-    seconds = STORE.labels(name)
-
-    @functools.wraps(operation)
-    def watched(store: "Store", key: str, /, *arguments: P.args, **named: P.kwargs) -> A:
-        with request(f"store.{name}", seconds, key=key):
-            return operation(store, key, *arguments, **named)
-
-    return watched
 
 
 class Store:
@@ -90,36 +71,29 @@ class Store:
             return False
         return True
 
-    @_watched
     def size(self, key: str) -> int:
         """Return the size in bytes. Raises FileNotFoundError."""
         return self.backend.size(self.path(key))
 
-    @_watched
     def read(self, key: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError."""
         return self.backend.read(self.path(key))
 
-    @_watched
     def write(self, key: str, data: bytes) -> None:
         """Create or replace a small object that only one writer owns; a reader sees the old or the new one."""
         self.backend.write(self.path(key), data)
 
-    @_watched
     def put(self, key: str, source: Path) -> None:
         """Upload a file; a reader sees all of it or nothing."""
         self.backend.upload(self.path(key), source)
 
-    @_watched
     def get(self, key: str, target: Path) -> str:
         """Download to a file and return the sha256 of the received bytes. Raises FileNotFoundError."""
         return self.backend.download(self.path(key), target)
 
-    @_watched
     def delete(self, key: str) -> None:
         self.backend.delete(self.path(key))
 
-    @_watched
     def create(self, key: str, data: bytes) -> bool:
         """Put the object if `key` is free (put-if-absent); return whether the object at `key` is now this `data`.
 

@@ -57,7 +57,7 @@ def serving(address: str | None, run: str) -> Iterator[str | None]:
     try:
         server = _start(address, run)
         try:
-            yield server and f"http://{server.server_name}:{server.server_port}/metrics"
+            yield f"http://{address.rpartition(':')[0]}:{server.server_port}/metrics" if server else None
         finally:
             if server:
                 ending = threading.Thread(target=server.shutdown, daemon=True)  # it waits for the present reader

@@ -2,7 +2,7 @@
 
     iteration ─┬─ rollout ── group (each) ── generate
                ├─ score, train, evaluate
-               └─ commit, store.read, store.create …   inside of each of these
+               └─ commit, put_object, head_object …   inside of each of these
 
 They are exported by OTLP if the standard variable OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) names a receiver;
 without it a span costs a few microseconds. A stream's groups, and those of workers in other processes, begin traces of
@@ -11,6 +11,7 @@ their own, since they belong to no iteration before they are finished: look for 
 An error is named by its type only, because its message may quote what a policy wrote.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -95,6 +96,17 @@ def apart() -> Iterator[None]:
         context.detach(token)
 
 
+class _Seldom(logging.Filter):
+    """Passes one record an hour: a receiver that is down would be told every few seconds."""
+
+    _next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        passes = record.created >= self._next
+        self._next = record.created + 3600 if passes else self._next
+        return passes
+
+
 @cache
 def export_spans() -> None:
     """Export the spans of this process from now on, if a receiver is configured; at its end those that are left.
@@ -116,6 +128,7 @@ def export_spans() -> None:
     os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
     transport = "grpc" if protocol == "grpc" else "http"
     exporter = resolve_name(f"opentelemetry.exporter.otlp.proto.{transport}.trace_exporter:OTLPSpanExporter")
+    logging.getLogger(exporter.__module__).addFilter(_Seldom())
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(exporter()))
     trace.set_tracer_provider(provider)

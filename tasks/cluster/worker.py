@@ -109,7 +109,7 @@ class NodeWorker:
         return open_store(self._config, self._logs / "process.log")
 
     def _open_engine(self) -> AbstractContextManager[Engine]:
-        return Engine(self._config.inference, self._config.rollout, self._logs)
+        return Engine(self._config.servers, self._config.rollout, self._logs)
 
     def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
         checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache)  # all workers of a node share it

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 UNIX = "unix://"
 """The beginning of a URL of a server on a Unix socket."""
 
+METRICS_S = 3.0
+"""Longest wait for a server's metrics."""
 CUT_S = 10.0
 """Longest wait for the answer to a request that was cut."""
 
@@ -75,7 +77,7 @@ class Client:
 
     async def metrics(self) -> str:
         """Return the server's metrics, in Prometheus' text format."""
-        async with self._session.get(f"{self._base}/metrics") as response:
+        async with self._session.get(f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as response:
             response.raise_for_status()
             return await response.text()
 

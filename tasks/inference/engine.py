@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 300.0
 """A request of which nothing was sampled in this time is sent again."""
-METRICS_S = 3.0
-"""A server's metrics are left out if they take longer."""
 RETRIES = 5
 """Number of times that a failed request is sent again."""
 _OTHER_FILES = 256
@@ -58,20 +56,19 @@ class Engine:
         settings: `inference` of the configuration.
         rollout: `rollout` of the configuration, for its request limits.
         logs: folder for the servers' logs.
-        statistics: whether the servers that it starts count what they do, for their metrics.
 
     Raises:
         InferenceError: this machine has fewer GPUs than the servers need.
     """
 
-    def __init__(self, settings: Inference, rollout: Rollout, logs: Path, *, statistics: bool = False) -> None:
-        self.settings, self.rollout, self._logs, self._statistics = settings, rollout, logs, statistics
+    def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
+        self.settings, self.rollout, self._logs = settings, rollout, logs
         self._devices: list[list[str]] = []
         """The GPUs of each server that it starts."""
         if not settings.urls:
             self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
-        self._metrics = ServerMetrics(lambda: [self._client(replica, METRICS_S) for replica in self._replicas])
+        self._metrics = ServerMetrics(lambda: map(self._client, self._replicas))
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
         """Weight versions in the order in which they were served."""
@@ -126,10 +123,7 @@ class Engine:
             self._replicas = [_Replica(url, None) for url in self.settings.urls]
         else:
             logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
-            servers = [
-                Server(self.settings, self._logs / f"vllm-{i}.log", own, statistics=self._statistics)
-                for i, own in enumerate(self._devices)
-            ]
+            servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = [_Replica(server.url, server) for server in servers]
             self._restart(self._replicas, policy)
@@ -178,10 +172,10 @@ class Engine:
         for server in servers:
             server.wait_until_healthy()
 
-    def _client(self, replica: _Replica, timeout_s: float = REQUEST_TIMEOUT_S) -> Client:
+    def _client(self, replica: _Replica) -> Client:
         key = None if replica.server else os.environ.get("VLLM_API_KEY")
         longest_s = self.rollout.longest_completion_s
-        return Client(replica.url, key, timeout_s, self.settings.max_model_len, longest_s)
+        return Client(replica.url, key, REQUEST_TIMEOUT_S, self.settings.max_model_len, longest_s)
 
     async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         """Swap the weights in and prove them, on all replicas at the same time."""
@@ -238,26 +232,20 @@ class Connection:
         Raises:
             InferenceError: the server refused the request, or answered with another weight version.
         """
+        completions: list[Completion] = []
         sent = {"replica": replica, "prompt_tokens": len(token_ids), "n": gconfig.n}
         with ASKED.labels(replica).track_inprogress(), request("generate", REQUESTS.labels(replica), **sent):
-            completions = await self._generate(token_ids, gconfig, seed, replica)
+            async for attempt in self._retrying.copy():
+                with attempt:
+                    if attempt.retry_state.attempt_number > 1:
+                        REQUEST_RETRIES.labels(replica).inc()
+                    if attempt.retry_state.attempt_number > 1 or self._engine.closed:
+                        async with self._repairs[replica]:
+                            await asyncio.to_thread(self._engine.repair, replica)
+                    completions = await self._clients[replica].generate(token_ids, gconfig, seed)
         answered = {version for completion in completions for version in completion.versions}
         served = self._engine.served(self._since)
         if others := answered - served:
             url, expected = self._clients[replica].url, ", ".join(map(str, sorted(served)))
             raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")
-        return completions
-
-    async def _generate(
-        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
-    ) -> list[Completion]:
-        completions: list[Completion] = []
-        async for attempt in self._retrying.copy():
-            with attempt:
-                if attempt.retry_state.attempt_number > 1:
-                    REQUEST_RETRIES.labels(replica).inc()
-                if attempt.retry_state.attempt_number > 1 or self._engine.closed:
-                    async with self._repairs[replica]:
-                        await asyncio.to_thread(self._engine.repair, replica)
-                completions = await self._clients[replica].generate(token_ids, gconfig, seed)
         return completions

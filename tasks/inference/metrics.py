@@ -1,7 +1,7 @@
 """vLLM's own metrics, fetched from every server of an engine when this process's metrics are read."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import aiohttp
 from prometheus_client import Metric
@@ -23,7 +23,7 @@ class ServerMetrics(Collector):
         clients: makes clients of the servers that run now, in the order of the replicas.
     """
 
-    def __init__(self, clients: Callable[[], Sequence[Client]]) -> None:
+    def __init__(self, clients: Callable[[], Iterable[Client]]) -> None:
         self._clients = clients
 
     def collect(self) -> Iterator[Metric]:
@@ -39,7 +39,7 @@ class ServerMetrics(Collector):
         yield from families.values()
 
 
-async def _fetch(clients: Sequence[Client]) -> list[str | None]:
+async def _fetch(clients: Iterable[Client]) -> list[str | None]:
     """Return the text of each server; None if it does not answer."""
 
     async def fetch(client: Client) -> str | None:

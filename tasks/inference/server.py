@@ -24,14 +24,11 @@ class Server(Child):
         settings: `inference` of the configuration.
         log: file that receives the server's output.
         devices: the GPUs that it may use, as CUDA_VISIBLE_DEVICES names them; empty: all that this process may use.
-        statistics: whether vLLM counts what it does, for its metrics.
     """
 
-    def __init__(
-        self, settings: Inference, log: Path, devices: Sequence[str] = (), *, statistics: bool = False
-    ) -> None:
+    def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
         super().__init__(log)
-        self.settings, self.devices, self._statistics = settings, devices, statistics
+        self.settings, self.devices = settings, devices
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
 
@@ -70,8 +67,6 @@ class Server(Child):
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             "--disable-uvicorn-access-log",
         ]
-        if not self._statistics:
-            command.append("--disable-log-stats")
         if settings.enforce_eager:
             command.append("--enforce-eager")
         if cpu_build():

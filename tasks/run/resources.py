@@ -23,8 +23,7 @@ def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
     from tasks.inference.engine import Engine
 
     config = workspace.config
-    logs, statistics = workspace.cache / "logs" / workspace.name, config.monitoring.prometheus is not None
-    return Engine(config.inference, config.rollout, logs, statistics=statistics)
+    return Engine(config.servers, config.rollout, workspace.cache / "logs" / workspace.name)
 
 
 @contextmanager
