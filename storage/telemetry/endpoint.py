@@ -22,15 +22,17 @@ _serving = threading.Lock()
 
 
 class _OfRun(Collector):
-    """The metrics of this process, with the label `run`."""
+    """The metrics of this process, with the label `run`; servers and workers may each have a metric of one name."""
 
     def __init__(self, run: str) -> None:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
-        for metric in REGISTRY.collect():
-            metric.samples = labelled(metric, "run", self._run)
-            yield metric
+        families: dict[str, Metric] = {}
+        for metric in labelled(REGISTRY.collect(), "run", self._run):
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            family.samples += metric.samples
+        yield from families.values()
 
 
 class _Handler(WSGIRequestHandler):

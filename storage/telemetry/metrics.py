@@ -3,13 +3,12 @@
 Values of labels are few and known in advance, as Prometheus needs it: kinds of data sets, states, operations, replicas.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
-from prometheus_client.samples import Sample
 
 from storage.records import Fault, Status, VerdictName
 
@@ -53,12 +52,14 @@ for _verdict in get_args(VerdictName):
     VERDICTS.labels(_verdict)
 
 
-def labelled(metric: Metric, name: str, value: str) -> list[Sample]:
-    """Return the samples of a metric with one more label.
+def labelled(metrics: Iterable[Metric], name: str, value: str) -> Iterator[Metric]:
+    """Yield metrics, each sample with one more label.
 
     Example: `vllm:num_requests_running{engine="0"} 3` becomes `vllm:num_requests_running{engine="0",replica="1"} 3`.
     """
-    return [sample._replace(labels={**sample.labels, name: value}) for sample in metric.samples]
+    for metric in metrics:
+        metric.samples = [sample._replace(labels={**sample.labels, name: value}) for sample in metric.samples]
+        yield metric
 
 
 @contextmanager

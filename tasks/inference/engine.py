@@ -82,10 +82,10 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        REGISTRY.unregister(self._metrics)
         self.closed = True  # a rollout that still plays gets EngineClosedError
         for server in self.servers:
             server.close()
+        REGISTRY.unregister(self._metrics)
 
     @property
     def servers(self) -> list[Server]:

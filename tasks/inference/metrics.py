@@ -28,15 +28,11 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("math_mt_ppo_vllm_up", "1: the vLLM server gave its metrics; 0: not", labels=["replica"])
-        families: dict[str, Metric] = {}
         for replica, text in enumerate(asyncio.run(_fetch(self._clients()))):
             up.add_metric([str(replica)], text is not None)
-            for metric in text_string_to_metric_families(text or ""):
-                if metric.name.startswith(_PREFIX):
-                    family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
-                    family.samples += labelled(metric, "replica", str(replica))
+            own = (one for one in text_string_to_metric_families(text or "") if one.name.startswith(_PREFIX))
+            yield from labelled(own, "replica", str(replica))
         yield up
-        yield from families.values()
 
 
 async def _fetch(clients: Iterable[Client]) -> list[str | None]:
