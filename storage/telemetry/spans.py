@@ -13,13 +13,13 @@ An error is named by its type only, because its message may quote what a policy 
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pkgutil import resolve_name
 
 from opentelemetry import context, trace
-from opentelemetry.trace import Span, StatusCode
+from opentelemetry.trace import StatusCode
 from prometheus_client import Histogram
 
 from storage.telemetry.metrics import STAGES
@@ -30,13 +30,13 @@ _tracer = trace.get_tracer("math-mt-ppo")
 
 
 @contextmanager
-def span(name: str, **attributes: Value) -> Iterator[Span]:
+def span(name: str, **attributes: Value) -> Iterator[None]:
     """Trace a block, as part of what is traced around it."""
     with _tracer.start_as_current_span(
         name, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as current:
         try:
-            yield current
+            yield
         except BaseException as error:
             current.set_status(StatusCode.ERROR, type(error).__name__)
             raise
@@ -55,17 +55,9 @@ def stage(name: str, version: Version, iteration: int | None = None) -> Iterator
 @contextmanager
 def request(name: str, seconds: Histogram, **attributes: Value) -> Iterator[None]:
     """Time a request and, inside of another span, trace it: one in the background would be a trace of its own."""
-    with seconds.time():
-        if not trace.get_current_span().get_span_context().is_valid:
-            yield
-            return
-        with _tracer.start_as_current_span(name, attributes=attributes, record_exception=False):
-            yield
-
-
-def annotate(attributes: Mapping[str, Value]) -> None:
-    """Add attributes to the present span."""
-    trace.get_current_span().set_attributes(attributes)
+    inside = trace.get_current_span().get_span_context().is_valid
+    with seconds.time(), span(name, **attributes) if inside else nullcontext():
+        yield
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
-from storage.telemetry.spans import annotate, span
+from storage.telemetry.spans import span
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 
@@ -138,7 +138,6 @@ class Draft:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(source, target)
 
-    @span("commit")
     def commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any] | None = None) -> Manifest:
         """Commit the version and return its manifest, which another writer may have created first.
 
@@ -147,7 +146,10 @@ class Draft:
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
-        annotate({"version": self.version, "kind": self.kind, "run": layout.run_of(self.version) or ""})
+        with span("commit", version=self.version, kind=self.kind, run=layout.run_of(self.version) or ""):
+            return self._commit(provenance, parents, metrics or {})
+
+    def _commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any]) -> Manifest:
         manifest = Manifest(
             manifest_version=MANIFEST_VERSION,
             kind=self.kind,
@@ -157,7 +159,7 @@ class Draft:
             config=provenance.config,
             code_version=code_version(),
             prefect_run_id=provenance.prefect_run_id,
-            metrics=metrics or {},
+            metrics=metrics,
             created_at=datetime.now(UTC),
             nonce=self.nonce,
             fence=provenance.fence.token if provenance.fence else None,

@@ -28,21 +28,21 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("math_mt_ppo_vllm_up", "1: the vLLM server gave its metrics; 0: not", labels=["replica"])
-        for replica, text in enumerate(asyncio.run(_fetch(self._clients()))):
-            up.add_metric([str(replica)], text is not None)
-            own = (one for one in text_string_to_metric_families(text or "") if one.name.startswith(_PREFIX))
+        for replica, families in enumerate(asyncio.run(_fetch(self._clients()))):
+            up.add_metric([str(replica)], families is not None)
+            own = (family for family in families or () if family.name.startswith(_PREFIX))
             yield from labelled(own, "replica", str(replica))
         yield up
 
 
-async def _fetch(clients: Iterable[Client]) -> list[str | None]:
-    """Return the text of each server; None if it does not answer."""
+async def _fetch(clients: Iterable[Client]) -> list[list[Metric] | None]:
+    """Return the metrics of each server; None if it does not answer, or with something else."""
 
-    async def fetch(client: Client) -> str | None:
+    async def fetch(client: Client) -> list[Metric] | None:
         try:
             async with client:
-                return await client.metrics()
-        except (aiohttp.ClientError, TimeoutError, OSError):
+                return list(text_string_to_metric_families(await client.metrics()))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
 
     return await asyncio.gather(*map(fetch, clients))

@@ -24,6 +24,7 @@ from storage.logs.log import first_free
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import keep_compiled_code_private
 from storage.telemetry.endpoint import serving
+from storage.telemetry.metrics import POLICY_VERSION
 from storage.telemetry.spans import export_spans, iteration_span
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
@@ -238,6 +239,7 @@ def iterations(workspace: Workspace) -> Iterator[int]:
             if limit and used >= limit:
                 get_run_logger().info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
                 return
+        POLICY_VERSION.set(iteration)
         with iteration_span(workspace.name, iteration):
             yield iteration
         spent += tokens(iteration) if run.max_tokens else 0
