@@ -30,16 +30,19 @@ _tracer = trace.get_tracer("math-mt-ppo")
 
 
 @contextmanager
-def span(name: str, **attributes: Value) -> Iterator[None]:
-    """Trace a block, as part of what is traced around it."""
-    with _tracer.start_as_current_span(
-        name, attributes=attributes, record_exception=False, set_status_on_exception=False
-    ) as current:
-        try:
-            yield
-        except BaseException as error:
-            current.set_status(StatusCode.ERROR, type(error).__name__)
-            raise
+def span(name: str, *, leaf: bool = False, **attributes: Value) -> Iterator[None]:
+    """Trace a block, as part of what is traced around it; a `leaf` has no spans inside, and costs less."""
+    current = _tracer.start_span(name, attributes=attributes)
+    token = None if leaf else context.attach(trace.set_span_in_context(current))
+    try:
+        yield
+    except BaseException as error:
+        current.set_status(StatusCode.ERROR, type(error).__name__)
+        raise
+    finally:
+        if token:
+            context.detach(token)
+        current.end()
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def stage(name: str, version: Version, iteration: int | None = None) -> Iterator
 def request(name: str, seconds: Histogram, **attributes: Value) -> Iterator[None]:
     """Time a request and, inside of another span, trace it: one in the background would be a trace of its own."""
     inside = trace.get_current_span().get_span_context().is_valid
-    with seconds.time(), span(name, **attributes) if inside else nullcontext():
+    with seconds.time(), span(name, leaf=True, **attributes) if inside else nullcontext():
         yield
 
 
