@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from storage.telemetry.endpoint import serving
 from storage.telemetry.metrics import LEASE_RENEWED, REGISTRY, STALENESS
+from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tests.support.otlp_receiver import Receiver, receiver
 from tests.support.paths import ROOT
@@ -66,19 +67,12 @@ def test_metrics_of_servers_have_their_replica(engine: Engine) -> None:
     assert [sample.value for sample in running] == [0]
 
 
-def test_two_servers_share_a_metric_and_a_dead_one_is_told(engine: Engine) -> None:
+def test_two_servers_share_a_metric_and_a_dead_one_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus refuses a page that declares a metric twice; a server that does not answer fails no scrape."""
-    from tasks.inference.client import Client
-    from tasks.inference.metrics import ServerMetrics
-
     urls = [engine.servers[0].url, engine.servers[0].url, "unix:///nonexistent/vllm"]
-    servers = ServerMetrics(lambda: [Client(url, None, 5, 128) for url in urls])
-    REGISTRY.register(servers)
-    try:
-        with serving("127.0.0.1:0", "demo") as url, urlopen(str(url), timeout=20) as answer:
-            page = answer.read().decode()
-    finally:
-        REGISTRY.unregister(servers)
+    monkeypatch.setattr(engine._metrics, "_clients", lambda: [Client(url, None, 5, 128) for url in urls])
+    with serving("127.0.0.1:0", "demo") as url, urlopen(str(url), timeout=20) as answer:
+        page = answer.read().decode()
     declared = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
     assert len(set(declared)) == len(declared)
     assert re.findall(r'vllm:num_requests_running{.*replica="(\d)"', page) == ["0", "1"]
