@@ -30,7 +30,7 @@ _tracer = trace.get_tracer("math-mt-ppo")
 
 
 @contextmanager
-def span(name: str, *, leaf: bool = False, **attributes: Value) -> Iterator[None]:
+def span(name: str, leaf: bool = False, /, **attributes: Value) -> Iterator[None]:
     """Trace a block, as part of what is traced around it; a `leaf` has no spans inside, and costs less."""
     current = _tracer.start_span(name, attributes=attributes)
     token = None if leaf else context.attach(trace.set_span_in_context(current))
@@ -59,7 +59,7 @@ def stage(name: str, version: Version, iteration: int | None = None) -> Iterator
 def request(name: str, seconds: Histogram, **attributes: Value) -> Iterator[None]:
     """Time a request and, inside of another span, trace it: one in the background would be a trace of its own."""
     inside = trace.get_current_span().get_span_context().is_valid
-    with seconds.time(), span(name, leaf=True, **attributes) if inside else nullcontext():
+    with seconds.time(), span(name, True, **attributes) if inside else nullcontext():
         yield
 
 
