@@ -78,6 +78,16 @@ def test_a_taken_port_and_silent_readers_stop_nothing(caplog: pytest.LogCaptureF
     assert f"no metrics: monitoring.prometheus={address}: Address already in use" in caplog.text
 
 
+def test_requests_to_s3_are_counted_by_method(bucket: str) -> None:
+    store = Store(f"s3://{bucket}/root")
+    with serving(ANY_PORT, "demo") as url:
+        assert url
+        before = value(url, "store_request_seconds_count", method="put_object") or 0
+        store.write("a", b"1")
+        assert not store.create("a", b"2")
+        assert value(url, "store_request_seconds_count", method="put_object") == before + 2
+
+
 TRACED = """
 from configs import Config
 from storage import layout
