@@ -16,6 +16,7 @@ from configs.cluster import Cluster, Trainer
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
 from configs.inference import Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
+from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems
 from configs.rollout import Rollout, Sampling
@@ -71,6 +72,7 @@ class Config(Knobs):
     audit: Audit = Audit()
     tracking: list[str] = []
     """Trackers that get what the run commits: `tensorboard`, `wandb`, `mlflow`, `trackio` or `package.module:Class`."""
+    monitoring: Monitoring = Monitoring()
 
     @model_validator(mode="after")
     def _by_rules(self) -> Self:
@@ -92,6 +94,12 @@ class Config(Knobs):
     def plays_apart(self) -> bool:
         """True if episodes are not played in the flow's process."""
         return self.cluster.workers_per_node > 1 or (self.cluster.address is not None and not self.inference.urls)
+
+    @property
+    def servers(self) -> Inference:
+        """`inference` for the servers. vLLM counts what it does, at some cost, only if its metrics are served."""
+        quiet = [] if self.monitoring.prometheus else ["--disable-log-stats"]
+        return self.inference.model_copy(update={"extra_args": [*self.inference.extra_args, *quiet]})
 
     @property
     def ray_address(self) -> str | None:

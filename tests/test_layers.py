@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 
 LAYERS = ["configs", "storage", "tasks", "flows"]
-STORAGE = ["processes", "objects", "logs", "versions", "maintenance", "commands", "__main__"]
+STORAGE = ["telemetry", "processes", "objects", "logs", "versions", "maintenance", "commands", "__main__"]
 """The order inside of storage/. Modules directly in it (errors, layout, records, …) come before all of these."""
 TASKS = [
     *("inference", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),

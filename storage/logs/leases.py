@@ -27,6 +27,7 @@ from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.processes.identity import is_alive, own_identity
+from storage.telemetry.metrics import LEASE_HELD, LEASE_RENEWED
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class Lease:
             self._beat(released=True)
         except (StorageError, OSError) as error:  # must not replace the exception that left the block
             logger.warning("the lease of run %s could not be released, it will expire: %s", self.run, error)
+        LEASE_HELD.remove(self.run)
+        LEASE_RENEWED.remove(self.run)
 
     def check(self) -> None:
         """Raise LeaseLostError unless this is still the newest holder."""
@@ -107,6 +110,8 @@ class Lease:
                 if newest and free != "released":
                     logger.warning("run %s: taken over from %s (%s)", self.run, describe(newest[1]), free)
                 self.token = number
+                LEASE_HELD.labels(self.run).set(1)
+                LEASE_RENEWED.labels(self.run).set_to_current_time()
                 return
 
     def _wait_until_free(self, token: int, entry: dict[str, Any]) -> str:
@@ -143,6 +148,7 @@ class Lease:
     def _beat(self, *, released: bool = False) -> None:
         sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
         self.store.write(layout.beat(self.run, self.token), seal(sign))
+        LEASE_RENEWED.labels(self.run).set_to_current_time()
 
     def _stay_alive(self) -> None:
         """Write signs of life and watch for a successor until the lease is left; the body of the thread."""
@@ -157,6 +163,7 @@ class Lease:
                 logger.warning("run %s: a sign of life was not written: %r", self.run, error)
 
     def _lose(self) -> None:
+        LEASE_HELD.labels(self.run).set(0)
         newest = newest_holder(self.store, self.run)
         assert newest
         self._lost = (

@@ -29,6 +29,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo
+from storage.telemetry.metrics import STORE, STORE_RETRIES
+from storage.telemetry.spans import request
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -128,7 +130,7 @@ class S3Backend:
             retry=retry_if_exception(is_transient),
             stop=stop_after_delay(patience_s),
             wait=wait_random_exponential(multiplier=0.1, max=5),
-            before_sleep=_log_failure,
+            before_sleep=_note_failure,
             reraise=True,
         )
 
@@ -215,16 +217,14 @@ class S3Backend:
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         bucket, _, key = path.partition("/")
         target = {"Bucket": bucket, "Key": key} if key else {"Bucket": bucket}
-        return dict(
-            self._patiently(path, lambda fs: fs.call_s3(method, timeout=self._longest_s, **target, **arguments))
-        )
+        arguments = {"timeout": self._longest_s, **target, **arguments}
+        return dict(self._patiently(method, path, lambda fs: fs.call_s3(method, **arguments)))
 
     def _fetch(self, path: str, **limits: int) -> bytes:
-        return bytes(
-            self._patiently(path, lambda fs: fs.cat_file(path, max_concurrency=1, timeout=self._longest_s, **limits))
-        )
+        arguments = {"max_concurrency": 1, "timeout": self._longest_s, **limits}
+        return bytes(self._patiently("get_object", path, lambda fs: fs.cat_file(path, **arguments)))
 
-    def _patiently(self, path: str, request: Callable[[_FileSystem], T]) -> T:
+    def _patiently(self, method: str, path: str, send: Callable[[_FileSystem], T]) -> T:
         """Send a request, and repeat it after transient errors.
 
         Raises:
@@ -232,7 +232,8 @@ class S3Backend:
             UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
         """
         try:
-            answer: T = self._retrying(self._with_new_keys, path, request)
+            with request(method, STORE.labels(method), key=path):
+                answer: T = self._retrying(self._with_new_keys, path, send)
         except Exception as error:
             told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):
@@ -251,24 +252,25 @@ class S3Backend:
             raise UnavailableError(f"{self.uri(path)}: {told}. {_remedy(error)}") from refusal
         return answer
 
-    def _with_new_keys(self, _: str, request: Callable[[_FileSystem], T]) -> T:
+    def _with_new_keys(self, _: str, send: Callable[[_FileSystem], T]) -> T:
         """Send a request. If S3 refuses it, read the keys again, once for all threads, and send it a second time."""
         fs = self._fs
         try:
-            return request(fs)
+            return send(fs)
         except Exception as error:
             if _status(error) not in _REFUSED or is_transient(error):
                 raise
         with self._replacing:
             if self._fs is fs:
                 self._fs = self._file_system()
-        return request(self._fs)
+        return send(self._fs)
 
 
 _ERRORS = {404: FileNotFoundError, 412: FileExistsError}
 
 
-def _log_failure(state: RetryCallState) -> None:
+def _note_failure(state: RetryCallState) -> None:
+    STORE_RETRIES.inc()
     if state.outcome and state.attempt_number in _LOGGED:
         error = state.outcome.exception()
         told = _refusal(error) or error

@@ -40,6 +40,7 @@ from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
+from storage.telemetry.spans import span
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 
@@ -146,6 +147,10 @@ class Draft:
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
+        with span("commit", version=self.version, kind=self.kind, run=layout.run_of(self.version) or ""):
+            return self._commit(provenance, parents, metrics or {})
+
+    def _commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any]) -> Manifest:
         manifest = Manifest(
             manifest_version=MANIFEST_VERSION,
             kind=self.kind,
@@ -156,7 +161,7 @@ class Draft:
             code_version=code_version(),
             code=provenance.code,
             prefect_run_id=provenance.prefect_run_id,
-            metrics=metrics or {},
+            metrics=metrics,
             created_at=datetime.now(UTC),
             nonce=self.nonce,
             fence=provenance.fence.token if provenance.fence else None,

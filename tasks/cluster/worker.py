@@ -9,9 +9,13 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
+
 from configs import Config
 from storage.objects.store import Store
 from storage.records import Problem
+from storage.telemetry.metrics import REGISTRY
+from storage.telemetry.spans import export_spans
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
@@ -52,6 +56,7 @@ class NodeWorker:
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
         self._stack, self._engines = ExitStack(), ExitStack()
         self._failure: Failure | None = None
+        export_spans()
         try:
             self._open(plays=plays)
         except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
@@ -77,6 +82,10 @@ class NodeWorker:
         except Exception as error:  # the flow raises it, or asks another worker
             logger.exception("a shard was not scored")
             return Failure.of(error)
+
+    def metrics(self) -> str:
+        """Return the numbers of this process and of its servers, in Prometheus' text format."""
+        return generate_latest(REGISTRY).decode()
 
     def store_logs(self, folder: str) -> None:
         """Upload the ends of all logs of the run on this node."""
@@ -109,7 +118,7 @@ class NodeWorker:
         return open_store(self._config, self._logs / "process.log")
 
     def _open_engine(self) -> AbstractContextManager[Engine]:
-        return Engine(self._config.inference, self._config.rollout, self._logs)
+        return Engine(self._config.servers, self._config.rollout, self._logs)
 
     def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
         checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache)  # all workers of a node share it

@@ -1,17 +1,22 @@
 """The flow's workers as actors of Ray: on each node with free cores and GPUs, also if it joins later."""
 
+import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
 import ray
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs import Config
 from storage.objects.store import Store
+from storage.telemetry.metrics import REGISTRY, labelled
 from tasks.cluster.connection import environment, nodes
 from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import for_nodes
@@ -29,6 +34,8 @@ _REST_S = 10.0
 """Time after the loss of a worker in which its servers end and leave their GPUs."""
 _CLOSE_S = 15.0
 """Longest wait for workers that end by themselves."""
+_METRICS_S = 4.0
+"""Longest wait for the metrics of all workers, which ask their servers."""
 
 
 class RayWorker:
@@ -88,10 +95,11 @@ class RayWorker:
         ray.kill(self.process)
 
 
-class WorkerStarter:
+class WorkerStarter(Collector):
     """Starts workers on nodes and hands them over to a `Scheduler`; a context manager that ends them.
 
-    A lost worker is replaced, unless `LostWorkers` counts its node as broken.
+    A lost worker is replaced, unless `LostWorkers` counts its node as broken. While it is open, the metrics of this
+    process have those of the workers, too, with the label `worker`.
     """
 
     def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
@@ -110,16 +118,19 @@ class WorkerStarter:
         present = nodes()
         seats = place(present, self._needs)
         check(present, self._needs, seats)
+        REGISTRY.register(self)
         self.scheduler.__enter__()
         try:
             self._start(present, seats)
             self._watch.start()
         except BaseException:
+            REGISTRY.unregister(self)
             self.scheduler.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        REGISTRY.unregister(self)
         self._ended.set()
         self._watch.join()
         with self._lock:
@@ -135,6 +146,17 @@ class WorkerStarter:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
         finally:
             self.scheduler.__exit__(kind, value, tb)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the workers that answer in time."""
+        with self._lock:
+            asked = {worker.process.metrics.remote(): worker.name for worker in self._workers.values()}
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_METRICS_S) if asked else ([], [])
+        for call in late:
+            ray.cancel(call)
+        for call in ready:
+            with contextlib.suppress(RayError):  # it is lost, which the scheduler finds, too
+                yield from labelled(text_string_to_metric_families(ray.get(call)), "worker", asked[call])
 
     def _start(self, present: Sequence[Node], seats: Sequence[Seat]) -> None:
         self._progress(f"workers start on {len(present)} node(s):\n{table(present, seats, self._needs)}")

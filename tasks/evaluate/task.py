@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.evaluate import HELD_OUT
 from storage import layout
+from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
@@ -63,10 +64,11 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     """
     version = protocol.evaluation(policy)
     scores = layout.evaluation_scores(version, scorer_fingerprint(workspace.config.score))
-    if not manifests.committed(workspace.store, version):
-        _play(workspace, workers, policy, protocol)
     if not manifests.committed(workspace.store, scores):
-        _score(workspace, workers, scores, protocol)
+        with stage("evaluate", scores):
+            if not manifests.committed(workspace.store, version):
+                _play(workspace, workers, policy, protocol)
+            _score(workspace, workers, scores, protocol)
     workspace.record(scores)
     return scores
 

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 UNIX = "unix://"
 """The beginning of a URL of a server on a Unix socket."""
 
+METRICS_S = 3.0
+"""Longest wait for a server's metrics."""
 CUT_S = 10.0
 """Longest wait for the answer to a request that was cut."""
 
@@ -72,6 +74,12 @@ class Client:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
+
+    async def metrics(self) -> str:
+        """Return the server's metrics, in Prometheus' text format."""
+        async with self._session.get(f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as response:
+            response.raise_for_status()
+            return await response.text()
 
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
         """Return `gconfig.n` completions; the server samples completion i with seed + i.

@@ -15,10 +15,13 @@ from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, s
 
 from configs.inference import Inference
 from configs.rollout import Rollout
+from storage.telemetry.metrics import ASKED, REGISTRY, REQUEST_RETRIES, REQUESTS
+from storage.telemetry.spans import request
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
+from tasks.inference.metrics import ServerMetrics
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 
@@ -65,6 +68,7 @@ class Engine:
         if not settings.urls:
             self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
+        self._metrics = ServerMetrics(lambda: map(self._client, self._replicas))
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
         """Weight versions in the order in which they were served."""
@@ -74,12 +78,14 @@ class Engine:
         _allow_open_files(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
+        REGISTRY.register(self._metrics)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.closed = True  # a rollout that still plays gets EngineClosedError
         for server in self.servers:
             server.close()
+        REGISTRY.unregister(self._metrics)
 
     @property
     def servers(self) -> list[Server]:
@@ -227,12 +233,16 @@ class Connection:
             InferenceError: the server refused the request, or answered with another weight version.
         """
         completions: list[Completion] = []
-        async for attempt in self._retrying.copy():
-            with attempt:
-                if attempt.retry_state.attempt_number > 1 or self._engine.closed:
-                    async with self._repairs[replica]:
-                        await asyncio.to_thread(self._engine.repair, replica)
-                completions = await self._clients[replica].generate(token_ids, gconfig, seed)
+        sent = {"replica": replica, "prompt_tokens": len(token_ids), "n": gconfig.n}
+        with ASKED.labels(replica).track_inprogress(), request("generate", REQUESTS.labels(replica), **sent):
+            async for attempt in self._retrying.copy():
+                with attempt:
+                    if attempt.retry_state.attempt_number > 1:
+                        REQUEST_RETRIES.labels(replica).inc()
+                    if attempt.retry_state.attempt_number > 1 or self._engine.closed:
+                        async with self._repairs[replica]:
+                            await asyncio.to_thread(self._engine.repair, replica)
+                    completions = await self._clients[replica].generate(token_ids, gconfig, seed)
         answered = {version for completion in completions for version in completion.versions}
         served = self._engine.served(self._since)
         if others := answered - served:

@@ -65,7 +65,7 @@ class Server(Child):
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
-            *("--disable-log-stats", "--disable-uvicorn-access-log"),
+            "--disable-uvicorn-access-log",
         ]
         if settings.enforce_eager:
             command.append("--enforce-eager")

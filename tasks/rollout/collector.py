@@ -13,6 +13,8 @@ from typing import Any
 
 from configs.rollout import Rollout
 from storage.records import Status, Trajectory
+from storage.telemetry.metrics import PLAYING
+from storage.telemetry.spans import span
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
@@ -67,8 +69,9 @@ class Collector:
             replica = loads.index(min(loads))
             loads[replica] += 1
             try:
-                trajectories = await self._play(group, replica, group_slots, slots)
-                await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
+                with span("group", **_described(group)):
+                    trajectories = await self._play(group, replica, group_slots, slots)
+                    await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
             except asyncio.CancelledError:
                 if collecting.cancelling():
                     raise
@@ -118,7 +121,9 @@ class Collector:
             await group_slots.acquire()
             try:
                 knobs, vocabulary = self.settings, self.chat.vocabulary
-                return await self._episode(Conversation(prompt, turns, vocabulary, knobs, self.gconfig, self.private))
+                conversation = Conversation(prompt, turns, vocabulary, knobs, self.gconfig, self.private)
+                with PLAYING.track_inprogress():
+                    return await self._episode(conversation)
             finally:
                 slots.release()
 
@@ -168,6 +173,13 @@ class Collector:
                 episode.add_feedback("", outputs.prompt_ids[len(sequence) :])
             episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
         return episode.trajectory(status=status, reason=reason)
+
+
+def _described(group: Group) -> dict[str, str | int]:
+    """Return the attributes of a group's span."""
+    plan = group.plan
+    run, iteration, problem = plan.config.run.name, plan.iteration, group.problem.problem_id
+    return {"run": run, "iteration": iteration, "version": plan.policy, "problem": problem, "episodes": plan.group_size}
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

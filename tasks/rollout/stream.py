@@ -23,6 +23,8 @@ from storage import layout
 from storage.logs.log import Log
 from storage.objects.store import Store
 from storage.records import Problem
+from storage.telemetry.metrics import queue
+from storage.telemetry.spans import apart
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import JournaledDraft, Provenance
@@ -65,6 +67,7 @@ class Stream(SharedGroups):
     ) -> None:
         self.changed = Change()
         self._plan, self._workers = plan, workers
+        self._newest = plan.policy  # the newest checkpoint
         self._store, self._provenance, self._progress = store, provenance, progress
         self._draw = functools.lru_cache(_DRAWS)(draw)
         settings = plan.config.rollout
@@ -106,7 +109,8 @@ class Stream(SharedGroups):
         """
         try:
             self.settle()  # an earlier flow run may have been killed just before it committed a data set
-            run_loop(self._play())
+            with apart(), queue("trajectories", lambda: self.available(self._newest), lambda: self._assignment.running):
+                run_loop(self._play())
         except BaseException as error:
             self._error = error
             raise
@@ -135,6 +139,7 @@ class Stream(SharedGroups):
     def advance(self, policy: PolicyVersion) -> None:
         """Forget the data sets that a newer policy is trained on already; the workers begin groups with it."""
         with self._condition:
+            self._newest = policy
             self._data_set_of = {n: i for n, i in self._data_set_of.items() if i is None or i >= policy.number}
         self.changed.note()
 

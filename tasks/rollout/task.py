@@ -12,6 +12,7 @@ from prefect.states import Cancelled
 
 from storage import layout
 from storage.records import Problem
+from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import JournaledDraft
@@ -42,12 +43,13 @@ def rollout(
     store, version = workspace.store, layout.trajectories(workspace.name, iteration)
     if manifests.committed(store, version):
         return version
-    drawn, spare = _draw(workspace, problem_set, iteration)
-    workers.serve(policy)
-    plan = _plan(workspace, iteration, policy, problem_set)
-    with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
-        metrics = play(plan, drawn, workers, draft, get_run_logger().info, spare)
-        draft.commit(workspace.provenance(), [policy, problem_set], metrics)
+    with stage("rollout", version, iteration):
+        drawn, spare = _draw(workspace, problem_set, iteration)
+        workers.serve(policy)
+        plan = _plan(workspace, iteration, policy, problem_set)
+        with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
+            metrics = play(plan, drawn, workers, draft, get_run_logger().info, spare)
+            draft.commit(workspace.provenance(), [policy, problem_set], metrics)
     return version
 
 
@@ -72,9 +74,10 @@ def _play_stream(stream: "Stream") -> "bool | State[bool]":
 
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
-def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
+def _wait_for(workspace: Workspace, stream: "Stream", iteration: int) -> TrajectoriesVersion:
     """Wait until the stream has committed an iteration's trajectories; return their version."""
-    return stream.wait(iteration)
+    with stage("rollout", layout.trajectories(workspace.name, iteration), iteration):
+        return stream.wait(iteration)
 
 
 @functools.lru_cache(maxsize=1)
@@ -176,7 +179,7 @@ class Rollouts:
             if self._stream is None:
                 self._stream = self._begin(iteration, policy)
                 self._playing = _play_stream.submit(self._stream)
-            version = _wait_for(self._stream, iteration)
+            version = _wait_for(workspace, self._stream, iteration)
         workspace.record(version)
         for alarm in self._alarm.raised_by(manifests.read(workspace.store, version).metrics):
             get_run_logger().warning(

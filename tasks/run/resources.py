@@ -23,7 +23,7 @@ def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
     from tasks.inference.engine import Engine
 
     config = workspace.config
-    return Engine(config.inference, config.rollout, workspace.cache / "logs" / workspace.name)
+    return Engine(config.servers, config.rollout, workspace.cache / "logs" / workspace.name)
 
 
 @contextmanager

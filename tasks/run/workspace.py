@@ -25,6 +25,9 @@ from storage.logs.leases import Lease
 from storage.logs.log import first_free
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import keep_compiled_code_private
+from storage.telemetry.endpoint import serving
+from storage.telemetry.metrics import POLICY_VERSION
+from storage.telemetry.spans import export_spans, iteration_span
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
@@ -51,6 +54,7 @@ MAY_CHANGE = (
     "ppo.parallel",
     "retrain.",
     "audit.",
+    "monitoring.",
     "problems.exclusions",
     "score.workers",
     "rollout.concurrency",
@@ -125,7 +129,9 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     """
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
-    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
+    export_spans()
+    lease = Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label)
+    with lease as workspace.lease, serving(config.monitoring.prometheus, run.name):
         yield workspace
         workspace.trim_cache()
 
@@ -157,7 +163,9 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     """
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
-    yield workspace
+    export_spans()
+    with serving(config.monitoring.prometheus, config.run.name):
+        yield workspace
     workspace.trim_cache()
 
 
@@ -303,7 +311,9 @@ def iterations(workspace: Workspace) -> Iterator[int]:
                 get_run_logger().info(text, name, limit, iteration, extra={"iterations": (iteration, iteration)})
                 return
         begun = time.monotonic()
-        yield iteration
+        POLICY_VERSION.set(iteration)
+        with iteration_span(workspace.name, iteration):
+            yield iteration
         seconds.append(time.monotonic() - begun)
         spent += tokens(iteration) if run.max_tokens else 0
         left_s = median(seconds[-_RECENT:]) * (run.iterations - iteration - 1)

@@ -13,6 +13,7 @@ from typing import Any
 from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
+from storage.telemetry.metrics import VERDICTS
 from storage.versions.datasets import ShardWriter, read_parquet
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch_file
@@ -125,12 +126,14 @@ def score_rows(
 
 
 def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[str, Any]:
-    """Return the metrics of scores that took `seconds`.
+    """Return the metrics of scores that took `seconds`, and add the verdicts to those of this process.
 
     Raises:
         ValueError: the fraction of timeouts and errors exceeds `score.max_failure_share`.
     """
     verdicts = grades.verdicts
+    for verdict, count in verdicts.items():
+        VERDICTS.labels(verdict).inc(count)
     total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)
     if total and failures / total > settings.max_failure_share:
         raise ValueError(

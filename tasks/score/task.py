@@ -7,6 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.telemetry.spans import stage
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
@@ -23,7 +24,7 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
     store, settings = workspace.store, workspace.config
     version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score))
     if not manifests.committed(store, version):
-        with Draft(store, version, "scores") as draft:
+        with stage("score", version, iteration), Draft(store, version, "scores") as draft:
             started = time.monotonic()
             grades = workers.score(trajectories, draft, settings.score, settings.rollout.rows_per_shard)
             metrics = metrics_of(grades, settings.score, time.monotonic() - started)

@@ -25,6 +25,7 @@ import math
 import multiprocessing
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from storage import interrupts
 from storage.processes.limits import OUT_OF_TIME
 from storage.records import VerdictName
+from storage.telemetry.metrics import VERIFIER
 from tasks.score import worker
 from tasks.score.interface import Answer, Reading
 from tasks.score.verdict import Verdict
@@ -63,6 +65,7 @@ class _Request:
     item: tuple[Any, ...]  # its arguments
     solutions: tuple[str, ...]  # of the problem
     future: "Future[Verdict]" = field(default_factory=Future)
+    asked: float = field(default_factory=time.monotonic)
     lost: int = 0  # how often a worker, or a whole pool, ended or hung with it
 
     def __post_init__(self) -> None:
@@ -279,6 +282,7 @@ class Verifier:
                 if len(self._verdicts) > self._cache_size:
                     self._verdicts.popitem(last=False)
         if waiting:  # otherwise it has a verdict, or the verifier was closed
+            VERIFIER.labels(verdict.name).observe(time.monotonic() - request.asked)
             waiting.future.set_result(verdict)
 
 

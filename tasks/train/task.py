@@ -4,6 +4,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.telemetry.metrics import POLICY_VERSION, STALENESS
+from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
@@ -23,12 +25,16 @@ def train(
     """Update `policy` on `trajectories`, commit the checkpoint and return its version; skip the work if it exists."""
     store, version = workspace.store, layout.checkpoint(workspace.name, iteration + 1)
     if not manifests.committed(store, version):
-        made = trainer.update(UpdateOrder(version, policy, trajectories, scores), get_run_logger().info)
-        with Draft(store, version, "checkpoint", made.nonce) as draft:
-            draft.accept(made.files)
-            parents = [policy, trajectories, scores, *dict.fromkeys(workspace.config.problems.exclusions)]
-            draft.commit(workspace.provenance(), parents, made.metrics)
+        with stage("train", version, iteration):
+            made = trainer.update(UpdateOrder(version, policy, trajectories, scores), get_run_logger().info)
+            with Draft(store, version, "checkpoint", made.nonce) as draft:
+                draft.accept(made.files)
+                parents = [policy, trajectories, scores, *dict.fromkeys(workspace.config.problems.exclusions)]
+                draft.commit(workspace.provenance(), parents, made.metrics)
+        for statistic in ("mean", "max") if made.metrics["trajectories"] else ():
+            STALENESS.labels(statistic).set(made.metrics[f"staleness/{statistic}"])
         workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
+    POLICY_VERSION.set(version.number)
     aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
     workspace.record(version)
     return version

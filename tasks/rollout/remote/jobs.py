@@ -74,8 +74,8 @@ class Load:
 
 AT_ONCE = 2
 """Shards that a worker grades at the same time: it reads and uploads one while its verifier grades the other."""
-CALLS = 3 + AT_ONCE
-"""Calls that a worker's process answers at the same time: orders, a report, its end, and shards to grade."""
+CALLS = 4 + AT_ONCE
+"""Calls that a worker's process answers at the same time: orders, a report, metrics, its end, and shards to grade."""
 SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
 

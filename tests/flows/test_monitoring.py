@@ -1,0 +1,268 @@
+"""The dashboard, the alerts and the page of `flows/monitoring`, with a real Prometheus and a real run."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from storage.telemetry.endpoint import serving
+from storage.telemetry.metrics import LEASE_RENEWED, REGISTRY, STALENESS
+from tasks.inference.client import Client
+from tasks.inference.engine import Engine
+from tests.support.otlp_receiver import Receiver, receiver
+from tests.support.paths import ROOT
+
+DASHBOARD, ALERTS = ROOT / "flows/monitoring/dashboard.json", ROOT / "flows/monitoring/alerts.yaml"
+NONE: dict[str, Any] = {"alerts": []}
+_METRIC = re.compile(r"\b(?:math_mt_ppo_\w+|vllm:\w+)")
+
+
+def expressions() -> list[str]:
+    """Return the expressions of the dashboard and of the alerts."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [*shown, *(rule["expr"] for rule in rules)]
+
+
+def names(text: str | None = None) -> set[str]:
+    """Return the names of samples that this process has, or that a page of metrics has."""
+    families = REGISTRY.collect() if text is None else text_string_to_metric_families(text)
+    plain = set[str]()
+    for family in families:
+        ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "summary": ["_sum", "_count"]}
+        plain |= {family.name + end for end in ends.get(family.type, [""])}
+    return plain
+
+
+def test_dashboard_and_alerts_name_metrics_that_exist(engine: Engine) -> None:
+    """A metric that is renamed would leave an empty panel, or an alert that never fires."""
+    assert engine.servers  # whose metrics are among this process's
+    existing = names()
+    used = {name for expression in expressions() for name in _METRIC.findall(expression)}
+    assert used - existing == set()
+    own = {name for name in existing if name.startswith("math_mt_ppo_")}
+    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in own - used} <= {
+        name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in used
+    }, "every subject has a panel"
+
+
+def test_metrics_of_servers_have_their_replica(engine: Engine) -> None:
+    samples = [sample for family in engine._metrics.collect() for sample in family.samples]
+    assert {sample.labels["replica"] for sample in samples} == {"0"}
+    running = [sample for sample in samples if sample.name == "vllm:num_requests_running"]
+    assert [sample.value for sample in running] == [0]
+
+
+def test_two_servers_share_a_metric_and_a_dead_one_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus refuses a page that declares a metric twice; a server that does not answer fails no scrape."""
+    urls = [engine.servers[0].url, engine.servers[0].url, "unix:///nonexistent/vllm"]
+    monkeypatch.setattr(engine._metrics, "_clients", lambda: [Client(url, None, 5, 128) for url in urls])
+    with serving("127.0.0.1:0", "demo") as url, urlopen(str(url), timeout=20) as answer:
+        page = answer.read().decode()
+    declared = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
+    assert len(set(declared)) == len(declared)
+    assert re.findall(r'vllm:num_requests_running{.*replica="(\d)"', page) == ["0", "1"]
+    assert re.findall(r'vllm_up{replica="(\d)".*} (\d)', page) == [("0", "1"), ("1", "1"), ("2", "0")]
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, str]:
+    """Return the paths of Prometheus' programs."""
+    found = {name: shutil.which(name) for name in ("prometheus", "promtool")}
+    if not all(found.values()):
+        reason = "no prometheus: apt-get install prometheus"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return {name: str(path) for name, path in found.items()}
+
+
+@pytest.mark.long
+def test_alerts_fire_when_they_should(programs: dict[str, str], tmp_path: Path) -> None:
+    """Prometheus' own test of rules: what fires after which series, and what does not."""
+    series = [
+        # Episodes finish for 10 minutes, then none for 20; the groups run all the time.
+        ('math_mt_ppo_episodes_total{run="a",instance="i",kind="trajectories",status="completed"}', "0+8x10 80x20"),
+        ('math_mt_ppo_groups{run="a",instance="i",kind="trajectories",state="running"}', "4x30"),
+        # This run trains for 30 minutes: no group runs.
+        ('math_mt_ppo_episodes_total{run="b",instance="i",kind="trajectories",status="completed"}', "80x30"),
+        ('math_mt_ppo_groups{run="b",instance="i",kind="trajectories",state="running"}', "0x30"),
+        # One of 8 episodes fails by the set-up's fault; of another run half, by the policy's.
+        ('math_mt_ppo_faults_total{run="a",instance="i",kind="trajectories",fault="set-up"}', "0+1x10 10x20"),
+        ('math_mt_ppo_episodes_total{run="c",instance="i",kind="trajectories",status="completed"}', "0+8x30"),
+        ('math_mt_ppo_faults_total{run="c",instance="i",kind="trajectories",fault="policy"}', "0+4x30"),
+        # Two leases; one is renewed every minute.
+        ('math_mt_ppo_lease_renewed_timestamp_seconds{run="a",instance="i",lease="a"}', "0+60x30"),
+        ('math_mt_ppo_lease_renewed_timestamp_seconds{run="b",instance="i",lease="b"}', "0+60x5 300x25"),
+    ]
+
+    def at(minute: int, alert: str, *runs: tuple[str, dict[str, str]]) -> dict[str, Any]:
+        expected = [{"exp_labels": {"run": run, "instance": "i", **labels}} for run, labels in runs]
+        return {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": expected}
+
+    critical, warning = {"severity": "critical"}, {"severity": "warning"}
+    test = {
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "interval": "1m",
+        "alert_rule_test": [
+            at(9, "NoEpisodes"),
+            at(20, "NoEpisodes"),
+            at(25, "NoEpisodes", ("a", critical)),
+            at(9, "SetUpFails", ("a", warning)),
+            at(5, "LeaseNotRenewed"),
+            at(7, "LeaseNotRenewed", ("b", critical | {"lease": "b"})),
+        ],
+    }
+    # Annotations are sentences for people; only the labels are compared.
+    rules = yaml.safe_load(ALERTS.read_text())
+    for rule in rules["groups"][0]["rules"]:
+        del rule["annotations"]
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "tests": [test]}))
+    ran = subprocess.run(
+        [programs["promtool"], "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    subprocess.run([programs["promtool"], "check", "rules", str(ALERTS)], check=True, capture_output=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def until(ask: Callable[[], Any], seconds: float = 120) -> Any:
+    """Ask until there is an answer."""
+    deadline = time.monotonic() + seconds
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"no answer within {seconds:g} s"
+        time.sleep(0.2)
+    return answer
+
+
+@pytest.mark.long
+def test_a_real_prometheus_scrapes_a_flow_and_fires(programs: dict[str, str], tmp_path: Path) -> None:
+    """It reads the endpoint and the alerts as they are, understands every expression, and fires at a lost store."""
+    with serving("127.0.0.1:0", "demo") as url:
+        assert url
+        STALENESS.labels("mean").set(1.5)
+        LEASE_RENEWED.labels("demo").set(time.time() - 60)  # as if the store had not answered for a minute
+        port = free_port()
+        target = url.removeprefix("http://").removesuffix("/metrics")
+        settings = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": [{"job_name": "math-mt-ppo", "static_configs": [{"targets": [target]}]}],
+            "rule_files": [str(ALERTS)],
+        }
+        (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(settings))
+        command = [
+            programs["prometheus"],
+            f"--config.file={tmp_path}/prometheus.yaml",
+            f"--storage.tsdb.path={tmp_path}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+
+        def ask(path: str) -> Any:
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=5) as answer:
+                    return json.load(answer)["data"]
+            except OSError:
+                return NONE
+
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            fired = until(
+                lambda: [one for one in (ask("alerts") or NONE)["alerts"] if one["state"] == "firing"] or None
+            )
+            labels = [(alert["labels"]["alertname"], alert["labels"]["run"]) for alert in fired]
+            assert labels == [("LeaseNotRenewed", "demo")]
+            assert "its lease demo was not renewed for 1m" in fired[0]["annotations"]["summary"]
+            for expression in expressions():
+                filled = expression.replace("$__rate_interval", "10s").replace("$run", ".*")
+                assert ask(f"query?query={quote(filled)}") is not NONE, expression
+            (staleness,) = ask("query?query=math_mt_ppo_staleness")["result"]
+            assert (staleness["metric"]["run"], staleness["value"][1]) == ("demo", "1.5")
+        finally:
+            process.terminate()
+            process.wait()
+            LEASE_RENEWED.remove("demo")
+            STALENESS.clear()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Receiver]]:
+    """Return the last page of metrics of a whole run that has its own vLLM server, and the spans that it exported."""
+    folder, port, page = tmp_path_factory.mktemp("watched"), free_port(), ""
+    with receiver() as received:
+        command = [
+            *(sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={folder}/var"),
+            *(f"storage.cache={folder}/cache", f"monitoring.prometheus=127.0.0.1:{port}"),
+        ]
+        environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": received.url}
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        try:
+            while process.poll() is None:
+                try:
+                    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                        read = answer.read().decode()
+                        page = read if "vllm:" in read else page  # the last one with a server
+                except OSError:
+                    pass
+                time.sleep(0.5)
+            assert process.returncode == 0, (folder / "log").read_text()[-2000:]
+        finally:
+            process.kill()
+            process.wait()
+        yield page, received
+
+
+@pytest.mark.long
+def test_a_run_shows_its_numbers(watched: tuple[str, Receiver]) -> None:
+    """Episodes, tokens, verdicts, the lease and vLLM's own metrics are there, and no text of a problem is."""
+    page, _ = watched
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    counted = {name: sum(v for key, v in samples.items() if key[0] == name) for name, _ in samples}
+    assert counted["math_mt_ppo_episodes_total"] >= 32
+    assert counted["math_mt_ppo_generated_tokens_total"] > 100
+    assert counted["math_mt_ppo_verdicts_total"] > 32
+    assert counted["math_mt_ppo_lease_held"] == 1
+    assert counted["vllm:generation_tokens_total"] > 100
+    assert all(("run", "smoke") in labels for _, labels in samples)
+    assert all(("replica", "0") in labels for name, labels in samples if name.startswith("vllm:"))
+    assert not re.search(r"What is|boxed|assistant", page)
+
+
+@pytest.mark.long
+def test_an_iteration_is_a_trace_with_its_stages_requests_and_commits(watched: tuple[str, Receiver]) -> None:
+    _, received = watched
+    paths = {"/".join(received.path(span)) for span in received.spans}
+    stages = {f"iteration/{stage}" for stage in ("rollout", "score", "train", "evaluate")}
+    assert stages | {f"{stage}/commit" for stage in stages} <= paths
+    assert {"iteration/rollout/group/generate", "iteration/evaluate/group/generate"} <= paths
+    assert [span.attributes["iteration"] for span in received.named("iteration")] == [0, 1]
+    for span in received.named("train"):
+        number = span.attributes["iteration"]
+        assert span.attributes == {
+            "run": "smoke", "iteration": number, "version": f"runs/smoke/checkpoints/{number + 1:06d}"
+        }  # fmt: skip
+    assert not re.search(rb"What is|boxed|assistant", received.received)
