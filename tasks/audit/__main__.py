@@ -6,6 +6,7 @@ python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
 
 from storage import interrupts
 from storage.commands.program import Command, Program
+from tasks.audit.importing import command
 from tasks.audit.reader import read
 from tasks.provenance.commands import COMMANDS as PROVENANCE
 
@@ -19,6 +20,7 @@ PROGRAM = Program(
             read.add_arguments,
             read.run,
         ),
+        "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
     },
     former={
         "trained-on": PROVENANCE["trained-on"],

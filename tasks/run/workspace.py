@@ -48,8 +48,9 @@ MAY_CHANGE = (
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding."""
-_TRIED = ("problems", "policy", "agent", "environment")
-"""Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
+_TRIED = ("problems", "policy", "agent", "environment", "score")
+"""Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
+another program, which has none, may be scored again by other scorers."""
 
 
 class Workspace:
