@@ -172,7 +172,7 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
 
 
 def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
-    """Return the tokenizer of one of `policies`, of another checkpoint of `run`, or of an import; or None and the reason.
+    """Return the tokenizer of one of `policies`, of another checkpoint of `run`, or of its import; or None and why.
 
     Damaged checkpoints are skipped, because another one may have the tokenizer; `storage verify` reports them.
     """

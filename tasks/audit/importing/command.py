@@ -1,30 +1,30 @@
-"""`import`: make data sets of the dumps of another program.
+"""`import`: make data sets of the dumps of another program, score them, and say what they lack.
 
-The files are read twice. The first reading finds bad rows, collects the problems, whose set the rows name, and sees
-what rows lack. A version that exists is not made again, so the same command continues after an interruption.
+A version that exists is not made again, so the same command continues after an interruption.
 """
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from configs import Config, load
 from storage import layout
 from storage.commands.program import Output, table
 from storage.logs.leases import Lease
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
-from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion, TrajectoriesVersion
+from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Trajectory
+from storage.version_names import EvaluationVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
-from storage.versions.datasets import ShardWriter, write_rows
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.checks import LACKED, all_checks
 from tasks.audit.importing.formats import FORMATS
@@ -40,158 +40,118 @@ if TYPE_CHECKING:
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 _ROWS_PER_SHARD = 5_000
 IMPORTED = "imported"
-"""The metric of a run that holds another program's trajectories: their format."""
+"""The metric of a run that says which format its data sets were, and the agent of their rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE|key=value",
-        help="JSONL or Parquet files (.parquet), URIs, or patterns such as 'dumps/*.jsonl'; with an equals sign: a dotted "
-        "override of the configuration, such as score.type=environment",
+    """Declare the arguments of `import`."""
+    files = (
+        "JSONL or Parquet files, URIs or patterns such as 'dumps/*.jsonl'; with an equals sign: score.type=environment"
     )
+    parser.add_argument("files", nargs="+", metavar="FILE|key=value", help=files)
     parser.add_argument("--format", required=True, choices=FORMATS, help="the program that wrote the files")
-    parser.add_argument("--name", required=True, help="name of the run that holds the data sets")
+    parser.add_argument("--name", required=True, help="name of the run that will hold the data sets")
     parser.add_argument("--tokenizer", default="", help="folder of the model's tokenizer, which makes and shows tokens")
+    parser.add_argument("--evaluation", default="", metavar="SET", help="these are evaluations on a set of this name")
     parser.add_argument(
-        "--evaluation",
-        default="",
-        metavar="SET",
-        help="the rows are evaluations of the run's policies on a set of this name",
-    )
-    parser.add_argument(
-        "--reward", action="append", default=[], help="trl: a column of rewards; default: all columns of float numbers"
-    )
-    parser.add_argument(
-        "--config", default="demo", help="configuration whose score, reward and audit count; default demo"
+        "--config", default="demo", help="configuration; its score, reward and audit count; default demo"
     )
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Import the files, score the rows and say what they lack.
+    """Import and score the files.
 
     Raises:
         ValueError: a file cannot be read, too many rows are bad, or the run holds something else.
         StorageError: the store does not answer, or another process writes the run.
     """
     overrides = [each for each in arguments.files if _OVERRIDE.match(each) and not Path(each).exists()]
-    fixed = [f"run.name={arguments.name}", f"storage.root={store.root}", f"storage.cache={arguments.cache}"]
-    config = load(arguments.config, [*overrides, *fixed])
-    dump = Dump(
-        [each for each in arguments.files if each not in overrides],
-        arguments.format,
-        arguments.reward,
-        _load_chat(arguments.tokenizer),
-    )
-    survey = _survey(dump, config.problems.max_bad_share)
-    if any(lacks["golds"] for lacks in survey.lacks.values()) and not any(
-        each.startswith("score.type=") for each in overrides
-    ):
-        config = load(arguments.config, [*overrides, *fixed, "score.type=environment"])
+    overrides += [f"run.name={arguments.name}", f"storage.root={store.root}", f"storage.cache={arguments.cache}"]
+    config, chat = load(arguments.config, overrides), _load_chat(arguments.tokenizer)
+    paths = [each for each in arguments.files if each not in overrides]
+    dump = read_dump(paths, arguments.format, chat, config.problems.max_bad_share)
+    if dump.lacks["golds"] and not any(each.startswith("score.type=") for each in overrides):
+        config = load(arguments.config, [*overrides, "score.type=environment"])
     with Lease(store, config.run.name, label="import") as lease:
         provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
-        _commit_run(store, config.run.name, dump, provenance)
-        problem_set = layout.problems(fingerprint(survey.problems.by_id.values()))
-        if not manifests.committed(store, problem_set):
-            with Draft(store, problem_set, "problems") as draft:
-                write_rows(draft, PROBLEM_SCHEMA, survey.problems.by_id.values(), _ROWS_PER_SHARD)
-                draft.commit(provenance, [], {"problems": len(survey.problems.by_id), "source": {"kind": dump.format}})
-        versions = _commit_rollouts(store, dump, survey, config, provenance, problem_set, arguments.evaluation)
-        scores = _commit_scores(store, versions, config, provenance, Path(arguments.cache))
-    said, rows = list(survey.report(config)), list(zip(versions, scores, strict=True))
-    data = {"problems": problem_set, "data_sets": rows, "rows": survey.rows, "bad_rows": len(survey.bad), "says": said}
-    return Output(data, [table(["data set", "scores"], rows, f"{survey.rows:,} rows of {dump.format}"), *said])
-
-
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """Files of one format, and how they are read."""
-
-    paths: Sequence[str]
-    format: str
-    rewards: Sequence[str]  # names of columns
-    chat: "Chat | None"  # of the tokenizer, if one was given
-
-    def read(self) -> Iterator[tuple[Where, Rollout | RowError, str]]:
-        """Yield the place of each row, its episode or what is wrong with it, and the row as a text.
-
-        Raises:
-            ProblemError: a file cannot be read.
-        """
-        for path in self.paths:
-            for name, file in find(path):
-                is_parquet = file.endswith((".parquet", ".pq"))
-                for line, row in read_parquet(file) if is_parquet else read_jsonl(file):
-                    yield Where(line, name or PurePosixPath(file).name), self._rollout(row), repr(row)
-
-    def _rollout(self, row: "dict[str, object] | RowError") -> Rollout | RowError:
-        try:
-            if isinstance(row, RowError):
-                return row
-            rollout = FORMATS[self.format](row, self.rewards)
-            return with_tokens(rollout, self.chat) if self.chat else rollout
-        except RowError as error:
-            return error
+        versions = _commit(store, dump, provenance, config.run.name, arguments.evaluation)
+        scores = _score(store, versions, config, provenance, Path(arguments.cache))
+    said, rows = list(_report(dump, config)), list(zip(versions, scores, strict=True))
+    title = f"{sum(map(len, dump.by_step.values())):,} episodes of {len(dump.problems.by_id):,} problems"
+    return Output({"data_sets": rows, "says": said}, [table(["data set", "scores"], rows, title), *said])
 
 
 @dataclass(slots=True)
-class Survey:
-    """What one reading of a dump finds."""
+class Dump:
+    """The episodes of the files of one format."""
 
+    format: str
+    chat: "Chat | None"  # of the tokenizer, if one was given
+    by_step: dict[int, list[tuple[Where, Rollout]]] = field(default_factory=lambda: defaultdict(list))
     problems: Problems = field(default_factory=Problems)
-    rows: int = 0
     bad: list[BadRow] = field(default_factory=list)
-    parts: set[str] = field(default_factory=set)  # of rewards
-    lacks: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # rows that lack something
-    digests: dict[int, str] = field(default_factory=lambda: defaultdict(str))  # of the rows. Both by step
-
-    def add(self, where: Where, rollout: Rollout | RowError, row: str) -> Problem | None:
-        """Note a row; return the problem of its episode, or None for a bad row."""
-        self.rows += 1
-        try:
-            if isinstance(rollout, RowError):
-                raise rollout
-            problem = self.problems.of(rollout)
-        except RowError as error:
-            self.bad.append(BadRow(where, str(error)))
-            return None
-        self.lacks[rollout.step].update(lacking(rollout))
-        self.parts.update(rollout.parts)
-        self.digests[rollout.step] = hashlib.sha256(f"{self.digests[rollout.step]}{row}".encode()).hexdigest()[:12]
-        return problem
-
-    def report(self, config: Config) -> Iterator[str]:
-        """Yield what a person must know: bad rows, what is lacking and its consequence, and how rows were scored."""
-        for row in self.bad[:REPORTED]:
-            yield f"bad row, left out: {row.where}: {row.reason}"
-        if len(self.bad) > REPORTED:
-            yield f"{len(self.bad) - REPORTED} more bad rows were left out"
-        good = self.rows - len(self.bad)
-        for name, count in sorted(sum(self.lacks.values(), Counter[str]()).items()):
-            skipped = [check.name for check in all_checks().values() if name in check.needs.split()]
-            share = "" if count == good else f" in {count:,} of {good:,} rows"
-            what = f": skipped in audits: {', '.join(skipped)}" if skipped else ""
-            yield f"no {LACKED[name]}{share}{what}"
-        if self.parts:
-            yield f"parts of the rewards: {', '.join(sorted(self.parts))}"
-        yield f"scored by {config.score.type}; others: python -m flows.score … run.name={config.run.name} score.type=…"
+    lacks: Counter[str] = field(default_factory=Counter)  # numbers of episodes
 
 
-def _survey(dump: Dump, max_bad_share: float) -> Survey:
-    survey = Survey()
-    for where, rollout, digest in dump.read():
-        survey.add(where, rollout, digest)
-    named = " ".join(dump.paths)
-    if not survey.rows:
+def read_dump(paths: Sequence[str], form: str, chat: "Chat | None", max_bad_share: float) -> Dump:
+    """Read the files of one format.
+
+    Raises:
+        ProblemError: a file cannot be read, has no good row, or a larger share of bad ones than `max_bad_share`.
+    """
+    dump, total, named = Dump(form, chat), 0, ", ".join(paths)
+    for name, path in (file for pattern in paths for file in find(pattern)):
+        for line, row in read_parquet(path) if path.endswith((".parquet", ".pq")) else read_jsonl(path):
+            total, where = total + 1, Where(line, name or PurePosixPath(path).name)
+            try:
+                rollout = _rollout(row, form, chat)
+                dump.problems.of(rollout)
+            except RowError as error:
+                dump.bad.append(BadRow(where, str(error)))
+                continue
+            dump.by_step[rollout.step].append((where, rollout))
+            dump.lacks.update(lacking(rollout))
+    if not total:
         raise ProblemError(f"{named} holds no rows: check that the files are the right ones and complete")
-    if not survey.digests or len(survey.bad) > max_bad_share * survey.rows:
-        shown = "".join(f"\n  {row.where}: {row.reason}" for row in survey.bad[:REPORTED])
+    if not dump.by_step or len(dump.bad) > max_bad_share * total:
         raise ProblemError(
-            f"{named}: {len(survey.bad)} of {survey.rows} rows are bad (problems.max_bad_share={max_bad_share:g}): check "
-            f"that --format={dump.format} is right, or allow more{shown}"
+            f"{named}: {len(dump.bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share:g}): check that "
+            f"--format={form} is right\n  " + "\n  ".join(_bad_rows(dump))
         )
-    return survey
+    return dump
+
+
+def _rollout(row: dict[str, Any] | RowError, form: str, chat: "Chat | None") -> Rollout:
+    """Read a row. Raises RowError: it is not as the format says, or the chat template refuses the conversation."""
+    try:
+        if isinstance(row, RowError):
+            raise row
+        rollout = Rollout.model_validate(FORMATS[form](row))
+        return with_tokens(rollout, chat) if chat else rollout
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3]]
+        raise RowError("; ".join(wrong).lstrip(": ")) from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise error if isinstance(error, RowError) else RowError(f"not in the format {form}: {error}") from None
+
+
+def _bad_rows(dump: Dump) -> Iterator[str]:
+    yield from (f"{row.where}: {row.reason}" for row in dump.bad[:REPORTED])
+    if len(dump.bad) > REPORTED:
+        yield f"{len(dump.bad) - REPORTED} more"
+
+
+def _report(dump: Dump, config: Config) -> Iterator[str]:
+    """Yield what a person must know: bad rows, what is lacking and its consequences, and how rewards were read."""
+    yield from (f"bad row, left out: {line}" for line in _bad_rows(dump))
+    episodes = [rollout for rollouts in dump.by_step.values() for _, rollout in rollouts]
+    for what, count in sorted(dump.lacks.items()):
+        checks = [check.name for check in all_checks().values() if what in check.needs.split()]
+        share = "" if count == len(episodes) else f" in {count:,} of {len(episodes):,} episodes"
+        yield f"no {LACKED[what]}{share}{': audits skip ' if checks else ''}{', '.join(checks)}"
+    if parts := sorted({name for rollout in episodes for name in rollout.parts}):
+        yield f"parts of the rewards: {', '.join(parts)}"
+    yield f"scored by {config.score.type}; score again: python -m flows.score … run.name={config.run.name} score.type=…"
 
 
 def _load_chat(folder: str) -> "Chat | None":
@@ -205,147 +165,91 @@ def _load_chat(folder: str) -> "Chat | None":
         raise ValueError(f"--tokenizer={folder}: it cannot be used: {error}") from error
 
 
-def _commit_run(store: Store, name: str, dump: Dump, provenance: Provenance) -> None:
-    """Commit what a run of this name holds, with the tokenizer; refuse a run that holds something else.
+def _commit(store: Store, dump: Dump, provenance: Provenance, name: str, evaluated: str) -> list[TrajectoriesVersion]:
+    """Commit the run with the tokenizer, the problem set, and a data set for each step, as far as they do not exist.
 
     Raises:
-        ValueError: the run was trained, or has other tokens.
+        ValueError: the run holds something else, or a data set other rows.
     """
-    kind, version = {"format": dump.format, "rewards": sorted(dump.rewards), "tokenizer": ""}, layout.run(name)
-    if dump.chat:
-        words = [sorted(dump.chat.tokenizer.get_vocab().items()), dump.chat.tokenizer.chat_template]
-        kind["tokenizer"] = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
-    if there := manifests.find(store, version):
-        if there.metrics.get(IMPORTED) != kind:
-            held = there.metrics.get(IMPORTED) or "trajectories of its own"
-            raise ValueError(f"the run {name} exists and holds {held}, not {kind}: give another --name")
-        return
-    with Draft(store, version, "run") as draft:
-        if dump.chat:
-            dump.chat.tokenizer.save_pretrained(draft.scratch / "model")
-            draft.add_folder(draft.scratch / "model", "model")
-        draft.commit(provenance, [], {IMPORTED: kind})
+    holds, versions = {"format": dump.format, "tokenizer": bool(dump.chat)}, list[TrajectoriesVersion]()
+    if there := manifests.find(store, layout.run(name)):
+        if there.metrics.get(IMPORTED) != holds:
+            raise ValueError(f"the run {name} exists and holds something else: give another --name")
+    else:
+        with Draft(store, layout.run(name), "run") as draft:
+            if dump.chat:
+                dump.chat.tokenizer.save_pretrained(draft.scratch / "model")
+                draft.add_folder(draft.scratch / "model", "model")
+            draft.commit(provenance, [], {IMPORTED: holds})
+    problem_set = layout.problems(fingerprint(dump.problems.by_id.values()))
+    if not manifests.committed(store, problem_set):
+        with Draft(store, problem_set, "problems") as draft:
+            datasets.write_rows(draft, PROBLEM_SCHEMA, dump.problems.by_id.values(), _ROWS_PER_SHARD)
+            draft.commit(provenance, [], {"problems": len(dump.problems.by_id), "source": {"kind": dump.format}})
+    for step, rollouts in sorted(dump.by_step.items()):
+        rows = list(_trajectories(dump, rollouts, name, problem_set))
+        digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
+        version: TrajectoriesVersion = layout.trajectories(name, step)
+        if evaluated:
+            version = layout.evaluation(layout.checkpoint(name, step), evaluated, f"sampled-{digest}")
+        versions.append(version)
+        if there := manifests.find(store, version):
+            if there.metrics.get("digest") != digest:
+                raise ValueError(f"{version} exists and has other rows: give another --name")
+            continue
+        with Draft(store, version, "evaluation" if evaluated else "trajectories") as draft:
+            datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows, _ROWS_PER_SHARD)
+            lacks = Counter(what for _, rollout in rollouts for what in lacking(rollout))
+            draft.commit(provenance, [problem_set], {"digest": digest, "lacks": lacks, "trajectories": len(rows)})
+    return versions
 
 
-def _commit_rollouts(
-    store: Store,
-    dump: Dump,
-    survey: Survey,
-    config: Config,
-    provenance: Provenance,
-    problem_set: ProblemsVersion,
-    evaluated: str,
-) -> list[TrajectoriesVersion]:
-    """Write and commit a data set for each step, unless it exists; return their versions.
-
-    Raises:
-        ValueError: a data set of this step has other rows, or the files have changed since they were surveyed.
-    """
-    name, kind = config.run.name, "evaluation" if evaluated else "trajectories"
-    name, again, samples, waiting = config.run.name, Survey(), Counter[tuple[int, str]](), 0
-    versions = {step: _version(name, step, evaluated, digest) for step, digest in survey.digests.items()}
-    missing = {step for step, version in versions.items() if not _holds(store, version, survey.digests[step])}
-    with ExitStack() as stack:
-        writers = dict[int, ShardWriter]()
-        drafts = dict[int, Draft]()
-        for where, rollout, digest in dump.read():
-            problem = again.add(where, rollout, digest)
-            if problem is None or isinstance(rollout, RowError) or rollout.step not in missing:
-                continue
-            sample = samples[rollout.step, problem.problem_id]
-            samples[rollout.step, problem.problem_id] += 1
-            record = _record(
-                name, rollout.step, problem, sample, problem_set, {"format": dump.format, "row": str(where)}
-            )
-            if rollout.step not in writers:
-                kind: manifests.Kind = "evaluation" if evaluated else "trajectories"
-                draft = drafts[rollout.step] = stack.enter_context(Draft(store, versions[rollout.step], kind))
-                writers[rollout.step] = ShardWriter(draft, TRAJECTORY_SCHEMA, _ROWS_PER_SHARD)
-            writers[rollout.step].write(to_trajectory(rollout, record, dump.chat))
-            if (waiting := waiting + 1) % _ROWS_PER_SHARD == 0:
-                for writer in writers.values():
-                    writer.flush()
-        if again != survey:
-            raise ValueError(f"{' '.join(dump.paths)} changed while being read: import again when they are complete")
-        for step, writer in sorted(writers.items()):
-            writer.flush()
-            metrics = {"digest": survey.digests[step], "lacks": survey.lacks[step], "bad_rows": len(survey.bad)}
-            drafts[step].commit(provenance, [problem_set], metrics)
-    return [versions[step] for step in sorted(versions)]
+def _trajectories(
+    dump: Dump, rollouts: Sequence[tuple[Where, Rollout]], name: str, problem_set: str
+) -> Iterator[Trajectory]:
+    """Yield the trajectories of a step."""
+    samples = Counter[str]()
+    unknown: dict[str, Any] = {"policy": "", "policy_version": -1, "seed": 0, "started_at": 0.0, "latency_s": 0.0}
+    unknown |= {column: [] for column in ("token_ids", "action_mask", "logprobs", "versions", "turns")}
+    unknown |= {"status": "completed", "reason": "", "sampling": "{}", "environment_args": "{}", "turn_discount": 1.0}
+    for where, rollout in rollouts:
+        problem = dump.problems.of(rollout)
+        sample, origin = samples[problem.problem_id], {"format": dump.format, "row": str(where)}
+        samples[problem.problem_id] += 1
+        record = Trajectory(
+            trajectory_id=f"{name}/{rollout.step:06d}/{problem.problem_id}/{sample}",
+            run=name,
+            iteration=rollout.step,
+            sample=sample,
+            problem_set=problem_set,
+            agent=IMPORTED,
+            agent_args=json.dumps(origin),
+            environment=IMPORTED,
+            **dataclasses.asdict(problem),
+            **unknown,
+        )
+        yield to_trajectory(rollout, record, dump.chat)
 
 
-def _version(run: str, step: int, evaluated: str, digest: str) -> TrajectoriesVersion:
-    policy = layout.checkpoint(run, step)
-    return layout.evaluation(policy, evaluated, f"sampled-{digest}") if evaluated else layout.trajectories(run, step)
-
-
-def _holds(store: Store, version: TrajectoriesVersion, digest: str) -> bool:
-    """Return whether a data set is committed.
-
-    Raises:
-        ValueError: it has other rows.
-    """
-    there = manifests.find(store, version)
-    if there and there.metrics.get("digest") != digest:
-        raise ValueError(f"{version} exists and has other rows: give another --name")
-    return there is not None
-
-
-def _record(
-    run: str, step: int, problem: Problem, sample: int, problem_set: ProblemsVersion, origin: dict[str, str]
-) -> Trajectory:
-    """Return an episode without its turns."""
-    return Trajectory(
-        trajectory_id=f"{run}/{step:06d}/{problem.problem_id}/{sample}",
-        run=run,
-        iteration=step,
-        problem_id=problem.problem_id,
-        sample=sample,
-        status="completed",
-        reason="",
-        token_ids=[],
-        action_mask=[],
-        logprobs=[],
-        versions=[],
-        turns=[],
-        turn_discount=1.0,
-        prompt=problem.prompt,
-        solutions=problem.solutions,
-        problem_set=problem_set,
-        policy="",
-        policy_version=-1,
-        sampling="{}",
-        agent=IMPORTED,
-        agent_args=json.dumps(origin),
-        environment=IMPORTED,
-        environment_args="{}",
-        seed=0,
-        started_at=0.0,
-        latency_s=0.0,
-        source=problem.source,
-        metadata=problem.metadata,
-    )
-
-
-def _commit_scores(
+def _score(
     store: Store, versions: Sequence[TrajectoriesVersion], config: Config, provenance: Provenance, cache: Path
 ) -> list[ScoresVersion]:
-    """Score the data sets with the scorers of the configuration; return the versions of the scores."""
-    from tasks.score.scorers import Scorers
+    """Score the data sets, unless their scores are committed; return the versions of the scores."""
+    from tasks.score.scorers import Scorers, check_scorers
     from tasks.score.scoring import metrics_of, score_rows, scorer_fingerprint
     from tasks.score.verifier import Verifier
 
-    settings, scores = config.score, list[ScoresVersion]()
-    fingerprint_ = scorer_fingerprint(settings)
+    check_scorers(config.score)
+    settings, name, scores = config.score, scorer_fingerprint(config.score), list[ScoresVersion]()
     with Verifier(settings.workers, settings.timeout_s, reading=settings.reading) as verifier:
         scorers = Scorers(settings, verifier)
         for version in versions:
-            target = layout.scores(config.run.name, version.number, fingerprint_)
             if isinstance(version, EvaluationVersion):
-                target = layout.evaluation_scores(version, fingerprint_)
-            scores.append(target)
-            if not manifests.committed(store, target):
-                with Draft(store, target, "scores") as draft:
+                scores.append(layout.evaluation_scores(version, name))
+            else:
+                scores.append(layout.scores(config.run.name, version.number, name))
+            if not manifests.committed(store, scores[-1]):
+                with Draft(store, scores[-1], "scores") as draft:
                     begun = time.monotonic()
                     rows = datasets.rows(store, version, cache, scorers.columns)
                     grades = score_rows(rows, scorers, draft, _ROWS_PER_SHARD)
