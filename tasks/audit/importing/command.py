@@ -104,7 +104,7 @@ def read_dump(paths: Sequence[str], form: str, chat: "Chat | None", max_bad_shar
         for line, row in read_parquet(path) if path.endswith((".parquet", ".pq")) else read_jsonl(path):
             total, where = total + 1, Where(line, name or PurePosixPath(path).name)
             try:
-                rollout = _rollout(row, form, chat)
+                rollout = read_row(row, form, chat)
                 dump.problems.of(rollout)
             except RowError as error:
                 dump.bad.append(BadRow(where, str(error)))
@@ -121,18 +121,20 @@ def read_dump(paths: Sequence[str], form: str, chat: "Chat | None", max_bad_shar
     return dump
 
 
-def _rollout(row: dict[str, Any] | RowError, form: str, chat: "Chat | None") -> Rollout:
+def read_row(row: dict[str, Any] | RowError, form: str, chat: "Chat | None") -> Rollout:
     """Read a row. Raises RowError: it is not as the format says, or the chat template refuses the conversation."""
+    if isinstance(row, RowError):
+        raise row
     try:
-        if isinstance(row, RowError):
-            raise row
         rollout = Rollout.model_validate(FORMATS[form](row))
         return with_tokens(rollout, chat) if chat else rollout
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3]]
         raise RowError("; ".join(wrong).lstrip(": ")) from None
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise error if isinstance(error, RowError) else RowError(f"not in the format {form}: {error}") from None
+    except ValueError as error:  # of the chat template
+        raise RowError(str(error)) from None
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise RowError(f"a value has another type than in {form}: {error}") from None
 
 
 def _bad_rows(dump: Dump) -> Iterator[str]:
@@ -162,7 +164,9 @@ def _load_chat(folder: str) -> "Chat | None":
     try:
         return Chat(load_tokenizer(Path(folder)))
     except Exception as error:  # the library raises no narrower error
-        raise ValueError(f"--tokenizer={folder}: it cannot be used: {error}") from error
+        raise ValueError(
+            f"--tokenizer={folder}: give a folder with a tokenizer and a chat template: {error}"
+        ) from error
 
 
 def _commit(store: Store, dump: Dump, provenance: Provenance, name: str, evaluated: str) -> list[TrajectoriesVersion]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.audit.importing.rollout import rendered
-from tasks.problems.columns import solutions
+from tasks.problems.columns import present, solutions
 from tasks.problems.problem_set import Row, RowError
 
 _GOLDS = ("answer", "solutions", "solution", "ground_truth", "gts")
@@ -62,7 +62,7 @@ def _verl(row: Row) -> Fields:
     parts = _numbers({name: value for name, value in row.items() if name not in ("score", "reward", "step", *_GOLDS)})
     if "acc" in parts:  # whether the answer is right, which the scorer `environment` knows under this name
         parts["correct"] = parts.pop("acc")
-    messages = [*rendered(row.get("input")), {"role": "assistant", "content": row.get("output")}]
+    messages = [*rendered(_text(row, "input")), {"role": "assistant", "content": _text(row, "output")}]
     more = _given(row, "step", "data_source")
     return {"messages": messages, "reward": row.get("score"), "parts": parts, "golds": _golds(row), **more}
 
@@ -70,7 +70,7 @@ def _verl(row: Row) -> Fields:
 def _trl(row: Row) -> Fields:
     """Read a row of `completions_*.parquet`. A reward function that did not apply gave NaN; weights are not known."""
     parts = _numbers({name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"})
-    messages = [*rendered(row.get("prompt")), {"role": "assistant", "content": row.get("completion")}]
+    messages = [*rendered(_text(row, "prompt")), {"role": "assistant", "content": _text(row, "completion")}]
     more = _given(row, "step") | ({"reward": sum(parts.values())} if parts else {})
     return {"messages": messages, "parts": parts if len(parts) > 1 else {}, "golds": _golds(row), **more}
 
@@ -82,6 +82,13 @@ FORMATS: Mapping[str, Callable[[Row], Fields]] = {
     "verl": _verl,
     "trl": _trl,
 }
+
+
+def _text(row: Row, column: str) -> str:
+    """Return a column with a text, which may be blank."""
+    if not isinstance(value := present(row, column), str):
+        raise RowError(f"column {column!r} is not text: {value!r:.80}")
+    return value
 
 
 def _given(row: Row, *names: str) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class Rollout(_Read):
         return self.messages[: self.turns[0]] if self.turns else self.messages
 
 
-def rendered(text: Any) -> list[dict[str, Any]]:
+def rendered(text: str) -> list[dict[str, Any]]:
     r"""Return the messages of a prompt that is one text, as the template ChatML renders it, with its marks or without.
 
     A text of any other form is one message of the user.
@@ -149,7 +149,7 @@ def rendered(text: Any) -> list[dict[str, Any]]:
     >>> rendered("system\nAdd.\nuser\n1 + 2?\nassistant\n")
     [{'role': 'system', 'content': 'Add.', 'weight': 0}, {'role': 'user', 'content': '1 + 2?', 'weight': 0}]
     """
-    lead, *pieces = re.split(r"^(?:<\|im_start\|>)?(system|user|assistant|tool)\n", str(text), flags=re.MULTILINE)
+    lead, *pieces = re.split(r"^(?:<\|im_start\|>)?(system|user|assistant|tool)\n", text, flags=re.MULTILINE)
     if lead.strip() or pieces[-2:-1] != ["assistant"] or "user" not in pieces[::2]:
         return [{"role": "user", "content": text}]
     said = [piece.strip().removesuffix("<|im_end|>").strip() for piece in pieces[1::2]]

@@ -112,7 +112,8 @@ def _turn(rollout: Rollout, number: int, chat: Chat | None) -> Turn:
     """Return a turn without tokens."""
     message, is_last = rollout.messages[rollout.turns[number]], number == len(rollout.turns) - 1
     reward = rollout.reward if is_last and rollout.reward is not None else message.reward
-    verdict = "" if rollout.parts or reward not in (0, 1) else "correct" if reward else "wrong"
+    right = rollout.parts.get("correct") if rollout.parts and is_last else reward
+    verdict = {0.0: "wrong", 1.0: "correct"}.get(-1.0 if right is None else right, "")
     text = message.text
     if chat and message.token_ids and message.calls:  # the message has only a part of what was sampled
         text = chat.decode(message.token_ids)
