@@ -115,7 +115,7 @@ def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
         while raw := lines.readline(longest + 2):  # b"\r\n"
             line += 1
             if len(raw.rstrip(b"\r\n")) > longest:
-                raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a problem")
+                raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a row")
             if raw.strip():
                 yield line, _parse(raw)
 
@@ -143,7 +143,7 @@ def read_parquet(path: str, columns: Sequence[str] | None = None) -> Iterator[tu
 
 def _row(single: pa.RecordBatch, names: Sequence[str]) -> Row | RowError:
     if single.nbytes > LONGEST_MB * 2**20:
-        return RowError(f"row of more than {LONGEST_MB} MB: too long for a problem")
+        return RowError(f"row of more than {LONGEST_MB} MB")
     try:
         return PartOfRow(single.to_pylist()[0], names)
     except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date out of Python's range

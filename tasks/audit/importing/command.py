@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 _ROWS_PER_SHARD = 5_000
-IMPORTED = "imported"
-"""The metric of a run that says which format its data sets were, and the agent of their rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,11 +125,12 @@ def read_row(row: dict[str, Any] | RowError, form: str, chat: "Chat | None") -> 
         raise row
     try:
         rollout = Rollout.model_validate(FORMATS[form](row))
+        rollout.model_dump_json()  # an error, if a text has half a surrogate pair, which UTF-8 cannot store
         return with_tokens(rollout, chat) if chat else rollout
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3]]
         raise RowError("; ".join(wrong).lstrip(": ")) from None
-    except ValueError as error:  # of the chat template
+    except ValueError as error:
         raise RowError(str(error)) from None
     except (TypeError, AttributeError, RecursionError) as error:
         raise RowError(f"a value has another type than in {form}: {error}") from None
@@ -177,14 +176,14 @@ def _commit(store: Store, dump: Dump, provenance: Provenance, name: str, evaluat
     """
     holds, versions = {"format": dump.format, "tokenizer": bool(dump.chat)}, list[TrajectoriesVersion]()
     if there := manifests.find(store, layout.run(name)):
-        if there.metrics.get(IMPORTED) != holds:
+        if there.imported != holds:
             raise ValueError(f"the run {name} exists and holds something else: give another --name")
     else:
         with Draft(store, layout.run(name), "run") as draft:
             if dump.chat:
                 dump.chat.tokenizer.save_pretrained(draft.scratch / "model")
                 draft.add_folder(draft.scratch / "model", "model")
-            draft.commit(provenance, [], {IMPORTED: holds})
+            draft.commit(provenance, [], {"imported": holds})
     problem_set = layout.problems(fingerprint(dump.problems.by_id.values()))
     if not manifests.committed(store, problem_set):
         with Draft(store, problem_set, "problems") as draft:
@@ -226,9 +225,9 @@ def _trajectories(
             iteration=rollout.step,
             sample=sample,
             problem_set=problem_set,
-            agent=IMPORTED,
+            agent="imported",
             agent_args=json.dumps(origin),
-            environment=IMPORTED,
+            environment="imported",
             **dataclasses.asdict(problem),
             **unknown,
         )
