@@ -1,7 +1,7 @@
 """The audit as a whole on small stores: all data are read, and damage is reported as a case, never as a traceback."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -62,7 +62,7 @@ def run_checks(store: Store, verifier: Verifier, *targets: str, knobs: Audit = K
         return {check.name: check for check in found.result.checks}
 
 
-def only(name: str, knob: dict[str, object] | None = None) -> Audit:
+def only(name: str, knob: Mapping[str, object] | None = None) -> Audit:
     """Return settings for a single check, which take a fraction of the time of all."""
     others = {other: {"severity": "ignore"} for other in Checks.model_fields if other != name}
     return Audit(recomputed=0, checks=Checks.model_validate(others | {name: knob or {}}))

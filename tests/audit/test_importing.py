@@ -35,23 +35,34 @@ from tests.support.audit_play import FEEDBACK, Play
 from tests.support.chain_helpers import commit_rows
 from tests.support.train_helpers import make_scores, make_trajectory
 
-CALL = {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}
-VERL = {"gts": "7", "score": 1.0, "step": 2, "acc": True, "pred": "7"}
+CALL: dict[str, Any] = {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}
+VERL: dict[str, Any] = {"gts": "7", "score": 1.0, "step": 2, "acc": True, "pred": "7"}
 VERL |= {"input": "system\nAdd.\nuser\nWhat is 3 + 4?\nassistant\n", "output": "#### 7"}
-TRL = {"step": 5, "prompt": "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n", "completion": "7"}
+TRL: dict[str, Any] = {
+    "step": 5,
+    "prompt": "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n",
+    "completion": "7",
+}
 TRL |= {"right": 1.0, "format": 0.5, "judge": float("nan"), "advantage": 0.7, "length": 3}
-SAID = [{"role": "assistant", "content": "", "tool_calls": [json.dumps({"id": "a", "name": "add", "arguments": "{}"})]}]
+SAID: list[dict[str, Any]] = [
+    {"role": "assistant", "content": "", "tool_calls": [json.dumps({"id": "a", "name": "add", "arguments": "{}"})]}
+]
 SAID += [{"role": "tool", "tool_call_id": "a", "content": "7"}, {"role": "assistant", "content": "It is 7."}]
-TOKENS = {"prompt_ids": [5, 6], "completion_ids": [7], "completion_logprobs": [-0.5]}
-LONGER = {"prompt_ids": [5, 6, 7, 8], "completion_ids": [9], "completion_logprobs": [-0.1]}
-VERIFIERS = {"example_id": 3, "prompt": [{"role": "user", "content": "3 + 4?"}], "completion": SAID, "answer": "7"}
+TOKENS: dict[str, Any] = {"prompt_ids": [5, 6], "completion_ids": [7], "completion_logprobs": [-0.5]}
+LONGER: dict[str, Any] = {"prompt_ids": [5, 6, 7, 8], "completion_ids": [9], "completion_logprobs": [-0.1]}
+VERIFIERS: dict[str, Any] = {
+    "example_id": 3,
+    "prompt": [{"role": "user", "content": "3 + 4?"}],
+    "completion": SAID,
+    "answer": "7",
+}
 VERIFIERS |= {"reward": 1.0, "metrics": {"right": 1.0}, "is_truncated": False, "error": None, "tool_defs": None}
 VERIFIERS |= {"trajectory": [{"tokens": TOKENS}, {"tokens": LONGER}]}
-TUNING = {"messages": [{"role": "developer", "content": "Add."}, {"role": "user", "content": "3 + 4?"}]}
+TUNING: dict[str, Any] = {"messages": [{"role": "developer", "content": "Add."}, {"role": "user", "content": "3 + 4?"}]}
 TUNING["messages"] += [{"role": "assistant", "content": "8", "weight": 0}, {"role": "user", "content": "No."}]
 TUNING["messages"] += [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "7"}]
 TUNING["messages"] += [{"role": "assistant", "content": [{"type": "text", "text": "7"}]}]
-ROWS = {"verl": VERL, "trl": TRL, "verifiers": VERIFIERS, "openai-finetune": TUNING, "messages": TUNING}
+ROWS: dict[str, Any] = {"verl": VERL, "trl": TRL, "verifiers": VERIFIERS, "openai-finetune": TUNING, "messages": TUNING}
 
 
 def write(path: Path, rows: Sequence[Any]) -> str:
