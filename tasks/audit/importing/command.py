@@ -63,6 +63,8 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         ValueError: a file cannot be read, too many rows are bad, or the run holds something else.
         StorageError: the store does not answer, or another process writes the run.
     """
+    if not re.fullmatch(r"[\w.-]*", arguments.evaluation, re.ASCII):
+        raise ValueError(f"--evaluation={arguments.evaluation}: give a name of letters, digits, points and dashes")
     overrides = [each for each in arguments.files if _OVERRIDE.match(each) and not Path(each).exists()]
     overrides += [f"run.name={arguments.name}", f"storage.root={store.root}", f"storage.cache={arguments.cache}"]
     config, chat = load(arguments.config, overrides), _load_chat(arguments.tokenizer)
