@@ -179,14 +179,11 @@ def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -
     problem = f"no checkpoint of {run} is in the store"
     entries = reversed(catalog.read_all(store))
     others = [each.version for each in entries if each.kind == "checkpoint" and layout.run_of(each.version) == run]
-    begun = manifests.find(store, layout.run(run))
-    imported = (
-        [layout.run(run)] if begun and begun.names_in("model") else []
-    )  # the tokenizer of another program's model
-    for version in dict.fromkeys([*policies, *others, *imported]):
+    imported = layout.run(run)  # has the tokenizer of another program's model
+    for version in dict.fromkeys([*policies, *others, imported]):
         if version and not store.exists(layout.tombstone(version)):
             try:
                 return open_decoder(store, version, cache), ""
             except DamagedError as error:
-                problem = str(error)
+                problem = problem if version == imported else str(error)
     return None, problem
