@@ -109,6 +109,9 @@ class Trajectory:
     one, a turn begins a new sequence; all sequences follow each other in the same columns. A completion that occurs in
     several sequences is a turn of one of them.
 
+    Trajectories of other programs (`tasks.audit.importing`) may have no tokens: T is 0, and all turns begin and end at
+    0.
+
     Example: Trajectory(trajectory_id="demo/3/12+7/0", run="demo", iteration=3, problem_id="12+7", sample=0, …,
     token_ids=[5, 9, 7], action_mask=[False, False, True], logprobs=[0.0, 0.0, -0.1], versions=[-1, -1, 3])
     """
@@ -122,8 +125,8 @@ class Trajectory:
     reason: str  # why the status is not `completed`
     token_ids: list[int]  # T
     action_mask: list[bool]  # T, true on sampled tokens
-    logprobs: list[float]  # T, behaviour logprobs; 0 where the mask is false
-    versions: list[int]  # T, policy version of each sampled token; -1 where the mask is false
+    logprobs: list[float]  # T, behaviour logprobs; 0 where the mask is false; null: imported without them
+    versions: list[int]  # T, policy version of each sampled token; -1 where the mask is false, or if it is unknown
     turns: list[Turn]  # one for each completion
     turn_discount: float  # return of turn k = reward k + turn_discount * return of turn k+1
     prompt: str

@@ -100,6 +100,11 @@ class Manifest(_Record):
     def parent_names(self) -> list[str]:
         return [parent.version for parent in self.parents]
 
+    @property
+    def imported(self) -> dict[str, Any] | None:
+        """What a run holds that has another program's trajectories (`tasks.audit.importing`); None for others."""
+        return self.metrics.get("imported")
+
     def names_in(self, area: str) -> set[str]:
         """Return the names of the files `<area>/…`, without `<area>/`."""
         return {file.name.removeprefix(f"{area}/") for file in self.files if file.name.startswith(f"{area}/")}

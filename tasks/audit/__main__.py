@@ -1,4 +1,4 @@
-"""Show trajectories in the browser, with the cases that an audit found.
+"""Show trajectories in the browser, with the cases that an audit found; import and compare data sets.
 
 python -m tasks.audit read demo
 python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
@@ -6,6 +6,8 @@ python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
 
 from storage import interrupts
 from storage.commands.program import Command, Program
+from tasks.audit import comparing
+from tasks.audit.importing import command
 from tasks.audit.reader import read
 from tasks.provenance.commands import COMMANDS as PROVENANCE
 
@@ -19,6 +21,8 @@ PROGRAM = Program(
             read.add_arguments,
             read.run,
         ),
+        "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
+        "compare": Command("compare two data sets on the same problems", comparing.add_arguments, comparing.run),
     },
     former={
         "trained-on": PROVENANCE["trained-on"],

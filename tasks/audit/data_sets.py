@@ -6,6 +6,7 @@ Example: the file of a data set has another hash than its manifest says. Then it
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,6 +48,7 @@ class DataSet:
     manifest: Manifest | None  # None if it cannot be read; `problem` says why
     scores: list[str] = field(default_factory=list)  # versions, oldest first; the last one is used
     problem: str = ""  # why the manifest or the data cannot be read
+    scorer: str | dict[str, str] = "math-verify"  # `score.type` of the newest scores, or of the data set without any
 
     @property
     def is_evaluation(self) -> bool:
@@ -133,7 +135,17 @@ def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> 
         return DataSet(0, version, run, number, None, problem=str(error))
     committed_scores = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
     problem = "its data were collected by gc" if store.exists(layout.tombstone(version)) else ""
-    return DataSet(0, version, run, number, manifest, committed_scores, problem)
+    return DataSet(
+        0, version, run, number, manifest, committed_scores, problem, _scorer(store, manifest, committed_scores)
+    )
+
+
+def _scorer(store: Store, manifest: Manifest, scores: Sequence[str]) -> str | dict[str, str]:
+    """Return the scorer of the newest scores, which need not be that of the run: data may be scored again."""
+    newest = None
+    with suppress(DamagedError):  # the check `damaged_objects` reports it
+        newest = manifests.find(store, scores[-1]) if scores else None
+    return (newest or manifest).knob("score.type") or "math-verify"
 
 
 @dataclass(slots=True)

@@ -23,6 +23,9 @@ from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 class AuditDatabase(TrajectoryDb):
     """The tables of an audit, and methods that note and read cases."""
 
+    left_out: Sequence[int] = ()
+    """Numbers of the data sets that lack what the present check needs: they have no cases."""
+
     def flag(
         self,
         check: str,
@@ -45,8 +48,8 @@ class AuditDatabase(TrajectoryDb):
             f"""insert into cases
             select '{check}', '{unit}', flagged.id, coalesce(d.version, ''), flagged.detail
             from ({query}) as flagged(id, data_set, detail) left join data_sets d using (data_set)
-            order by all""",
-            parameters,
+            where not coalesce(list_contains(?::integer[], data_set), false) order by all""",
+            [*parameters, list(self.left_out)],
         )
         if found is not None:
             self.connection.unregister("found")
@@ -102,8 +105,8 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
     manifest = data_set.manifest
     parents = manifest.parent_names if manifest else []
     policies = select(PolicyVersion, parents)
-    scorer = (manifest.knob("score.type") if manifest else None) or "math-verify"
-    scorers = scorer if isinstance(scorer, dict) else {"default": str(scorer)}  # as in `Score.by_source`
+    scorer = data_set.scorer
+    scorers = scorer if isinstance(scorer, dict) else {"default": scorer}  # as in `Score.by_source`
     return (
         *(data_set.number, data_set.version, data_set.run, data_set.iteration, data_set.is_evaluation),
         int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,

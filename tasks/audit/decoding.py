@@ -172,17 +172,18 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
 
 
 def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
-    """Return the tokenizer of one of `policies`, else of another checkpoint of `run`; or None and the reason.
+    """Return the tokenizer of one of `policies`, of another checkpoint of `run`, or of its import; or None and why.
 
     Damaged checkpoints are skipped, because another one may have the tokenizer; `storage verify` reports them.
     """
     problem = f"no checkpoint of {run} is in the store"
     entries = reversed(catalog.read_all(store))
     others = [each.version for each in entries if each.kind == "checkpoint" and layout.run_of(each.version) == run]
-    for version in dict.fromkeys([*policies, *others]):
+    imported = layout.run(run)  # has the tokenizer of another program's model
+    for version in dict.fromkeys([*policies, *others, imported]):
         if version and not store.exists(layout.tombstone(version)):
             try:
                 return open_decoder(store, version, cache), ""
             except DamagedError as error:
-                problem = str(error)
+                problem = problem if version == imported else str(error)
     return None, problem

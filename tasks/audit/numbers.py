@@ -39,7 +39,7 @@ def histograms(database: AuditDatabase) -> list[Histogram]:
 
 
 _HISTOGRAMS = (
-    ("Length of a turn", "tokens", 'select "end" - "start" from turns'),
+    ("Length of a turn", "tokens", 'select "end" - "start" from turns where "end" > "start"'),
     (
         "Success of a group, first turn",
         "share of its episodes",

@@ -215,7 +215,7 @@ create temp view set_numbers as
             if((select max(branches) from episodes) > 0, avg((branches > 0)::integer), null) as branched
         from episodes group by data_set
     ), turn_numbers as (
-        select data_set, avg("end" - "start") as answer_tokens,
+        select data_set, nullif(avg("end" - "start"), 0) as answer_tokens,  -- 0: imported without tokens
             avg((verdict = 'unparsable')::integer) filter (verdict <> 'none') as unparsable
         from turns group by data_set
     ), revision_numbers as (

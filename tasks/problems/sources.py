@@ -139,13 +139,13 @@ def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
         while raw := lines.readline(longest + 2):  # b"\r\n"
             line += 1
             if len(raw.rstrip(b"\r\n")) > longest:
-                raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a problem")
+                raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a row")
             if raw.strip():
                 yield line, _parse(raw)
 
 
-def read_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
-    """Yield the number, from 1, of each row and those `columns` that the file has; read no other column.
+def read_parquet(path: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row | RowError]]:
+    """Yield the number, from 1, of each row and those `columns` that the file has; read no other column. None: all.
 
     A column may lie inside of another: `reward_model.ground_truth`. A row of more than `LONGEST_MB`, or with values
     that Python cannot represent, such as text that is not UTF-8, is a `RowError`.
@@ -157,7 +157,8 @@ def read_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, Row |
         line = 0
         opened = pq.ParquetFile(file, buffer_size=_CHUNK, pre_buffer=False)  # True reads whole columns of a row group
         names = opened.schema_arrow.names
-        there = [column for column in columns if column in names or column.split(".")[0] in names]
+        wanted = names if columns is None else columns
+        there = [column for column in wanted if column in names or column.split(".")[0] in names]
         for batch in opened.iter_batches(batch_size=_ROWS, columns=there):
             for index in range(batch.num_rows):
                 line += 1
@@ -166,7 +167,7 @@ def read_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, Row |
 
 def _row(single: pa.RecordBatch, names: Sequence[str]) -> Row | RowError:
     if single.nbytes > LONGEST_MB * 2**20:
-        return RowError(f"row of more than {LONGEST_MB} MB: too long for a problem")
+        return RowError(f"row of more than {LONGEST_MB} MB")
     try:
         return PartOfRow(single.to_pylist()[0], names)
     except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date out of Python's range

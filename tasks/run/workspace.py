@@ -64,8 +64,9 @@ MAY_CHANGE = (
 (`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
 _RECENT = 10
 """Iterations from whose median duration the time left is expected."""
-_TRIED = ("problems", "policy", "agent", "environment")
-"""Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
+_TRIED = ("problems", "policy", "agent", "environment", "score")
+"""Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
+another program, which has none, may be scored again by other scorers."""
 
 
 class Workspace:

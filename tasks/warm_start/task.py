@@ -38,6 +38,9 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
     version = layout.checkpoint(workspace.name, 0)
     if manifests.committed(workspace.store, version):
         return version
+    begun = manifests.find(workspace.store, layout.run(workspace.name))
+    if begun and begun.imported:
+        raise ValueError(f"the run {workspace.name} holds another program's trajectories: train with another run.name")
     from transformers.utils.logging import disable_progress_bar
 
     from tasks.train.policy import load_policy, make_canary

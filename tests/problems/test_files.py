@@ -185,7 +185,7 @@ def test_a_line_above_the_bound_is_an_error(tmp_path: Path, end: str, remote: bo
     with fsspec.open(path, "wb") as file:
         file.write(end.join([whole, json.dumps(row("q")), longer, json.dumps(row("r"))]).encode())
     assert ids(load(path, longest_mb=1, count=2)) == ["000001", "000002"]
-    with pytest.raises(ProblemError, match="rows.jsonl: line 3 has more than 1 MB, too long for a problem"):
+    with pytest.raises(ProblemError, match="rows.jsonl: line 3 has more than 1 MB, too long for a row"):
         load(path, longest_mb=1)
 
 
@@ -194,7 +194,7 @@ def test_a_file_without_line_ends_is_not_read_whole(tmp_path: Path) -> None:
     """A terabyte would fill the memory; reading stops with an error."""
     with (tmp_path / "rows").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ProblemError, match="line 1 has more than 1 MB, too long for a problem"):
+    with pytest.raises(ProblemError, match="line 1 has more than 1 MB, too long for a row"):
         load(tmp_path / "rows", longest_mb=1)
 
 
@@ -204,7 +204,7 @@ def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ask": prompts, "gold": ["1"] * 5}), tmp_path / "rows.parquet")
     found = load(tmp_path / "rows.parquet", kind="parquet", longest_mb=1)
     assert ids(found) == ["000001", "000003", "000004"]
-    reason = "row of more than 1 MB: too long for a problem"
+    reason = "row of more than 1 MB"
     assert found.bad == [BadRow(Where(2), reason), BadRow(Where(5), reason)]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -64,13 +63,32 @@ class AuditEvidence:
         """The number of trajectories that could be read."""
         return self.database.count("episodes")
 
-    def lacks(self, needs: "Needs") -> str:
+    def lacks(self, needs: str) -> str:
         """Return why the data lack what a check needs; empty if it can run."""
         if needs != "nothing" and not self.rows:
             return "there is no row to check"
-        if needs == "scores" and not self.database.count("turns where verdict is not null"):
+        if "calls" in needs.split() and not self.database.count("calls"):
+            return "no turn calls a tool"
+        if "scores" in needs.split() and not self.database.count("turns where verdict <> 'none'"):
+            if self.database.count("scores"):
+                return "no turn could be graded"
             return "the data sets have no scores: run the score stage (python -m flows.score) first"
-        return "no turn calls a tool" if needs == "calls" and not self.database.count("calls") else ""
+        left_out = self.left_out(needs)
+        if len(left_out) < len(self.data_sets):
+            return ""
+        return (
+            f"the data sets were imported without {' and '.join(sorted({LACKED[what] for what in left_out.values()}))}"
+        )
+
+    def left_out(self, needs: str) -> dict[str, str]:
+        """Return the data sets that lack something that a check needs, each with a word of `LACKED`."""
+        wanted = [what for what in needs.split() if what in LACKED]
+        return {
+            each.version: what
+            for each in self.data_sets
+            for what in reversed(wanted)
+            if each.manifest and what in each.manifest.metrics.get("lacks", ())
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +106,19 @@ class SkippedError(Exception):
 
 
 Run = Callable[[AuditEvidence], Measured]
-Needs = Literal["nothing", "rows", "scores", "calls"]
-"""What a check needs to run: at least one row, and also a score or a call of a tool."""
+LACKED = {
+    "tokens": "token ids",
+    "logprobs": "logprobs",
+    "versions": "policy versions",
+    "seeds": "seeds",
+    "ends": "words on how episodes ended",
+    "golds": "gold answers",
+    "rewards": "rewards",
+}
+"""What data sets of other programs may lack (`tasks.audit.importing`), with names for people."""
+_NEEDS = {"nothing", "rows", "scores", "calls", *LACKED}
+"""What a check may need, separated by blanks: at least one row, and also a score, a call of a tool, or a part of the
+rows that other programs may not write. A data set without that part is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +128,7 @@ class AuditCheck:
     name: str  # as in `audit.checks`
     title: str  # for people
     unit: Unit  # of its cases
-    needs: Needs
+    needs: str  # words of `_NEEDS`
     run: Run  # notes the cases (`AuditDatabase.flag`) and measures, or raises `SkippedError`
 
     @property
@@ -122,9 +151,10 @@ def all_checks() -> dict[str, AuditCheck]:
     return _CHECKS
 
 
-def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[[Run], Run]:
+def check(name: str, title: str, unit: Unit, needs: str = "rows") -> Callable[[Run], Run]:
     """Register the decorated function as a check; the arguments are those of `AuditCheck`."""
     assert name in Checks.model_fields, f"check {name!r} has no knob in configs/audit.py: declare it there"
+    assert set(needs.split()) <= _NEEDS, f"check {name!r} needs {needs!r}: it may need {sorted(_NEEDS)}"
 
     def register(run: Run) -> Run:
         _CHECKS[name] = AuditCheck(name, title, unit, needs, run)
@@ -164,6 +194,7 @@ def _declare(block: str) -> None:
 def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, what: str) -> Measured:
     columns = "id, data_set, detail, is_case"
     database.connection.execute(f"create or replace temp table counted as from ({query}) as t({columns})")
+    database.connection.execute("delete from counted where list_contains(?, data_set)", [database.left_out])
     database.flag(name, unit, "select id, data_set, detail from counted where is_case")
     rows = database.all(
         """select version, count(*) filter (is_case), count(*) from counted join data_sets using (data_set)

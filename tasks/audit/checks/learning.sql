@@ -38,6 +38,7 @@ from revisions where was > 0 and success is not null
 -- check: repeated_seeds
 -- title: Repeated seeds
 -- unit: turn
+-- needs: seeds
 -- says: {found} of {of:,} turns were sampled with a seed that their group already had
 -- among: turns
 -- They are one turn, counted twice. Trajectories of one episode have the same sample number and may have turns in
@@ -52,6 +53,7 @@ from turns t join doubled using (data_set, problem_id, turn, seed) where t.sampl
 -- check: failed
 -- title: Failed episodes
 -- unit: trajectory
+-- needs: ends
 -- share: episodes failed
 -- The episodes that remain may be the easier ones.
 select trajectory_id, data_set, reason, status = 'failed' from episodes
@@ -59,6 +61,7 @@ select trajectory_id, data_set, reason, status = 'failed' from episodes
 -- check: truncated
 -- title: Cut by the token limit
 -- unit: trajectory
+-- needs: ends
 -- share: episodes were cut by a token limit
 -- The answer may have come a token later.
 select trajectory_id, data_set, reason, status = 'truncated' from episodes
@@ -66,7 +69,7 @@ select trajectory_id, data_set, reason, status = 'truncated' from episodes
 -- check: length_and_reward
 -- title: Length against reward
 -- unit: data set
--- needs: scores
+-- needs: scores tokens
 -- If the longer answer of a group is mostly right, answers get longer. The value is the largest absolute correlation
 -- among the data sets, of length and success of first turns, both minus their group's mean. Data sets with fewer than
 -- 100 turns in groups with right and wrong answers do not count.

@@ -67,7 +67,7 @@ def contains_gold(text: str, solutions: Sequence[str]) -> bool:
     )
 
 
-@check("leaked_answers", "Prompts and feedback that give the answer", "problem")
+@check("leaked_answers", "Prompts and feedback that give the answer", "problem", needs="golds")
 def leaked_answers(evidence: AuditEvidence) -> Measured:
     """Search each distinct prompt, as text and as decoded tokens, and each feedback in a problem's episodes.
 
@@ -161,7 +161,7 @@ MOST_GOLDS = 20_000
 """The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""
 
 
-@check("unmatched_gold", "Gold answers that do not match themselves", "problem")
+@check("unmatched_gold", "Gold answers that do not match themselves", "problem", needs="golds")
 def unmatched_gold(evidence: AuditEvidence) -> Measured:
     """Let the verifier grade each distinct gold answer of its problems, presented as an answer, against itself.
 

@@ -3,7 +3,7 @@
 -- check: never_solved
 -- title: Problems whose gold may be wrong
 -- unit: problem
--- needs: scores
+-- needs: scores golds
 -- Problems with many episodes and no right turn, for which at least half of the last answers are the same.
 with played as (
     select t.row, problem_id, prompt, solutions, best

@@ -3,6 +3,7 @@
 -- check: mask_and_spans
 -- title: Mask against turns
 -- unit: trajectory
+-- needs: tokens
 -- says: in {found} of {of:,} rows mask and turns contradict each other
 -- The mask says which tokens are trained on, the turns which were sampled.
 select trajectory_id, data_set, case
@@ -25,6 +26,7 @@ from (
 -- check: bad_logprobs
 -- title: Impossible logprobs
 -- unit: trajectory
+-- needs: tokens logprobs
 -- says: {found} of {of:,} rows have impossible logprobs
 -- They make PPO's ratios infinite, or train on tokens that were never sampled.
 select trajectory_id, data_set, case
@@ -43,6 +45,7 @@ from (
 -- check: falling_versions
 -- title: Policy versions in turns
 -- unit: trajectory
+-- needs: tokens versions
 -- says: {found} of {of:,} rows have impossible policy versions
 -- Within a turn the version of a token may rise (new weights were swapped in), but never fall.
 select trajectory_id, data_set, case
@@ -65,6 +68,7 @@ from (
 -- check: broken_prefix
 -- title: Turns that do not continue
 -- unit: trajectory
+-- needs: tokens
 -- says: in {found} of {of:,} rows a turn does not continue the tokens before it
 -- Turns must be in order, each in one sequence, and calls in turns that exist. A group has one prompt: if none of its
 -- prompts has a majority, the agent varies prompts on purpose, and the group is not checked. An episode of several
@@ -105,6 +109,7 @@ group by b.row, b.data_set having not bool_or(b.digest = u.digest)
 -- check: loops
 -- title: Turns that repeat themselves
 -- unit: turn
+-- needs: tokens
 -- share: turns of 32 tokens or more repeat themselves
 -- The policy finds no end or has collapsed. Shorter turns have too few 4-grams.
 select trajectory_id, data_set,
@@ -121,6 +126,7 @@ from (
 -- check: staleness
 -- title: Staleness
 -- unit: trajectory
+-- needs: versions
 -- The value is by how many versions the stalest row exceeds the `rollout.max_head_offpolicyness` of its data set.
 -- Evaluations are not checked.
 select trajectory_id, data_set, 'it is ' || behind || ' versions behind, ' || allowed || ' are allowed'

@@ -12,13 +12,13 @@ _SHOWN = 60  # characters
 _LEAST = 20  # turns; fewer are too few for a share
 
 
-@check("false_negatives", "Right answers judged wrong", "turn", needs="scores")
+@check("false_negatives", "Right answers judged wrong", "turn", needs="scores golds")
 def false_negatives(evidence: AuditEvidence) -> Measured:
     """Estimate the share of right answers among those judged wrong, which teach the policy to avoid them."""
     return _contradicted("false_negatives", "wrong", "right", evidence)
 
 
-@check("false_positives", "Wrong answers judged right", "turn", needs="scores")
+@check("false_positives", "Wrong answers judged right", "turn", needs="scores golds")
 def false_positives(evidence: AuditEvidence) -> Measured:
     """Estimate the share of wrong answers among those judged right."""
     return _contradicted("false_positives", "correct", "wrong", evidence)

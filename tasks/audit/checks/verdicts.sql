@@ -23,7 +23,7 @@ from turns where verdict <> 'none'
 -- title: Right answers that repeat the question
 -- unit: turn
 -- share: right answers hold no number beyond the question's
--- needs: scores
+-- needs: scores golds
 -- A verifier that computes what it reads takes `12 + 7` for 19, and pays the policy for writing the problem down again.
 -- Only turns count whose gold answer is a number that the question does not name: the result can only stand in an
 -- answer that holds another number, or says it in words.

@@ -29,7 +29,7 @@ PART = 2000
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    r"""One token of a trajectory; values that a damaged row lacks are None.
+    r"""One token of a trajectory; values that a row lacks, because it is damaged or imported without them, are None.
 
     Example: Token(position=18, id=108, text="\\boxed", sampled=True, logprob=-0.002, version=61, advantage=0.5)
     """
@@ -52,7 +52,8 @@ class Token:
         """The values of the token in one line, for a tooltip."""
         numbers = (("logprob", self.logprob), ("advantage", self.advantage))
         values = [f"{name} {number:.4g}" for name, number in numbers if self.sampled and number is not None]
-        version = f"policy version {self.version}" if self.sampled else "not sampled"
+        known = "unknown" if self.version is None else self.version
+        version = f"policy version {known}" if self.sampled else "not sampled"
         return ", ".join([f"position {self.position}", f"id {self.id}", *values, version])
 
 
@@ -104,7 +105,9 @@ def spans(row: Trajectory, part: slice, decoder: Decoder | None, advantages: Map
     if decoder:
         texts = decoder.texts([[n if 0 <= n < NO_TOKEN else NO_TOKEN] for n in shown], special=True)
     tokens = [
-        Token(position, number, text, bool(sampled), logprob, version, advantages.get(position))
+        Token(
+            position, number, text, bool(sampled), logprob, None if version == -1 else version, advantages.get(position)
+        )
         for position, (text, (number, sampled, logprob, version)) in enumerate(
             zip(texts, islice(columns, part.start, part.start + len(shown)), strict=True), part.start
         )
@@ -133,12 +136,14 @@ Legend = list[tuple[str, str]]
 
 
 def logprob_step(logprob: float | None) -> str:
-    """Return the CSS class of a sampled token for its logprob.
+    """Return the CSS class of a sampled token for its logprob; empty without one.
 
     >>> logprob_step(0.0), logprob_step(-0.3), logprob_step(-9.0), logprob_step(math.nan)
     ('p0', 'p2', 'p6', 'broken')
     """
-    if logprob is None or math.isnan(logprob) or logprob > 0:
+    if logprob is None:
+        return ""
+    if math.isnan(logprob) or logprob > 0:
         return "broken"
     return f"p{sum(logprob < edge for edge in LOGPROB_EDGES)}"
 

@@ -1,0 +1,255 @@
+"""Dumps of other programs become data sets that audits, scorers and comparisons take; what they lack is not checked."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.audit import Audit, Checks
+from storage import layout
+from storage.commands.program import Parser
+from storage.logs import catalog
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from storage.versions import datasets, manifests
+from tasks.agents.chat import Chat
+from tasks.audit import comparing
+from tasks.audit.data_sets import select
+from tasks.audit.importing import command
+from tasks.audit.importing.formats import FORMATS
+from tasks.audit.importing.rollout import Rollout
+from tasks.audit.results import CheckResult
+from tasks.audit.run import audit
+from tasks.problems.problem_set import ProblemError, RowError
+from tasks.score.verifier import Verifier
+from tests.support.audit_play import FEEDBACK, Play
+from tests.support.chain_helpers import commit_rows
+from tests.support.train_helpers import make_scores, make_trajectory
+
+CALL: dict[str, Any] = {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}
+VERL: dict[str, Any] = {"gts": "7", "score": 1.0, "step": 2, "acc": True, "pred": "7"}
+VERL |= {"input": "system\nAdd.\nuser\nWhat is 3 + 4?\nassistant\n", "output": "#### 7"}
+TRL: dict[str, Any] = {
+    "step": 5,
+    "prompt": "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n",
+    "completion": "7",
+}
+TRL |= {"right": 1.0, "format": 0.5, "judge": float("nan"), "advantage": 0.7, "length": 3}
+SAID: list[dict[str, Any]] = [
+    {"role": "assistant", "content": "", "tool_calls": [json.dumps({"id": "a", "name": "add", "arguments": "{}"})]}
+]
+SAID += [{"role": "tool", "tool_call_id": "a", "content": "7"}, {"role": "assistant", "content": "It is 7."}]
+TOKENS: dict[str, Any] = {"prompt_ids": [5, 6], "completion_ids": [7], "completion_logprobs": [-0.5]}
+LONGER: dict[str, Any] = {"prompt_ids": [5, 6, 7, 8], "completion_ids": [9], "completion_logprobs": [-0.1]}
+VERIFIERS: dict[str, Any] = {
+    "example_id": 3,
+    "prompt": [{"role": "user", "content": "3 + 4?"}],
+    "completion": SAID,
+    "answer": "7",
+}
+VERIFIERS |= {"reward": 1.0, "metrics": {"right": 1.0}, "is_truncated": False, "error": None, "tool_defs": None}
+VERIFIERS |= {"trajectory": [{"tokens": TOKENS}, {"tokens": LONGER}]}
+TUNING: dict[str, Any] = {"messages": [{"role": "developer", "content": "Add."}, {"role": "user", "content": "3 + 4?"}]}
+TUNING["messages"] += [{"role": "assistant", "content": "8", "weight": 0}, {"role": "user", "content": "No."}]
+TUNING["messages"] += [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "7"}]
+TUNING["messages"] += [{"role": "assistant", "content": [{"type": "text", "text": "7"}]}]
+ROWS: dict[str, Any] = {"verl": VERL, "trl": TRL, "verifiers": VERIFIERS, "openai-finetune": TUNING, "messages": TUNING}
+
+
+def write(path: Path, rows: Sequence[Any]) -> str:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def imported(store: Store, *words: str) -> dict[str, Any]:
+    """Run the command; return what it prints as JSON."""
+    parser = Parser()
+    command.add_arguments(parser)
+    given = argparse.Namespace(cache=store.path("cache"))
+    return dict(command.run(store, parser.parse_args(["score.workers=1", *words], given)).data)
+
+
+def checks_of(store: Store, verifier: Verifier, *targets: str, only: Sequence[str] = ()) -> dict[str, CheckResult]:
+    """Audit the targets with all checks, or with a few, which is faster."""
+    ignored = {name: {"severity": "ignore"} for name in Checks.model_fields if only and name not in only}
+    settings, cache = Audit(recomputed=0, checks=Checks.model_validate(ignored)), Path(store.path("cache"))
+    with audit(store, select(store, targets), settings, cache, verifier) as found:
+        return {check.name: check for check in found.result.checks}
+
+
+def rows_of(store: Store, version: str) -> list[Any]:
+    return list(datasets.trajectories(store, version, Path(store.path("cache"))))
+
+
+def test_each_format_is_read_as_its_program_means_it() -> None:
+    """Prompts without the template's marks, rewards with their parts, gold answers, steps, calls; what a turn is."""
+    read = {name: Rollout.model_validate(FORMATS[name](row)) for name, row in ROWS.items()}
+    assert [(each.role, each.text) for each in read["verl"].prompt] == [("system", "Add."), ("user", "What is 3 + 4?")]
+    assert (read["verl"].reward, read["verl"].parts, read["verl"].golds, read["verl"].step) == (
+        1,
+        {"correct": 1},
+        ["7"],
+        2,
+    )
+    assert [each.text for each in read["trl"].messages] == ["3 + 4?", "7"]
+    assert (read["trl"].reward, read["trl"].parts) == (1.5, {"right": 1.0, "format": 0.5})
+    assert (read["verifiers"].id, read["verifiers"].turns, read["verifiers"].status) == ("3", [1, 3], "completed")
+    assert read["verifiers"].messages[3].logprobs == [-0.1]
+    tuned = read["openai-finetune"]
+    assert ([each.role for each in tuned.prompt], tuned.turns) == (["system", "user", "assistant", "user"], [4, 6])
+    assert (tuned.messages[4].calls[0].arguments, tuned.reward, tuned.status) == ('{"x": 1}', None, None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters() | st.just("\ud800"), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "text"]), inner),
+    max_leaves=6,
+)
+
+
+@given(form=st.sampled_from(sorted(ROWS)), value=JSON, data=st.data())
+def test_a_wrong_value_makes_a_bad_row_at_most(form: str, value: object, data: st.DataObject) -> None:
+    """Whatever a program writes into a column, or into a message, ends neither the import nor in the store unread."""
+    row = json.loads(json.dumps(ROWS[form]))
+    messages = [part for part in row.values() if isinstance(part, list)]
+    place = data.draw(st.sampled_from([row, *(each for part in messages for each in part if isinstance(each, dict))]))
+    place[data.draw(st.sampled_from(sorted(place)))] = value
+    try:
+        rollout = command.read_row(row, form, None)
+    except RowError:
+        return
+    assert rollout.turns or rollout.status == "failed"
+    "".join(each.text for each in rollout.messages).encode()
+
+
+QUESTION = "system\nAdd.\nuser\nWhat is {} + 4?\nassistant\n"
+
+
+def verl(*numbers: int, step: int = 1, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Return rows of verl, four episodes of each sum; the policy always says that those of `wrong` are 1."""
+    return [
+        {"input": QUESTION.format(n), "output": f"#### {1 if n in wrong else n + 4}", "gts": str(n + 4), "step": step}
+        | {"score": float(n not in wrong)}
+        for n in numbers
+        for _ in range(4)
+    ]
+
+
+def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """A training dump and a validation dump under one name: contamination shows, and checks of tokens are skipped.
+
+    The same files again make nothing new; other rows for the same step are refused, and so is another format.
+    """
+    train = write(tmp_path / "train.jsonl", [*verl(1, 2, 3, wrong=[2]), *verl(1, 2, 3, step=2)])
+    made = imported(store, train, "--format=verl", "--name=mine")
+    assert [version for version, _ in made["data_sets"]] == [layout.trajectories("mine", step) for step in (1, 2)]
+    assert "no token ids: audits skip" in " ".join(made["says"])
+    held_out = write(tmp_path / "val.jsonl", verl(3, 40, step=2))
+    imported(store, held_out, "--format=verl", "--name=mine", "--evaluation=held-out")
+    checks = checks_of(store, verifier, "mine")
+    assert {name for name, check in checks.items() if check.verdict == "fail"} == {"contamination"}
+    assert checks["contamination"].cases == 1
+    for name in (
+        "mask_and_spans",
+        "bad_logprobs",
+        "staleness",
+        "truncated",
+        "repeated_seeds",
+        "broken_prefix",
+        "loops",
+    ):
+        assert checks[name].verdict == "skipped", name
+    assert "imported without policy versions" in checks["staleness"].says
+    entries = catalog.read_all(store)
+    assert imported(store, train, "--format=verl", "--name=mine") == made
+    assert len(catalog.read_all(store)) == len(entries)
+    committed = [entry.version for entry in entries if manifests.committed(store, entry.version)]
+    assert verify(store, committed, deep=True).findings == []
+    with pytest.raises(ValueError, match="trajectories/000001 exists and has other rows"):
+        imported(store, write(tmp_path / "more.jsonl", verl(9)), "--format=verl", "--name=mine")
+    with pytest.raises(ValueError, match="the run mine exists and holds something else"):
+        imported(store, write(tmp_path / "other.jsonl", [TUNING]), "--format=messages", "--name=mine")
+    given = argparse.Namespace(cache=store.path("cache"), before=layout.trajectories("mine", 1))
+    given.after = layout.trajectories("mine", 2)
+    compared = comparing.run(store, given).data["first_turn"]
+    assert (compared["before"], compared["after"]) == (pytest.approx(2 / 3), 1.0)
+
+
+def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """In an audit of all runs a data set without tokens is left out of their checks, and only that one."""
+    row = make_trajectory("t0", [[7, 8], [9]])
+    faulty = replace(row, action_mask=[not masked for masked in row.action_mask])
+    version = layout.trajectories("r", 0)
+    commit_rows(store, version, "trajectories", TRAJECTORY_SCHEMA, [faulty], [])
+    commit_rows(store, layout.scores("r", 0, "5c0e"), "scores", SCORE_SCHEMA, make_scores("t0", 0.0, 1.0), [version])
+    imported(store, write(tmp_path / "a.jsonl", [VERL]), "--format=verl", "--name=mine")
+    check = checks_of(store, verifier, only=["mask_and_spans"])["mask_and_spans"]
+    assert (check.verdict, [case.id for case in check.examples]) == ("fail", ["t0"])
+    assert check.says.endswith("1 data sets without token ids were left out, such as runs/mine/trajectories/000002")
+
+
+def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, tmp_path: Path) -> None:
+    """Rendered messages pass the checks of tokens; stored ids and logprobs stay as they are, and another text shows."""
+    folder, asked = tmp_path / "tokenizer", "What is 12 + 7?"
+    play.tokenizer.save_pretrained(folder)
+    chat = Chat(play.tokenizer)
+    prompt = chat.prompt([{"role": "user", "content": asked}])
+    ids = chat.encode("19<|im_end|>")
+    stored = {"prompt_token_ids": prompt, "token_ids": ids, "logprobs": [-0.5] * len(ids)}
+    said = [{"role": "user", "content": asked}, {"role": "assistant", "content": "19"}]
+    again = [{"role": "user", "content": FEEDBACK}, {"role": "assistant", "content": "19"}]
+    rows = [{"messages": [*said, *again], "answer": "19", "reward": 1, "truncated": False}]
+    options = ("--format=messages", f"--tokenizer={folder}")
+    imported(store, write(tmp_path / "a.jsonl", rows), *options, "--name=made")
+    (row,) = rows_of(store, layout.trajectories("made", 0))
+    assert row.token_ids[: row.turns[1].end] == prompt + ids + row.token_ids[row.turns[0].end :]
+    assert (row.sequence_starts, set(row.logprobs), row.ungraded) == ([0], {0.0, None}, [0])
+    of_tokens = ("mask_and_spans", "broken_prefix", "text_differs", "template_drift", "bad_logprobs")
+    checks = checks_of(store, verifier, "made", only=of_tokens)
+    assert checks.pop("bad_logprobs").verdict == "skipped"
+    assert {(check.verdict, check.of > 0) for check in checks.values()} == {("pass", True)}, checks
+
+    kept = [{"messages": [said[0], said[1] | stored | {"content": text}], "reward": 1} for text in ("19", "12")]
+    imported(store, write(tmp_path / "b.jsonl", kept), *options, "--name=kept")
+    row, _ = rows_of(store, layout.trajectories("kept", 0))
+    assert row.token_ids == prompt + ids
+    assert row.logprobs[len(prompt) :] == [-0.5] * len(ids)
+    checks = checks_of(store, verifier, "kept", only=of_tokens)
+    assert (checks["text_differs"].cases, checks["bad_logprobs"].verdict) == (1, "pass")
+
+
+def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> None:
+    """Broken JSON, a NaN for a reward, wrong types and rows without an answer are left out; too many are refused."""
+    bad = ["{", "[1]", VERL | {"score": float("nan")}, VERL | {"output": None}, VERL | {"step": -1}]
+    path = write(tmp_path / "a.jsonl", [VERL, *bad])
+    options = (path, "--format=verl", "--name=mine")
+    with pytest.raises(ProblemError, match=r"5 of 6 rows are bad.*max_bad_share.*\n +line 2 of a.jsonl: not JSON"):
+        imported(store, *options)
+    said = " ".join(imported(store, *options, "problems.max_bad_share=0.9")["says"])
+    for words in ("line 3 of a.jsonl: a JSON list", "line 4 of a.jsonl: reward: Input should be a finite number"):
+        assert words in said
+    for name, text in (("empty.jsonl", ""), ("not.parquet", "PAR1")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ProblemError, match=f"{name} (holds no rows|cannot be read)"):
+            imported(store, str(tmp_path / name), "--format=trl", "--name=none")
+
+
+def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """Without gold answers the program's own rewards are the scores, and checks of gold answers are skipped."""
+    path = tmp_path / "completions_00005.parquet"
+    pq.write_table(pa.Table.from_pylist([TRL, TRL | {"right": 0.0}]), path)
+    ((version, scores),) = imported(store, str(path), "--format=trl", "--name=mine")["data_sets"]
+    assert version == layout.trajectories("mine", 5)
+    graded = list(datasets.rows(store, scores, tmp_path))
+    assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]
+    checks = checks_of(store, verifier, "mine", only=["unmatched_gold", "unscored_turns"])
+    assert (checks["unmatched_gold"].verdict, checks["unscored_turns"].verdict) == ("skipped", "pass")
