@@ -1,12 +1,24 @@
 """Why an episode ended without a verdict, and whose fault that is: the policy's, which is trained on it, or not."""
 
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
+import storage
 from storage.records import Fault
-from storage.visible import described
+from storage.visible import described, visible
 from tasks.inference.api import ContextLengthError
 
 LONGEST_REASON = 2000
+
+_PROJECT = Path(storage.__file__).parents[1]
+_OTHERS = (
+    "<",  # made by `exec`, or built in
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(f"{_PROJECT / name}/" for name in ("configs", "storage", "tasks")),
+)
+"""How the files of libraries and of this project begin."""
 
 _FRAMEWORKS = frozenset({
     ("agents", "MaxTurnsExceeded"), ("agents", "ModelBehaviorError"),
@@ -45,8 +57,25 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and message of an exception, as records store them."""
-    return described(error, LONGEST_REASON)
+    """Return type and message of an exception, and where in the user's own code it was raised, as records store them.
+
+    Example: "KeyError: 'wall' (maze.py:14 in reset)"
+    """
+    place = next(filter(None, map(_place, chain(error))), "")
+    return f"{described(error, LONGEST_REASON)} ({place})" if place else described(error, LONGEST_REASON)
+
+
+def _place(error: BaseException) -> str:
+    """Return the last frame of an exception in the user's own code; "" if it passed none."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [
+        f"{Path(code.co_filename).name}:{line} in {code.co_name}" for code, line in frames if _is_own(code.co_filename)
+    ]
+    return visible(own[-1]) if own else ""
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith(_OTHERS)
 
 
 def _is_policys(error: BaseException) -> bool:

@@ -151,7 +151,7 @@ async def cancels_itself_and_closes(*_: object) -> None:
 def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, verifier: Verifier, act: Any) -> None:
     """If the agent or its helper task cancels it, the other episodes of its group and later groups are played."""
     reason = reason_of_the_one(chat, verifier, act)
-    assert reason == ("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
+    assert reason.startswith("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
 
 
 @pytest.mark.parametrize("coroutine", ["_episode", "play_group"])
@@ -255,7 +255,7 @@ def test_an_environment_whose_constructor_raises_fails_its_episode(chat: Chat, v
     """Only its episode fails. The rest of the group does not wait for its first observation."""
     OneIsNeverMade.made = 0
     reason = reason_of_the_one(chat, verifier, lambda *_: raise_(AssertionError()), environment=OneIsNeverMade)
-    assert reason == "OSError: no sandbox left"
+    assert reason.startswith("OSError: no sandbox left (test_hostile_agents.py:")
 
 
 async def never_asks(*_: object) -> None:
