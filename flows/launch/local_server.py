@@ -46,6 +46,8 @@ def up(port: int) -> None:
     print(f"{CLIENT_SETTINGS.name}), its logs are in {STATE.relative_to(ROOT)}. Now type:")
     print("  source .venv/bin/activate")
     print("  prefect deployment run math-mt-ppo/math-mt-ppo --watch")
+    print("Nightly retraining is paused; to begin it once its problems can come (tasks/retrain/README.md):")
+    print("  prefect deployment schedule resume --all")
 
 
 def _start(port: int) -> None:

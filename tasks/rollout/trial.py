@@ -221,7 +221,7 @@ class Scripted:
         self.trial.played = not failed
         if failed:
             self.trial.findings.append(f"the scorer fails on {answer!r}: {failed[0].verdict}, {failed[0].reason}")
-        elif all(score.verdict != "correct" for score in scores):
+        elif rows[0].solutions and all(score.verdict != "correct" for score in scores):
             self.trial.findings.append(
                 f"{answer!r}, from the problem's first solution, is not right for the scorer: do your answers have "
                 "another form?"

@@ -23,7 +23,7 @@ def check(config: Config) -> str:
     """play one episode with a scripted policy, say what happened and stop"""
     workspace = Workspace(config)
     try:
-        trial = _try_out(workspace, _problems(workspace))
+        trial = _try_out(workspace, problems_of(workspace))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     seconds = ", ".join(f"{part} {spent:.1f}" for part, spent in trial.seconds.items())
@@ -67,7 +67,7 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem]) -> "Trial":
     return trial
 
 
-def _problems(workspace: Workspace) -> Sequence[Problem]:
+def problems_of(workspace: Workspace) -> Sequence[Problem]:
     """Return the problems for training or, where their files are still to come, those held out."""
     knobs = workspace.config.problems
     for source in (knobs.train, knobs.held_out):
