@@ -10,13 +10,14 @@ from configs.policy import HEAD_SIZE, WarmStart
 from configs.problems import ArithmeticSource
 from storage.errors import UnavailableError
 from storage.objects.store import Store
+from storage.records import Problem
 from storage.versions import model_files
 from storage.versions.fetch import WEIGHTS, fetch, fetch_folder
 from storage.versions.manifests import read
 from storage.visible import described
 from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-from tasks.problems.arithmetic import generate
+from tasks.problems.arithmetic import render
 from tasks.train.memory import PUBLIC, ModelSizes
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
         from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
         source, feedback = lesson(config)
-        texts, calling = taught_texts(generate(source), feedback), bool(config.policy.warm_start.tool_share)
-        return build_tokenizer(texts, calculator=calling), None, ()
+        one = Problem("", render(source.low, "+", source.high), [])  # its prompt has the words of all others
+        calling = bool(config.policy.warm_start.tool_share)
+        return build_tokenizer(taught_texts([one], feedback), calculator=calling), None, ()
     try:
         found = locate(path, _TOKENIZER)
         if not isinstance(found, Path):
