@@ -58,8 +58,6 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
         ("flows.retrain retrain run.seed=7 smoke", 2, "override 'smoke' is not key=value"),
         ("flows.math_mt_ppo demo ppo.eps_clp=0.3", 2, "did you mean 'eps_clip'"),
         ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),
-        ("flows.math_mt_ppo smoke --check storage.root=ROOT", 0, "verdict while playing: correct, reward 1"),
-        (f"flows.math_mt_ppo smoke --check storage.root=ROOT {BROKEN}", 2, " in reset)"),
         ("storage diff one --root ROOT", 2, "arguments are required: VERSION"),
         ("storage ls --bogus", 2, "unrecognized arguments: --bogus"),
         ("storage verify one --deep two --root ROOT", 1, "ROOT/one was never committed"),
@@ -73,6 +71,8 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
         ("flows.retrain smoke --explain storage.root=ROOT", 0, "retraining 'smoke' has had no night yet in ROOT"),
         ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
         ("flows.retrain --explain storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
+        ("flows.math_mt_ppo smoke --check storage.root=ROOT", 0, "verdict while playing: correct, reward 1"),
+        (f"flows.math_mt_ppo smoke --check storage.root=ROOT {BROKEN}", 2, " in reset)"),
     ],
 )
 def test_what_is_wrong_is_named(line: str, status: int, says: str, call: Call, tmp_path: Path) -> None:
