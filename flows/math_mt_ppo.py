@@ -8,6 +8,7 @@ Every arrow is a committed version in the store. A stage is skipped if its versi
 a run, wherever it was stopped or killed.
 
     python -m flows.math_mt_ppo demo run.iterations=2
+    python -m flows.math_mt_ppo demo --check
 """
 
 from prefect import flow
@@ -16,6 +17,7 @@ from flows.launch.cli import main
 from tasks.evaluate.task import evaluate
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
+from tasks.run.check import check
 from tasks.run.configuration import resolve
 from tasks.run.report import report
 from tasks.run.resources import open_trainer, open_workers
@@ -50,4 +52,4 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
 
 
 if __name__ == "__main__":
-    main(math_mt_ppo)
+    main(math_mt_ppo, {"check": check})

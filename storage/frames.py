@@ -28,7 +28,10 @@ def is_own(filename: str) -> bool:
 
 def with_own_line(text: str, error: BaseException) -> str:
     """Add the user's own line, if any, to a text about an error or about one that it came from."""
-    place = own_line(error) or (own_line(error.__cause__) if error.__cause__ else "")
+    each: BaseException | None = error
+    place = ""
+    while each and not place:
+        place, each = own_line(each), each.__cause__ or each.__context__
     return f"{text} ({place})" if place and place not in text else text
 
 

@@ -33,7 +33,7 @@ def up(port: int) -> None:
     if not running():
         _start(port)
     deadline = time.monotonic() + START_SECONDS
-    while "started" not in tail(WORKER_LOG):
+    while not _worker_started():
         if not running() or time.monotonic() > deadline:
             raise ValueError(f"Prefect did not start; {_LOG} ends:\n{tail(_LOG)}")
         time.sleep(0.2)
@@ -46,6 +46,16 @@ def up(port: int) -> None:
     print(f"{CLIENT_SETTINGS.name}), its logs are in {STATE.relative_to(ROOT)}. Now type:")
     print("  source .venv/bin/activate")
     print("  prefect deployment run math-mt-ppo/math-mt-ppo --watch")
+    print("Nightly retraining is paused; to begin it once its problems can come (tasks/retrain/README.md):")
+    print("  prefect deployment schedule resume --all")
+
+
+def _worker_started() -> bool:
+    """Return whether the worker's log says so at its beginning: flow runs write behind it."""
+    if not WORKER_LOG.exists():
+        return False
+    with WORKER_LOG.open("rb") as log:
+        return b"started" in log.read(50_000)
 
 
 def _start(port: int) -> None:

@@ -19,11 +19,11 @@ JOINT = "\ufdd0"
 """A character that Unicode leaves to programs, and that no text should contain."""
 _THOUGHTS = ("<think>", "</think>")
 
-_ASKED, _SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
+_ASKED, SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
 TOY_CALL: dict[str, Any] = {"name": "look", "arguments": {"x": _GIVEN}}
 _FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
 TOY_TOOLS = [{"type": "function", "function": _FUNCTION}]
-_IDS = "look00001", "look00002"
+CALL_IDS = "look00001", "look00002"
 _ROLES = "user", "tool", "system", "assistant"
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str | None]
@@ -63,9 +63,9 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
     """
     after, around = dict[str, str](), list[str]()
     for role in _ROLES:
-        said = _message("assistant", lead + _SAID)
+        said = _message("assistant", lead + SAID)
         text = render([_message("user", _ASKED), said, _message(role, _NEXT)], []) or ""
-        gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
+        gap, follows, closing = text.partition(SAID)[2].partition(_NEXT)
         if not follows:
             continue
         after[role] = gap
@@ -87,12 +87,12 @@ def _find_calls(render: Render, lead: str) -> tuple[list[str], str, list[str]]:
 
     They are those of two calls, or of one if the template refuses two.
     """
-    for ids in (_IDS, _IDS[:1]):
-        text = render(_with_calls(ids, lead), TOY_TOOLS) or ""
+    for ids in (CALL_IDS, CALL_IDS[:1]):
+        text = render(with_calls(ids, lead), TOY_TOOLS) or ""
         before, *others = text.partition(_NEXT)[0].split(_GIVEN)
         if others:
             *between, after = others
-            return [before.partition(_SAID)[2], *between], after, text.removesuffix(lead).split(_NEXT)[1:]
+            return [before.partition(SAID)[2], *between], after, text.removesuffix(lead).split(_NEXT)[1:]
     return [], "", []
 
 
@@ -112,11 +112,11 @@ def _split(
     return after_call[: end.start()], end[0], after_call[end.end() :]
 
 
-def _with_calls(ids: Sequence[str], lead: str) -> list[dict[str, Any]]:
-    """Return a conversation in which outputs of tools follow calls with these ids."""
-    calls = [{"id": number, "type": "function", "function": TOY_CALL} for number in ids]
-    results = [_message("tool", _NEXT) | {"name": "look", "tool_call_id": number} for number in ids]
-    return [_message("user", _ASKED), _message("assistant", lead + _SAID) | {"tool_calls": calls}, *results]
+def with_calls(ids: Sequence[str], lead: str, call: Mapping[str, Any] = TOY_CALL) -> list[dict[str, Any]]:
+    """Return a conversation in which the assistant says `SAID`, and makes a call once for each id, with outputs."""
+    calls = [{"id": number, "type": "function", "function": call} for number in ids]
+    results = [_message("tool", _NEXT) | {"name": call["name"], "tool_call_id": number} for number in ids]
+    return [_message("user", _ASKED), _message("assistant", lead + SAID) | {"tool_calls": calls}, *results]
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

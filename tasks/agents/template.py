@@ -2,14 +2,14 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from tasks.agents.control import JOINT, ControlTokens, find_written, marks_of
+from tasks.agents.control import CALL_IDS, JOINT, SAID, ControlTokens, find_written, marks_of, with_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,6 +129,20 @@ class Template:
             )
         self._warned = True
         return None
+
+    def call(self, call: Mapping[str, Any], tools: Sequence[dict[str, Any]]) -> str:
+        """Return what the template writes for a call, and all that follows it; "" if it writes no calls.
+
+        Args:
+            call: name of the tool, and the arguments as an object.
+            tools: those of the conversation.
+        """
+        asked, *others = with_calls(CALL_IDS[:1], self.lead, call)
+        before, text = self._try([asked], list(tools)), self._try([asked, *others], list(tools)) or ""
+        _, shown, rest = text.partition(SAID)
+        if not shown and before and text.startswith(before):  # some templates show no words beside a call
+            rest = text[len(before) :]
+        return rest if call["name"] in rest else ""
 
     def keeps_plain(self) -> bool:
         """Return whether the template keeps the plainest completion unchanged.

@@ -334,13 +334,18 @@ class _Batch(SharedGroups):
         return list(itertools.islice(self._spares, count))
 
 
-def run_loop(playing: Coroutine[Any, Any, None]) -> None:
+def run_loop(playing: Coroutine[Any, Any, None], *, freeze: bool = True) -> None:
     """Play in an event loop of this thread.
+
+    Args:
+        playing: what to play.
+        freeze: whether garbage collections skip from now on what is in memory; not before all libraries are.
 
     Raises:
         RuntimeError: an agent's code ended, cancelled or stopped the whole rollout; says which of these.
     """
-    _freeze_libraries()
+    if freeze:
+        _freeze_libraries()
     try:
         asyncio.run(_with_threads(playing))
     except (SystemExit, asyncio.CancelledError, RuntimeError) as error:

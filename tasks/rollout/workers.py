@@ -13,11 +13,11 @@ from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
-from tasks.agents.chat import load_chat
+from tasks.agents.chat import Chat, load_chat
 from tasks.agents.interface import AgentContext, entered
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import EnvironmentContext
-from tasks.inference.api import EngineClosedError
+from tasks.inference.api import EngineClosedError, Generator
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
 from tasks.rollout.outcomes import FinishedGroup, select_episodes
@@ -106,24 +106,40 @@ class LocalWorker:
 
     @asynccontextmanager
     async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:
-        """Open a collector that plays with the agent and the environment of a plan, connected to the engine."""
+        """Open a collector that plays a plan with the engine."""
         assert self._engine
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
-        settings, longest = plan.config.agent, plan.config.inference.max_model_len
-        toolbox = partial(open_toolbox, settings.tools, ToolContext(_sandboxes()))
-        agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
-        environment, context = plan.config.environment, EnvironmentContext(self._verifier)
-        async with self._engine.connect() as connection, entered(agent):
-            yield Collector(
-                generator=connection,
-                agent=agent,
-                make_environment=lambda: ENVIRONMENTS.make(environment.type, context, environment.args),
-                chat=chat,
-                settings=plan.config.rollout,
-                gconfig=plan.gconfig,
-                private=private_metadata(plan.config.score),
-            )
+        async with (
+            self._engine.connect() as connection,
+            open_collector(plan, connection, chat, self._verifier) as collector,
+        ):
+            yield collector
+
+
+@asynccontextmanager
+async def open_collector(
+    plan: RolloutPlan, generator: Generator, chat: Chat, verifier: Verifier
+) -> AsyncIterator[Collector]:
+    """Open a collector that plays with the agent and the environment of a plan.
+
+    Raises:
+        ValueError: the agent cannot be made.
+    """
+    settings, longest = plan.config.agent, plan.config.inference.max_model_len
+    toolbox = partial(open_toolbox, settings.tools, ToolContext(_sandboxes()))
+    agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
+    environment, context = plan.config.environment, EnvironmentContext(verifier)
+    async with entered(agent):
+        yield Collector(
+            generator=generator,
+            agent=agent,
+            make_environment=lambda: ENVIRONMENTS.make(environment.type, context, environment.args),
+            chat=chat,
+            settings=plan.config.rollout,
+            gconfig=plan.gconfig,
+            private=private_metadata(plan.config.score),
+        )
 
 
 @lru_cache(maxsize=1)

@@ -48,10 +48,10 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
         yield LocalWorker(engine, verifier, workspace.open_checkpoint, workspace.cache)
 
 
-def open_verifier(workspace: Workspace) -> Verifier:
-    """Open the verifier's worker processes and cache; it is a context manager."""
+def open_verifier(workspace: Workspace, workers: int | None = None) -> Verifier:
+    """Open the verifier's worker processes (default: `score.workers`) and cache; it is a context manager."""
     score = workspace.config.score
-    return Verifier(score.workers, score.timeout_s, reading=score.reading)
+    return Verifier(workers or score.workers, score.timeout_s, reading=score.reading)
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def score_rows(
     """
     grades = Grades()
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
-        for score in _scores(rows, scorers):
+        for score in scores_of(rows, scorers):
             grades.add(score)
             writer.write(score)
     return grades
@@ -152,7 +152,8 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     }
 
 
-def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
+def scores_of(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
+    """Grade all turns of trajectory `rows`."""
     stream = iter(rows)
     while batch := [_ABSENT | row for row in itertools.islice(stream, _BATCH_ROWS)]:
         turns = [Answer(row, index) for row in batch for index in range(len(row["turns"]))]

@@ -1,9 +1,9 @@
-"""Finds the policy that a configuration names, and its sizes, without its weights and without torch."""
+"""Finds the policy that a configuration names, its sizes and its tokenizer, without its weights and without torch."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs import Config
 from configs.policy import HEAD_SIZE, Policy, WarmStart
@@ -11,15 +11,23 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.errors import UnavailableError
 from storage.objects.store import Store
+from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions import model_files
-from storage.versions.fetch import fetch
+from storage.versions.fetch import WEIGHTS, fetch, fetch_folder
 from storage.versions.manifests import read
+from storage.visible import described
+from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-from tasks.problems.arithmetic import generate
+from tasks.problems.arithmetic import render
 from tasks.train.memory import PUBLIC, ModelSizes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _NAME = "config.json"
+_TOKENIZER = [_NAME, "generation_config.json", "*token*", "*.jinja", "vocab*", "merges.txt", "*.model", "*.tiktoken"]
+"""Patterns for the files that a tokenizer needs."""
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
 
 
@@ -31,12 +39,9 @@ def policy_sizes(config: Config) -> ModelSizes:
         StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
     """
     if knobs := config.policy.warm_start:
-        from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
-
-        source, feedback = lesson(config)
-        tokenizer = build_tokenizer(taught_texts(generate(source), feedback), calculator=bool(knobs.tool_share))
+        tokenizer, _, _ = policy_tokenizer(config)
         return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})
-    path = config.policy.path or Store.of(config.storage).uri(forked_checkpoint(config.policy))
+    path = policy_place(config)
     if path in PUBLIC and not Path(path).is_dir():
         return PUBLIC[path]
     found = locate(path, [_NAME])
@@ -58,6 +63,43 @@ def forked_checkpoint(policy: Policy) -> PolicyVersion:
     assert policy.fork
     run, _, number = policy.fork.rpartition("@")
     return layout.checkpoint(run, int(number))
+
+
+def policy_place(config: Config) -> str:
+    """Return `policy.path`, or the URI of the checkpoint of `policy.fork`."""
+    return config.policy.path or Store.of(config.storage).uri(forked_checkpoint(config.policy))
+
+
+def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | None, tuple[int, ...]]":
+    """Return the policy's tokenizer, the number of ids that the policy knows, and the tokens at which the engine stops.
+
+    These are what `Chat` takes.
+
+    Raises:
+        ValueError: `policy.path` holds no usable tokenizer.
+        UnavailableError: store or hub cannot be reached.
+    """
+    if config.policy.warm_start:
+        from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
+
+        source, feedback = lesson(config)
+        one = Problem("", render(source.low, "+", source.high), [])  # its prompt has the words of all others
+        calling = bool(config.policy.warm_start.tool_share)
+        return build_tokenizer(taught_texts([one], feedback), calculator=calling), None, ()
+    path = policy_place(config)
+    try:
+        found = locate(path, _TOKENIZER)
+        if not isinstance(found, Path):
+            store = Store(found[0])
+            found = fetch_folder(store, read(store, found[1]), "model", Path(config.storage.cache), leave_out=WEIGHTS)
+        tokenizer = load_tokenizer(found)
+        vocabulary, ends = json.loads((found / _NAME).read_bytes()).get("vocab_size"), engine_ends(found)
+    except UnavailableError:
+        raise
+    except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
+        raise ValueError(f"policy.path={path!r} holds no usable tokenizer: {described(error, 400)}") from error
+    tokenizer.name_or_path = f"policy.path={path!r}"  # errors then name what the user gave
+    return tokenizer, vocabulary, ends
 
 
 def tiny_sizes(knobs: WarmStart, vocabulary: int) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from prefect.cache_policies import NO_CACHE
 
 from configs import Config
 from configs.evaluate import HELD_OUT
+from configs.problems import StoredSource
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
+from tasks.run.check import check_new_run
 from tasks.run.workspace import Workspace
 from tasks.warm_start.policy_sizes import forked_checkpoint, lesson
 
@@ -32,6 +34,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         sets: for training and held out, as `import_problems` returns them: the run keeps them from now on.
 
     Raises:
+        ConfigError: agent, environment, tools and template do not play together.
         ValueError: the path, URI or hub name holds no usable policy, or the policy does not fit the agent or the
             context length.
     """
@@ -43,6 +46,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         raise ValueError(f"the run {workspace.name} holds another program's trajectories: train with another run.name")
     from transformers.utils.logging import disable_progress_bar
 
+    _check(workspace, sets)  # before anything expensive
     from tasks.train.policy import load_policy, make_canary
     from tasks.warm_start.importing import import_policy, try_out
 
@@ -102,6 +106,13 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     shutil.copytree(forked.state, folder)
     adapt(folder, forked.manifest.settings["ppo"], config.ppo)
     return folder
+
+
+def _check(workspace: Workspace, sets: Sequence[ProblemsVersion]) -> None:
+    """Play a scripted episode of the training problems; a night has none but those in its configuration."""
+    source = workspace.config.problems.train
+    if train := [*sets[:1], *([source.version] if isinstance(source, StoredSource) else [])]:
+        check_new_run(workspace, read_problems(workspace, train[0]), get_run_logger().warning)
 
 
 def _warm_start(config: Config, folder: Path) -> dict[str, float]:

@@ -17,6 +17,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
+BROKEN = "environment.type=tests.rollout.test_trial:Maze environment.args.broken=reset"
 Call = Callable[[str], tuple[int, str, str]]
 
 
@@ -80,6 +81,8 @@ def test_flags_stand_for_overrides(call: Call) -> None:
         ("flows.retrain smoke --explain storage.root=ROOT", 0, "retraining 'smoke' has had no night yet in ROOT"),
         ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
         ("flows.retrain --explain storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
+        ("flows.math_mt_ppo smoke --check storage.root=ROOT", 0, "verdict while playing: correct, reward 1"),
+        (f"flows.math_mt_ppo smoke --check storage.root=ROOT {BROKEN}", 2, " in reset)"),
     ],
 )
 def test_what_is_wrong_is_named(line: str, status: int, says: str, call: Call, tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) ->
 def served(project: Path) -> Iterator[Path]:
     """Yield the project with the server and worker of `make up`; end them with the command of `make down`."""
     try:
-        assert "Prefect runs on" in ended(begin(project, *LOCAL_SERVER, "up", "--port", str(free_port())))
+        printed = ended(begin(project, *LOCAL_SERVER, "up", "--port", str(free_port())))
+        assert "Prefect runs on" in printed
+        assert "paused" in printed
         yield project
     finally:
         ended(begin(project, *LOCAL_SERVER, "down"))
@@ -110,6 +112,16 @@ def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_pat
     assert settings.stat().st_mode & 0o777 == 0o600
     if os.geteuid() == 0:  # only root can become another user
         check_protected(tomllib.loads(settings.read_text())["api"]["url"], settings)
+
+
+def test_the_nightly_schedule_is_resumed_as_up_says(served: Path) -> None:
+    """It is paused until then, and the command names no id."""
+    shown = ("deployment", "schedule", "ls", "retrain/retrain")
+    assert "False" in prefect(served, *shown)
+    assert "Resumed 1 deployment schedule(s)" in prefect(
+        served, "--no-prompt", "deployment", "schedule", "resume", "--all"
+    )
+    assert "True" in prefect(served, *shown)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from tasks.rollout.task import _draw, unplayable
 from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
+from tasks.score.verifier import Verifier
 from tasks.warm_start import task as first_policy
 
 
 @pytest.fixture(autouse=True)
-def _logs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def _shared(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verifier: Verifier) -> None:
+    """Give tasks a plain logger, and the scripted episodes at the start of runs the session's verifier."""
+    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
     for module in (run_workspace, first_policy, problems_task, rollout_task):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     caplog.set_level(logging.WARNING, "test")

@@ -188,7 +188,8 @@ def test_agents_cannot_change_the_record_of_a_failed_episode(chat: Chat, verifie
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     row = play(engine, Spoils(context(chat)), verifier, group_size=1)[0]
     prompt, answer = chat.prompt([{"role": "user", "content": "1"}]), chat.encode(RIGHT + "<|im_end|>")
-    assert (row.reason, row.token_ids) == ("RuntimeError: spoiled", prompt + answer)
+    assert row.reason.startswith("RuntimeError: spoiled (test_admission.py:")
+    assert row.token_ids == prompt + answer
 
 
 def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:

@@ -256,7 +256,7 @@ def test_an_environment_whose_constructor_raises_fails_its_episode(chat: Chat, v
     """Only its episode fails. The rest of the group does not wait for its first observation."""
     OneIsNeverMade.made = 0
     reason = reason_of_the_one(chat, verifier, lambda *_: raise_(AssertionError()), environment=OneIsNeverMade)
-    assert reason.startswith("OSError: no sandbox left (")
+    assert reason.startswith("OSError: no sandbox left (test_hostile_agents.py:")
 
 
 async def never_asks(*_: object) -> None:

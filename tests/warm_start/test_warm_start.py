@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from configs import load
 from configs.agent import ToolChoice
 from configs.policy import WarmStart
 from configs.problems import ArithmeticSource
@@ -29,6 +30,7 @@ from tasks.tools import open_toolbox
 from tasks.tools.calculator import calculator
 from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
+from tasks.warm_start.policy_sizes import policy_tokenizer
 from tasks.warm_start.teach import (
     CALCULATOR,
     Rows,
@@ -209,3 +211,10 @@ def test_saved_model_is_untied_and_knows_where_to_stop(taught: tuple[Path, dict[
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     assert (model.config.max_position_embeddings, model.num_parameters()) == (512, metrics["parameters"])
+
+
+def test_the_tokenizer_of_a_warm_start_is_known_before_it(policy_folder: Path) -> None:
+    """A scripted episode plays with it: it needs neither problems nor weights."""
+    tokenizer, _, _ = policy_tokenizer(load("smoke"))
+    made = AutoTokenizer.from_pretrained(policy_folder)
+    assert (tokenizer.get_vocab(), tokenizer.chat_template) == (made.get_vocab(), made.chat_template)

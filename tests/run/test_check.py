@@ -1,0 +1,65 @@
+"""A scripted episode at the start of a run, before anything expensive."""
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from configs import ConfigError
+from storage import layout
+from storage.version_names import PolicyVersion
+from storage.versions import manifests
+from tasks.problems import task as problems_task
+from tasks.problems.task import import_problems
+from tasks.run import check
+from tasks.run import workspace as run_workspace
+from tasks.run.configuration import resolve
+from tasks.run.workspace import Workspace
+from tasks.score.verifier import Verifier
+from tasks.warm_start import task as warm_start
+from tests.rollout.test_trial import HERE, Maze
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, policy_folder: Path, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return overrides for an imported policy and the environment `Maze`; tasks get a plain logger."""
+    for module in (run_workspace, warm_start, problems_task):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    return [
+        f"storage.root={tmp_path}/var",
+        f"storage.cache={tmp_path}/cache",
+        f"policy={{path: {policy_folder}}}",
+        f"environment.type={HERE}:Maze",
+    ]
+
+
+def begin(*overrides: str) -> PolicyVersion:
+    """Run the steps of a run up to its policy."""
+    workspace = Workspace(resolve("smoke", overrides))
+    run_workspace.start_run.fn(workspace)
+    return warm_start.first_policy.fn(workspace, import_problems.fn(workspace))
+
+
+def test_a_new_run_plays_a_scripted_episode_before_it_has_a_policy(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What no policy could avoid refuses it, other findings are warnings; a run that goes on plays none."""
+    with pytest.raises(ConfigError, match=r"KeyError: 'wall' \(test_trial.py:\d+ in reset\)"):
+        begin(*overrides, "environment.args.broken=reset")
+    store = Workspace(resolve("smoke", [*overrides, "environment.args.broken=step"])).store
+    assert not manifests.committed(store, layout.checkpoint("smoke", 0))
+    policy = begin(*overrides, "environment.args.broken=step")
+    assert "KeyError: 'door' (test_trial.py:" in caplog.text
+    monkeypatch.setattr(Maze, "reset", None)
+    assert begin(*overrides, "environment.args.broken=step") == policy
+
+
+def test_another_machine_may_have_what_the_episode_lacks(overrides: list[str]) -> None:
+    """With workers in other processes, which may be on other nodes, a run is warned instead of refused."""
+    config = resolve("smoke", [*overrides, "environment.args.broken=reset", "cluster.workers_per_node=2"])
+    warnings: list[str] = []
+    workspace = Workspace(config)
+    check.check_new_run(workspace, check.problems_of(workspace), warnings.append)
+    assert any("in reset)" in warning for warning in warnings)
