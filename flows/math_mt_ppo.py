@@ -19,9 +19,10 @@ from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.check import check
 from tasks.run.configuration import resolve
+from tasks.run.progress import iterations, newest_policy
 from tasks.run.report import report
 from tasks.run.resources import open_trainer, open_workers
-from tasks.run.workspace import iterations, newest_policy, open_run
+from tasks.run.workspace import open_run
 from tasks.score.task import score
 from tasks.train.task import train
 from tasks.warm_start.task import first_policy

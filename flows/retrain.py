@@ -36,8 +36,9 @@ from tasks.retrain.task import (
 )
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
+from tasks.run.progress import iterations, newest_policy
 from tasks.run.resources import open_trainer, open_workers
-from tasks.run.workspace import Workspace, iterations, newest_policy, open_leased, open_run
+from tasks.run.workspace import Workspace, open_leased, open_run
 from tasks.score.task import score
 from tasks.train.orders import OrderedTrainer
 from tasks.train.task import train

@@ -25,6 +25,8 @@ SERVER_LOG, WORKER_LOG = STATE / "server.log", STATE / "worker.log"
 CLIENT_SETTINGS = ROOT / "prefect.toml"
 """Address and password of the server: every Prefect command in the project's folder reads them here."""
 OURS = "# Written by `make up`; `make down` removes it.\n"
+_STREAMING = {"PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "1", "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "1"}
+"""Settings of the server that let `prefect deployment run --watch` print the lines of the flow run."""
 _STOP_SECONDS = 15
 """Time for flow runs to end their servers; then they are killed, and continue where they stopped."""
 
@@ -44,7 +46,7 @@ def main(descriptor: int) -> None:
         with os.fdopen(os.open(CLIENT_SETTINGS, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as settings:
             settings.write(f'{OURS}[api]\nurl = "{address}/api"\nauth_string = "{password}"\n')
         try:
-            prefect_server.start(server, listener, password, prefect_environment())
+            prefect_server.start(server, listener, password, prefect_environment() | _STREAMING)
             command = ["worker", "start", "--pool", "local", "--type", "process", "--name", "local"]
             # The worker holds the socket, too: as long as it sends the password, nobody else gets the port.
             worker.start([sys.executable, "-m", "prefect", *command], prefect_environment(), [descriptor], ROOT)

@@ -30,15 +30,22 @@ def iteration_line(row: Row, total: int, left_s: float) -> str:
     >>> iteration_line(row | {"time/rollout": 1.02, "time/score": 0.1, "time/train": 0.31}, 100, 132)
     'iter 12/100  reward +0.231  first 0.486  kl 1.4e-04  1.0+0.1+0.3 s  left 2:12'
     """
-    parts = [f"iter {row['iteration'] + 1}/{total}"]
-    for label, name, form in _PARTS:
-        if name in row and (row[name] or label != "calls"):
-            parts.append(f"{label} {row[name]:{form}}")
+    parts = [f"iter {row['iteration'] + 1}/{total}", *(f"{label} {value}" for label, value in cells(row).items())]
     parts.append("+".join(f"{row[name]:.1f}" for name in _STAGES if name in row) + " s")
     if "tokens/per_second" in row:
         parts.append(f"{row['tokens/per_second']:,.0f} tok/s")
     parts.append(f"left {duration(left_s)}")
     return "  ".join(parts)
+
+
+def cells(row: Row) -> dict[str, str]:
+    """Format the main numbers of an iteration by label; calls are left out if there were none.
+
+    >>> cells({"reward/mean": 0.231, "calls/mean": 0})
+    {'reward': '+0.231'}
+    """
+    present = [part for part in _PARTS if part[1] in row and (row[part[1]] or part[0] != "calls")]
+    return {label: f"{row[name]:{form}}" for label, name, form in present}
 
 
 def duration(seconds: float) -> str:

@@ -1,20 +1,16 @@
-"""A run: its workspace, how it is begun or continued, and its progress.
+"""A run: its workspace, and how it is begun or continued.
 
 Every stage uses the workspace: configuration, store, cache and lease. A run that exists continues with the
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
-from uuid import UUID
 
 from prefect import get_run_logger, runtime, task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError, as_begun, differences, unknown, up_to_date
@@ -23,19 +19,16 @@ from storage import layout
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
-from storage.objects.store import Store, in_parallel
+from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.telemetry.endpoint import serving
-from storage.telemetry.metrics import POLICY_VERSION
-from storage.telemetry.spans import export_spans, iteration_span
+from storage.telemetry.spans import export_spans
 from storage.version_names import PolicyVersion
-from storage.versions import aliases, checkpoints, manifests
+from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
-from storage.visible import Fleeting
 from tasks.agents.problem_checks import lacking_room
-from tasks.metrics.line import iteration_line
 from tasks.metrics.log import MetricsLog
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
@@ -62,8 +55,6 @@ MAY_CHANGE = (
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
-_RECENT = 10
-"""Iterations from whose median duration the time left is expected."""
 _TRIED = ("problems", "policy", "agent", "environment", "score")
 """Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
 another program, which has none, may be scored again by other scorers."""
@@ -234,7 +225,7 @@ def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
 
 def _remedy(workspace: Workspace) -> str:
     """Return how to go on with other settings: in another run or, after the first update, in a fork."""
-    name, number = workspace.name, _finished_iterations(workspace)
+    name, number = workspace.name, finished_iterations(workspace)
     if not number:
         return "begin another run with run.name=…"
     return (
@@ -250,7 +241,7 @@ def _refuse_other_code(workspace: Workspace) -> None:
     The newest data set says with which. Before the first one, code may change, unless episodes of it are stored. Runs
     of older programs say nothing, and continue.
     """
-    store, name, number = workspace.store, workspace.name, _finished_iterations(workspace)
+    store, name, number = workspace.store, workspace.name, finished_iterations(workspace)
     versions = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
     newest = next(filter(None, (manifests.find(store, version) for version in versions)), None)
     if newest is None and shards(store, layout.trajectories(name, 0)):
@@ -269,61 +260,13 @@ def _refuse_other_code(workspace: Workspace) -> None:
 
 def _changed_updates(workspace: Workspace) -> list[str]:
     """List the knobs of updates that differ from those of the run's newest checkpoint."""
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, _finished_iterations(workspace)))
+    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))
     present = up_to_date(workspace.config.model_dump(mode="json"))
     found = differences(newest.settings, present) if newest else []
     return [line for line in found if line.startswith(FROM_NEXT_UPDATE)]
 
 
-def newest_policy(workspace: Workspace) -> PolicyVersion | None:
-    """Return the newest checkpoint of at most `run.iterations` updates; None before the first update.
-
-    Move the run's alias there, in case its writer died before it could.
-    """
-    number = _finished_iterations(workspace)
-    if not number:
-        return None
-    policy = layout.checkpoint(workspace.name, number)
-    aliases.advance(workspace.store, layout.latest(workspace.name), policy, workspace.label)
-    return policy
-
-
-def iterations(workspace: Workspace) -> Iterator[int]:
-    """Iterate over the iterations without a checkpoint, within the run's budget; update the progress artifact.
-
-    The tokens of the budget count over the whole run, its minutes over this flow run only.
-    """
-    run, first, started = workspace.config.run, _finished_iterations(workspace), time.monotonic()
-    artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
-    assert isinstance(artifact, UUID)
-    seconds = list[float]()
-    get_run_logger().info(Fleeting("the first iteration begins"), extra={"iterations": (first, run.iterations)})
-
-    def tokens(iteration: int) -> int:
-        rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
-        return int(rollout.metrics["generated_tokens"])
-
-    spent = sum(in_parallel(tokens, range(first if run.max_tokens else 0)))
-    for iteration in range(first, run.iterations):
-        minutes = (time.monotonic() - started) / 60
-        for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
-            if limit and used >= limit:
-                text = "run.%s=%g is spent: the run ends with %d iterations"
-                get_run_logger().info(text, name, limit, iteration, extra={"iterations": (iteration, iteration)})
-                return
-        begun = time.monotonic()
-        POLICY_VERSION.set(iteration)
-        with iteration_span(workspace.name, iteration):
-            yield iteration
-        seconds.append(time.monotonic() - begun)
-        spent += tokens(iteration) if run.max_tokens else 0
-        left_s = median(seconds[-_RECENT:]) * (run.iterations - iteration - 1)
-        line = iteration_line(workspace.metrics.iteration(iteration), run.iterations, left_s)
-        get_run_logger().info(line, extra={"iterations": (iteration + 1, run.iterations)})
-        update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / run.iterations)
-
-
-def _finished_iterations(workspace: Workspace) -> int:
+def finished_iterations(workspace: Workspace) -> int:
     """Count the completed iterations by the names of their checkpoints."""
 
     def has_update(number: int) -> bool:
