@@ -39,13 +39,17 @@ def iteration_line(row: Row, total: int, left_s: float) -> str:
 
 
 def cells(row: Row) -> dict[str, str]:
-    """Format the main numbers of an iteration by label; calls are left out if there were none.
+    """Format the main numbers of an iteration by label, without calls and returns that say nothing.
 
     >>> cells({"reward/mean": 0.231, "calls/mean": 0})
     {'reward': '+0.231'}
     """
-    present = [part for part in _PARTS if part[1] in row and (row[part[1]] or part[0] != "calls")]
-    return {label: f"{row[name]:{form}}" for label, name, form in present}
+    shown = {label: f"{row[name]:{form}}" for label, name, form in _PARTS if name in row}
+    if not row.get("calls/mean"):
+        shown.pop("calls", None)
+    if row.get("return/mean") == row.get("success/any_turn"):
+        shown.pop("return", None)
+    return shown
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, datasets, manifests
 from tasks.inference import client
 from tasks.inference.api import Completion
+from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance.proposals import propose_ids
 from tasks.provenance.questions import training_data
@@ -65,6 +67,11 @@ def test_the_main_flow_commits_a_whole_chain(overrides: list[str], tmp_path: Pat
     assert {layout.checkpoint("smoke", 0), layout.trajectories("smoke", 0), layout.trajectories("smoke", 1)} <= seen
     assert layout.run("smoke") in seen
     assert any(version.startswith("problems/") for version in seen)
+
+    logged = read_rows(store, "smoke")
+    assert Counter(row["stage"] for row in logged) == {"evaluate": 2, "rollout": 2, "score": 2, "train": 2}
+    shutil.rmtree(tmp_path / "var/runs/smoke/metrics")
+    assert read_rows(store, "smoke") == logged  # made from the manifests
 
     report = tmp_path / "var/runs/smoke/report"
     assert (report / "learning_curve.png").stat().st_size > 10_000

@@ -1,0 +1,63 @@
+"""What a command prints: the story of a run, without Prefect's lines, and an error once."""
+
+import logging
+import sys
+from pathlib import Path
+
+import prefect
+import pytest
+
+from configs import ConfigError
+from flows.launch.cli import _status
+from flows.launch.console import Console
+from storage.visible import Fleeting
+
+
+def record(text: str, level: int = logging.INFO, path: str = __file__, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("prefect.task_runs", level, path, 1, text, (), None)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_the_console_leaves_out_prefect_and_most_of_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal, progress is a line now and then, and no bar."""
+    console = Console()
+    console.emit(record("Finished in state Completed()", path=f"{Path(prefect.__file__).parent}/task_engine.py"))
+    console.emit(record(Fleeting("16/512 episodes")))
+    console.emit(record("iter 1/2  reward +0.5 [/red]", iterations=(1, 2)))
+    console.emit(record("ALARM: \x1b[2J", logging.WARNING))
+    console._printed -= 60
+    console.emit(record(Fleeting("32/512 episodes")))
+    console.close()
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0].endswith(" iter 1/2  reward +0.5 [/red]")
+    assert printed[1].endswith(" warning: ALARM: ⟨U+001B⟩[2J")
+    assert printed[2:] == ["32/512 episodes"]
+
+
+def test_an_error_is_told_once_with_the_line_of_the_users_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if another error came of it; what nobody expected has a traceback, but without the lines of Prefect."""
+    (tmp_path / "maze.py").write_text(
+        "def reset():\n    raise OSError('no exit')\n\ndef step():\n    return {}['wall']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("flows.launch.cli.prepare_process", lambda: None)
+    maze = __import__("maze")
+
+    def flow() -> None:
+        prefect.flow(maze.step).fn()
+
+    def refuse() -> None:
+        raise ConfigError("ppo.eps_clp: did you mean eps_clip?")
+
+    assert _status(maze.reset, verbose=False) == 1
+    assert capsys.readouterr().err == "error: no exit (maze.py:2 in reset)\n"
+    assert _status(flow, verbose=False) == 1
+    told = capsys.readouterr().err
+    assert told.endswith("KeyError: 'wall'\n")
+    assert 'maze.py", line 5, in step' in told
+    assert _status(refuse, verbose=False) == 2
+    assert capsys.readouterr().err.startswith("error: ppo.eps_clp")
+    sys.modules.pop("maze")
