@@ -38,7 +38,7 @@ def test_the_console_leaves_out_prefect_and_most_of_the_progress(capsys: pytest.
 def test_an_error_is_told_once_with_the_line_of_the_users_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if another error came of it; what nobody expected has a traceback, but without the lines of Prefect."""
+    """What nobody expected has a traceback, but without the lines of Prefect."""
     (tmp_path / "maze.py").write_text(
         "def reset():\n    raise OSError('no exit')\n\ndef step():\n    return {}['wall']\n"
     )
