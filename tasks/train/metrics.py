@@ -125,6 +125,8 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
 def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version: int, steps: Sequence[Step]) -> Any:
     """Count how lengths of trajectories, and staleness, advantages and ratios of tokens, are distributed.
 
+    A ratio too large for a float is left out.
+
     Returns:
         by name the edges of `BINS` bins and the counts in them: {"length": {"edges": […], "counts": […]}, …}
     """
@@ -134,7 +136,7 @@ def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version:
         "advantage": np.concatenate(advantages),
         "ratio": torch.cat([step.result.ratio for step in steps]).cpu().numpy(),
     }
-    binned = {name: np.histogram(values, BINS) for name, values in observed.items()}
+    binned = {name: np.histogram(values[np.isfinite(values)], BINS) for name, values in observed.items()}
     return {name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in binned.items()}
 
 

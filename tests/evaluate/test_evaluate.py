@@ -18,7 +18,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import aliases, datasets, manifests
-from tasks.run import workspace
+from tasks.run import progress
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
 
@@ -114,7 +114,7 @@ def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeyp
     assert manifests.committed(store, layout.checkpoint("smoke", 1))
     assert not manifests.committed(store, layout.checkpoint("smoke", 2))
     with monkeypatch.context() as patch:  # each reading of the clock is a minute later
-        patch.setattr(workspace, "time", SimpleNamespace(monotonic=itertools.count(step=60).__next__))
+        patch.setattr(progress, "time", SimpleNamespace(monotonic=itertools.count(step=60).__next__))
         math_mt_ppo("smoke", [*four, "run.max_minutes=1.5"])
     assert manifests.committed(store, layout.checkpoint("smoke", 2))  # this iteration had begun
     assert not manifests.committed(store, layout.checkpoint("smoke", 3))
