@@ -42,7 +42,7 @@ def model_card(store: Store, manifest: Manifest) -> str:
         if scores.evaluation and scores.evaluation.policy == policy and (found := manifests.find(store, scores))
     ]
     environment = Environment(trim_blocks=True, finalize=_shown)
-    environment.filters |= {"public": _public, "described": _described}
+    environment.filters["public"] = _public
     return environment.from_string(_TEMPLATE.read_text()).render(
         policy=policy,
         path=(manifest.settings.get("policy") or {}).get("path"),
@@ -62,12 +62,6 @@ def _public(text: str) -> str:
     if not text.startswith(("/", "~")) and "://" not in text:  # such as a name of the hub
         return text
     return version_of(f"runs{text.rpartition('/runs')[2]}") or text.rstrip("/").rpartition("/")[2]
-
-
-def _described(source: dict[str, Any] | None) -> str:
-    """Describe the source of problems: `kind=hub, name=openai/gsm8k, split=train`."""
-    known = [(key, value) for key, value in flatten(source or {}) if value not in (None, {}, [])]
-    return ", ".join(f"{key}={_public(value) if isinstance(value, str) else value}" for key, value in known)
 
 
 def _shown(value: Any) -> str:

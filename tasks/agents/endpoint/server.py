@@ -82,12 +82,12 @@ class EndpointServer:
         assert self._runner
         assert self._runner.server
         most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        if len(self._runner.server.connections) >= most:
-            connections = [each for each in self._runner.server.connections if _is_open(each)]
-            if idle := next((each for each in connections if each not in self._asking), None):
-                idle.force_close()
-            elif len(connections) >= most:
+        connections = [each for each in self._runner.server.connections if each.transport]  # without those that end
+        if len(connections) >= most:
+            idle = next((each for each in connections if each not in self._asking), None)
+            if not idle:
                 return _Full()
+            idle.force_close()
         return self._runner.server()
 
     @contextmanager
@@ -172,7 +172,3 @@ class _Full(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
-
-
-def _is_open(connection: web.RequestHandler) -> bool:
-    return connection.transport is not None and not connection.transport.is_closing()
