@@ -62,11 +62,8 @@ def copy_run(
         for name, move in moves.items():
             if move and name == layout.latest(run):
                 aliases.advance(target, name, move.version, move.by)
-            elif move and layout.run_of(move.version) == run:
-                if not (newest := aliases.current(target, name)):
-                    aliases.move(target, name, move.version, None, move.reason, move.by)
-                elif newest.version != move.version:
-                    progress(f"alias {name} points at {newest.version} there, and was left alone")
+            elif move and layout.run_of(move.version) == run and not aliases.current(target, name):
+                aliases.move(target, name, move.version, None, move.reason, move.by)
     return new
 
 

@@ -149,16 +149,15 @@ class EndpointServer:
         """Read the body, and answer errors in OpenAI's form."""
         try:
             self._served(request)
-            try:
-                async with asyncio.timeout(BODY_S):
-                    await request.read()  # which keeps it
-            except TimeoutError:
-                told = f"the body of the request has not arrived within {BODY_S:g} s"
-                raise EndpointError(408, "request_timeout", told) from None
+            async with asyncio.timeout(BODY_S):
+                await request.read()  # which keeps it
             self._asking.add(request.protocol)
             return await handler(request)
         except EndpointError as error:
             return web.json_response(error.body(), status=error.status)
+        except TimeoutError:  # handlers raise none
+            late = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
+            return web.json_response(late.body(), status=late.status)
         except web.HTTPException as error:
             code = "request_too_large" if error.status == web.HTTPRequestEntityTooLarge.status_code else "unknown_url"
             told = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
