@@ -1,13 +1,12 @@
 """The commands that take something out of a store: `export` and `cp`."""
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 
 from storage.commands.program import Command, Output, print_progress, size
 from storage.maintenance.copying import copy_run
 from storage.maintenance.export import export as export_checkpoint
-from storage.maintenance.export import hub_token, send
+from storage.maintenance.export import send
 from storage.objects.store import Store
 from storage.versions.checkpoints import resolve_policy
 
@@ -20,16 +19,13 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def export(store: Store, arguments: argparse.Namespace) -> Output:
-    """Write the folder and, if asked, send it to the hub. The token is looked for first."""
-    folder, token = arguments.folder, hub_token(arguments.hub) if arguments.hub else ""
+    """Write the folder and, if asked, send it to the hub."""
     policy = resolve_policy(store, arguments.version)
-    export_checkpoint(store, policy, folder)
-    data = {"version": policy, "folder": str(folder)}
-    parts = [f"{policy} is in {folder}, with its model card, README.md"]
-    if arguments.hub:
-        data["commit"] = send(folder, arguments.hub, token, policy)
-        parts.append(f"sent: {data['commit']}")
-    return Output(data, parts)
+    export_checkpoint(store, policy, arguments.folder)
+    parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
+    commit = send(arguments.folder, arguments.hub, policy) if arguments.hub else None
+    parts += [f"sent: {commit}"] if commit else []
+    return Output({"version": policy, "folder": str(arguments.folder), "commit": commit}, parts)
 
 
 def _add_cp(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +34,11 @@ def _add_cp(parser: argparse.ArgumentParser) -> None:
 
 
 def cp(store: Store, arguments: argparse.Namespace) -> Output:
-    """Copy a run; the status is 1 if an alias of its versions points elsewhere there."""
-    target = Store(arguments.target)
-    copied = copy_run(store, target, arguments.run, print_progress)
-    summary = f"{len(copied.versions)} versions copied to {target.root} and read back, {size(copied.bytes)}"
-    parts = [f"{summary}; {copied.there} were there already"]
-    for name, points in copied.aliases.items():
-        parts.append(f"alias {name} points {'at it there' if points else 'elsewhere there, and was left alone'}")
-    return Output(asdict(copied), parts, int(not all(copied.aliases.values())))
+    """Copy a run."""
+    copied = copy_run(store, Store(arguments.target), arguments.run, print_progress)
+    versions, many = [manifest.version for manifest in copied], sum(manifest.bytes for manifest in copied)
+    summary = f"{len(versions)} versions copied to {arguments.target} and read back, {size(many)}"
+    return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
 
 
 COMMANDS = {

@@ -11,7 +11,6 @@ those in a file that another program renews, may expire: so if S3 refuses a requ
 import hashlib
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,6 @@ _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted"
 _NOT_IMPLEMENTED = 501
 _REFUSED = (400, 401, 403)
 """Statuses of refusals. Servers differ in how they refuse expired keys, and the answer to a HEAD has nothing else."""
-_EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired")
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts sent or fetched at the same time, which are in memory meanwhile."""
@@ -51,14 +49,10 @@ MAX_PARTS = 10_000  # S3's limit for one upload
 _MOST_CLOCK_ERROR_S = 600.0
 """S3 refuses requests that were signed more than 15 minutes ago, or that much in the future."""
 _CREDENTIALS = (
-    "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; "
-    "`python -m storage doctor` says what they allow"
-)
-
-_RENEWAL = (
-    "The keys were read again, and are refused, too. If they have expired, renew them (profile, process or login; a "
-    "process keeps the keys of its environment), and run the same command again to continue. "
-    "`python -m storage doctor` says what they allow"
+    "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile. Keys "
+    "that S3 refuses are read again: if they have expired, renew them (profile, process or login; a process keeps the "
+    "keys of its environment), and run the same command again to continue. `python -m storage doctor` says what they "
+    "allow"
 )
 
 
@@ -123,7 +117,7 @@ class S3Backend:
             "retries": {"total_max_attempts": 1},
             "max_pool_connections": 64,
         }
-        self._fs, self._replacing = self._file_system(), threading.Lock()
+        self._fs = self._file_system()
         self._longest_s = _LONGEST * request_timeout_s
         self._patience_s = patience_s
         self._retrying = Retrying(
@@ -253,16 +247,15 @@ class S3Backend:
         return answer
 
     def _with_new_keys(self, _: str, send: Callable[[_FileSystem], T]) -> T:
-        """Send a request. If S3 refuses it, read the keys again, once for all threads, and send it a second time."""
+        """Send a request. If S3 refuses it, read the keys again, and send it a second time."""
         fs = self._fs
         try:
             return send(fs)
         except Exception as error:
             if _status(error) not in _REFUSED or is_transient(error):
                 raise
-        with self._replacing:
-            if self._fs is fs:
-                self._fs = self._file_system()
+        if self._fs is fs:  # of several threads at once each may make one
+            self._fs = self._file_system()
         return send(self._fs)
 
 
@@ -282,7 +275,7 @@ def _remedy(error: BaseException) -> str:
     date = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     ahead_s = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
-        return _RENEWAL if _code(error) in (*_EXPIRED, *map(str, _REFUSED)) else _CREDENTIALS
+        return _CREDENTIALS
     return (
         f"The clock of this host is {abs(ahead_s) / 60:.0f} minutes {'ahead of' if ahead_s > 0 else 'behind'} the "
         "server's; S3 refuses what is signed with a wrong time. Set it, and keep it right with NTP"

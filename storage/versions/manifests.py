@@ -71,7 +71,9 @@ class Manifest(_Record):
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
     code: dict[str, str] = {}  # sha256 of each file of the user's own agents, environments, tools and scorers
-    fence: int | None = None  # fencing token of the run's lease; within a run never smaller than a parent's
+    fence: int | None = (
+        None  # fencing token of the run's lease; never smaller than a parent's in a run that was not copied
+    )
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -125,25 +125,13 @@ def _apart() -> tuple[str, ...]:
     Root keeps its capabilities, by which it could see the others nevertheless.
     """
     capabilities = ("--cap-add", "ALL") if os.geteuid() == 0 else ()
-    beginning = (
-        "bwrap",
-        "--dev-bind",
-        "/",
-        "/",
-        "--unshare-pid",
-        "--proc",
-        "/proc",
-        "--die-with-parent",
-        *capabilities,
-    )
+    alone = ("bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--die-with-parent", *capabilities)
     try:
-        done = subprocess.run([*beginning, "--", "true"], capture_output=True, text=True, timeout=60, check=False)
-        failed = done.stderr.strip() if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        failed = str(error)
-    if failed:
-        logger.warning("commands can read the keys of other episodes in /proc, because bubblewrap fails: %s", failed)
-    return () if failed else (*beginning, "--")
+        subprocess.run([*alone, "--", "true"], timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("commands can read the keys of other episodes in /proc, because bubblewrap fails: %s", error)
+        return ()
+    return (*alone, "--")
 
 
 def _text(file: IO[bytes]) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
-_PREFIX = "math-mt-ppo-"
 _ended = set[Path]()
 """Groups whose block has ended."""
 _ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
@@ -35,35 +33,31 @@ def group(memory_bytes: int) -> Iterator[list[str]]:
     finally:
         _ended.add(made)
         for each in list(_ended):
-            with contextlib.suppress(OSError):  # a process is still ending: a later call, or the next run, removes it
+            with contextlib.suppress(OSError):  # a process is still ending: a later call removes it
                 each.rmdir()
                 _ended.discard(each)
 
 
 @cache
 def parent() -> Path | None:
-    """Return the folder in which groups can be made; remove what killed processes have left there.
+    """Return the folder in which groups can be made. Those that a killed process leaves are empty, and stay.
 
     Version 2 has limited groups only in those without processes, so ours lie beside the one of this process.
     """
     stated = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     first = next((path for _, names, path in stated if "memory" in names.split(",")), None)
-    own = _ROOT / "memory" / first.lstrip("/") if first else _ROOT / stated[-1][2].lstrip("/")
-    folder = own if first or own == _ROOT else own.parent
+    own = Path("/sys/fs/cgroup", "memory" if first else "", (first or stated[-1][2]).lstrip("/"))
+    folder = own if first or stated[-1][2] == "/" else own.parent
     with contextlib.suppress(OSError):
         if not first:
             (folder / "cgroup.subtree_control").write_text("+memory")
         _make(folder, 2**30).rmdir()
-        for left in folder.glob(f"{_PREFIX}*"):
-            if not Path("/proc", left.name.split("-")[-2]).exists():
-                with contextlib.suppress(OSError):
-                    left.rmdir()
         return folder
     return None
 
 
 def _make(folder: Path, memory_bytes: int) -> Path:
-    made = folder / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    made = folder / f"math-mt-ppo-{os.getpid()}-{secrets.token_hex(8)}"
     made.mkdir()
     for name, most in (("memory.limit_in_bytes", memory_bytes), ("memory.max", memory_bytes), ("memory.swap.max", 0)):
         if (made / name).exists():

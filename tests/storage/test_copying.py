@@ -64,8 +64,7 @@ def test_a_copied_run_has_all_that_it_needs(
     target = Store(root)
     needed = [*versions_of(source, RUN), *BEGAN_WITH, TRAINED_ON, HELD_OUT]
     copied = copy_run(source, target, RUN)
-    assert (sorted(copied.versions), copied.there) == (sorted(needed), 0)
-    assert copied.aliases == {"champion": True, f"{RUN}/latest": True}
+    assert sorted(manifest.version for manifest in copied) == sorted(needed)
     back = Store(str(tmp_path / "back"))
     copy_run(target, back, RUN)
     for copy in (target, back):
@@ -76,16 +75,15 @@ def test_a_copied_run_has_all_that_it_needs(
 
 
 def test_a_repeated_copy_adds_what_is_new(source: Store, tmp_path: Path) -> None:
-    """Nothing is copied twice. Fencing tokens go on from those of the copied manifests."""
+    """Nothing is copied twice, and an alias that points elsewhere by now is left alone."""
     target, new = Store(str(tmp_path / "target")), layout.trajectories(RUN, 1)
     copy_run(source, target, RUN)
     commit_rows(source, new, "trajectories", TRAJECTORY_SCHEMA, ROWS, [SECOND, TRAINED_ON], token=3)
     aliases.move(target, "champion", FIRST, 0)
-    copied = copy_run(source, target, RUN)
-    assert copied.versions == [new]
-    assert copied.aliases == {"champion": False, f"{RUN}/latest": True}
-    with Lease(target, RUN) as lease:
-        assert lease.token > 3
+    assert [manifest.version for manifest in copy_run(source, target, RUN)] == [new]
+    champion = aliases.current(target, "champion")
+    assert champion
+    assert champion.version == FIRST
 
 
 def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path) -> None:
@@ -93,7 +91,8 @@ def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path
     for version in versions_of(source, "killed"):
         if "evaluations" in version:
             source.delete(layout.manifest(version))
-    assert HELD_OUT in copy_run(source, Store(str(tmp_path / "target")), "killed").versions
+    copied = copy_run(source, Store(str(tmp_path / "target")), "killed")
+    assert HELD_OUT in [manifest.version for manifest in copied]
 
 
 def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:
     source.write(layout.tombstone(FIRST), seal({"version": FIRST}))
     for file in manifests.read(source, FIRST).files:
         source.delete(file.path)
-    report = verify(target, copy_run(source, target, RUN).versions)
+    report = verify(target, [manifest.version for manifest in copy_run(source, target, RUN)])
     assert (report.findings, report.collected) == ([], 1)
 
 
@@ -184,8 +183,8 @@ def _write(_: Store, target: Store) -> None:
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (_import_problems_itself, f"{HELD_OUT} is another version of this name.*into a new root"),
-        (_go_on, f"went on in .*target: it has {layout.trajectories(RUN, 1)}"),
+        (_import_problems_itself, f"target has {HELD_OUT}, from which .* into a new root"),
+        (_go_on, f"target has {layout.trajectories(RUN, 1)}, from which .* went on"),
         (_damage, f"cannot be copied whole: {BEGAN_WITH[1]}"),
         (_write, "is being written by a flow run"),
     ],
@@ -202,11 +201,11 @@ def test_copies_that_would_mix_or_lose_something_are_refused(
     assert versions_of(target, RUN) == there
 
 
-def test_mistyped_runs_and_roots_are_refused(source: Store) -> None:
-    for run, target, message in (
-        ("nobody", "elsewhere", "there is no run 'nobody' in .*ls --kind run"),
-        ("../half", "elsewhere", "is not where run versions are"),
-        (RUN, f"{source.root}/", "are the same root"),
+def test_mistyped_runs_are_refused(source: Store) -> None:
+    for run, message in (
+        ("nobody", "there is no run 'nobody' in .*ls --kind run"),
+        ("../half", "is not where run versions are"),
     ):
         with pytest.raises(StorageError, match=message):
-            copy_run(source, Store(target), run)
+            copy_run(source, Store("elsewhere"), run)
+    assert copy_run(source, Store(f"{source.root}/"), RUN) == []

@@ -123,21 +123,17 @@ class ChatRequest(BaseModel):
         wanted = self.response_format
         if formats == "ignore" or not wanted or wanted == {"type": "text"}:
             return ""
-        match wanted:
-            case {"type": "json_object"}:
-                schema: dict[str, Any] | None = {"type": "object"}
-            case {"type": "json_schema", "json_schema": {"schema": dict(stated)}}:
-                schema = stated
-            case _:
-                schema = None
+        told = "is no format: give the type json_object, or json_schema with a schema"
         if formats == "refuse":
             told = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
-        elif schema is None:
-            told = "is no format: give the type json_object, or json_schema with a schema"
         elif self.specs and self.tool_choice != "none":
             told = "is enforced from the first token on, so that no tool could be called: leave out one of the two"
+        elif wanted == {"type": "json_object"}:
+            return '{"type":"object"}'
         else:
-            return orjson.dumps(schema).decode()
+            match wanted:
+                case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+                    return orjson.dumps(schema).decode()
         raise invalid(f"response_format={wanted!r:.80} {told}", "response_format", code="unsupported_parameter")
 
     @property

@@ -35,8 +35,8 @@ Step = Callable[[str], Awaitable[StepResult]]
 class EndpointServer:
     """The server; an asynchronous context manager.
 
-    It keeps descriptors for everything else: where connections are too many, the oldest that asks nothing is closed for
-    a new one, and if all of them ask, the new one is refused.
+    It keeps descriptors for everything else: where connections are too many, a new one takes the place of the oldest
+    without a whole request of an episode and, if all of them have one, is closed.
 
     Args:
         listen: `127.0.0.1:0` (any free port of this machine), or another host and port.
@@ -45,7 +45,7 @@ class EndpointServer:
     def __init__(self, listen: str) -> None:
         self._listen = listen
         self._episodes: dict[str, tuple[Completions, Step]] = {}
-        self._asking: dict[web.RequestHandler, str] = {}  # connections with a request, and its authorization
+        self._asking = set[web.RequestHandler]()  # connections with a whole request of an episode
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self.base_url = ""
@@ -82,13 +82,12 @@ class EndpointServer:
         assert self._runner
         assert self._runner.server
         most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        if len(self._runner.server.connections) >= most:
-            connections = [each for each in self._runner.server.connections if _is_open(each)]
+        connections = [each for each in self._runner.server.connections if each.transport]  # without those that end
+        if len(connections) >= most:
             idle = next((each for each in connections if each not in self._asking), None)
-            if idle:
-                idle.force_close()
-            elif len(connections) >= most:
+            if not idle:
                 return _Full()
+            idle.force_close()
         return self._runner.server()
 
     @contextmanager
@@ -105,22 +104,11 @@ class EndpointServer:
         if kind.lower() != "bearer" or key not in self._episodes:
             told = "no episode has this key, or it has ended: use OPENAI_API_KEY, or the given client, while it runs"
             raise EndpointError(401, "invalid_api_key", told)
-        most = self._episodes[key][0].max_requests
-        if list(self._asking.values()).count(f"{kind} {key}") > most:
-            raise EndpointError(429, "too_many_requests", f"{most} requests of this episode are being answered")
         return self._episodes[key]
-
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(BODY_S):
-                return await request.read()
-        except TimeoutError:
-            told = f"the body of the request has not arrived within {BODY_S:g} s"
-            raise EndpointError(408, "request_timeout", told) from None
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         completions, _ = self._served(request)
-        answered = await completions.complete(await self._body(request))
+        answered = await completions.complete(await request.read())
         if not answered.request.stream:
             return web.json_response(answered.body())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -133,7 +121,7 @@ class EndpointServer:
     async def _step(self, request: web.Request) -> web.Response:
         completions, step = self._served(request)
         try:
-            action = orjson.loads(await self._body(request))["action"]
+            action = orjson.loads(await request.read())["action"]
         except (ValueError, KeyError, TypeError):
             action = None
         if not isinstance(action, str):
@@ -158,31 +146,28 @@ class EndpointServer:
     async def _in_form(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer errors in OpenAI's form."""
-        self._asking[request.protocol] = request.headers.get("Authorization", "")
+        """Read the body, and answer errors in OpenAI's form."""
         try:
+            self._served(request)
+            async with asyncio.timeout(BODY_S):
+                await request.read()  # which keeps it
+            self._asking.add(request.protocol)
             return await handler(request)
         except EndpointError as error:
             return web.json_response(error.body(), status=error.status)
+        except TimeoutError:  # handlers raise none
+            late = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
+            return web.json_response(late.body(), status=late.status)
         except web.HTTPException as error:
             code = "request_too_large" if error.status == web.HTTPRequestEntityTooLarge.status_code else "unknown_url"
             told = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
             return web.json_response(told.body(), status=error.status)
         finally:
-            del self._asking[request.protocol]
+            self._asking.discard(request.protocol)
 
 
 class _Full(asyncio.Protocol):
-    """Refuses a connection."""
+    """Closes a connection at once, after which clients ask again."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        told = "the endpoint answers as many connections as it may: ask again later"
-        body = orjson.dumps(EndpointError(503, "too_many_connections", told).body())
-        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        transport.write(f"{head}Connection: close\r\nRetry-After: 1\r\n\r\n".encode() + body)
         transport.close()
-
-
-def _is_open(connection: web.RequestHandler) -> bool:
-    return connection.transport is not None and not connection.transport.is_closing()

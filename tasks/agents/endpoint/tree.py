@@ -9,7 +9,7 @@ The ids of calls do not count: some clients write ids of their own, or none (`nu
 import hashlib
 import itertools
 import json
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -95,33 +95,25 @@ def number_calls(messages: Sequence[ChatMessage]) -> None:
     A number follows from the position alone, so that it does not matter which ids a client writes. Templates may show
     it: some refuse an id that has not nine letters and digits.
 
-    An output belongs to the call with its id, of the newest message if several have one. If no call has its id, it
-    belongs to the first of the newest calls that has no output. Without such a call it has a number of its own.
+    An output belongs to that of the newest calls with its id or, without such, to the first of them that has no output.
+    If all have one, it has a number of its own.
 
     Args:
         messages: they are changed in place.
     """
     numbers = map("call{:05}".format, itertools.count(1))
-    by_id: dict[str, deque[str]] = {}  # the last number of an id stays: a second output belongs to the same call
-    free: dict[str, None] = {}  # the newest calls that have no output
-    strange: list[ChatMessage] = []  # outputs with ids that no call has
-    for message in [*messages, {"role": "assistant"}]:
-        if message["role"] == "tool":
-            if same := by_id.get(message.get("tool_call_id", "")):
-                message["tool_call_id"] = same.popleft() if len(same) > 1 else same[0]
-                free.pop(message["tool_call_id"], None)
-            else:
-                strange.append(message)
-        elif message["role"] == "assistant":  # what comes later changes no number before it
-            for output, number in zip(strange, itertools.chain(free, numbers), strict=False):
-                output["tool_call_id"] = number
-            calls = message.get("tool_calls", ())
-            free = {} if calls else dict.fromkeys(list(free)[len(strange) :])
-            strange = []
-            by_id |= {call["id"]: deque() for call in calls}
+    waiting = OrderedDict[str, str]()  # the numbers of the newest calls that have no output, by id
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            waiting.clear()
             for call in calls:
-                by_id[call["id"]].append(number := next(numbers))
-                free[number], call["id"] = None, number
+                number = next(numbers)
+                waiting[number if call["id"] in waiting else call["id"]] = number
+                call["id"] = number
+        elif message["role"] == "tool":
+            stated = message.get("tool_call_id", "")
+            found = waiting.pop(stated if stated in waiting else next(iter(waiting), ""), "")
+            message["tool_call_id"] = found or next(numbers)
 
 
 class Tree:
