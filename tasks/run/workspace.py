@@ -25,9 +25,9 @@ from storage.logs.leases import Lease
 from storage.logs.log import first_free
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import keep_compiled_code_private
-from storage.telemetry.endpoint import serving
-from storage.telemetry.metrics import POLICY_VERSION
-from storage.telemetry.spans import export_spans, iteration_span
+from storage.telemetry.endpoint import publish
+from storage.telemetry.metrics import ITERATION
+from storage.telemetry.spans import span
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
@@ -130,9 +130,8 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     """
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
-    export_spans()
-    lease = Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label)
-    with lease as workspace.lease, serving(config.monitoring.prometheus, run.name):
+    publish(config.monitoring.prometheus, run.name)
+    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
         yield workspace
         workspace.trim_cache()
 
@@ -164,9 +163,8 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     """
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
-    export_spans()
-    with serving(config.monitoring.prometheus, config.run.name):
-        yield workspace
+    publish(config.monitoring.prometheus, config.run.name)
+    yield workspace
     workspace.trim_cache()
 
 
@@ -312,8 +310,8 @@ def iterations(workspace: Workspace) -> Iterator[int]:
                 get_run_logger().info(text, name, limit, iteration, extra={"iterations": (iteration, iteration)})
                 return
         begun = time.monotonic()
-        POLICY_VERSION.set(iteration)
-        with iteration_span(workspace.name, iteration):
+        ITERATION.set(iteration)
+        with span("iteration", run=workspace.name, iteration=iteration):
             yield iteration
         seconds.append(time.monotonic() - begun)
         spent += tokens(iteration) if run.max_tokens else 0
