@@ -29,8 +29,9 @@ _tracer = trace.get_tracer("math-mt-ppo")
 @contextmanager
 def span(name: str, **attributes: str | int) -> Iterator[None]:
     """Trace a block, as part of what is traced around it."""
-    quiet = {"record_exception": False, "set_status_on_exception": False}
-    with _tracer.start_as_current_span(name, attributes=attributes, **quiet) as current:
+    with _tracer.start_as_current_span(
+        name, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as current:
         try:
             yield
         except BaseException as error:
