@@ -27,7 +27,7 @@ from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.processes.identity import is_alive, own_identity
-from storage.telemetry.metrics import LEASE_HELD, LEASE_RENEWED
+from storage.telemetry.metrics import LEASE_RENEWED
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,6 @@ class Lease:
             self._beat(released=True)
         except (StorageError, OSError) as error:  # must not replace the exception that left the block
             logger.warning("the lease of run %s could not be released, it will expire: %s", self.run, error)
-        LEASE_HELD.remove(self.run)
         LEASE_RENEWED.remove(self.run)
 
     def check(self) -> None:
@@ -110,7 +109,6 @@ class Lease:
                 if newest and free != "released":
                     logger.warning("run %s: taken over from %s (%s)", self.run, describe(newest[1]), free)
                 self.token = number
-                LEASE_HELD.labels(self.run).set(1)
                 LEASE_RENEWED.labels(self.run).set_to_current_time()
                 return
 
@@ -163,7 +161,6 @@ class Lease:
                 logger.warning("run %s: a sign of life was not written: %r", self.run, error)
 
     def _lose(self) -> None:
-        LEASE_HELD.labels(self.run).set(0)
         newest = newest_holder(self.store, self.run)
         assert newest
         self._lost = (

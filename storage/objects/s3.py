@@ -29,7 +29,6 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo
 from storage.telemetry.metrics import STORE, STORE_RETRIES
-from storage.telemetry.spans import request
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -226,7 +225,7 @@ class S3Backend:
             UnavailableError: no success within `patience_s`, or S3 refuses; then the cause is a PermissionError.
         """
         try:
-            with request(method, STORE.labels(method), key=path):
+            with STORE.labels(method).time():
                 answer: T = self._retrying(self._with_new_keys, path, send)
         except Exception as error:
             told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import generate_latest
+from prometheus_client import Metric
 
 from configs import Config
 from storage.objects.store import Store
@@ -83,9 +83,9 @@ class NodeWorker:
             logger.exception("a shard was not scored")
             return Failure.of(error)
 
-    def metrics(self) -> str:
-        """Return the numbers of this process and of its servers, in Prometheus' text format."""
-        return generate_latest(REGISTRY).decode()
+    def metrics(self) -> list[Metric]:
+        """Return the numbers of this process and of its servers."""
+        return list(REGISTRY.collect())
 
     def store_logs(self, folder: str) -> None:
         """Upload the ends of all logs of the run on this node."""

@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 
 import ray
 from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -118,15 +117,14 @@ class WorkerStarter(Collector):
         present = nodes()
         seats = place(present, self._needs)
         check(present, self._needs, seats)
-        REGISTRY.register(self)
         self.scheduler.__enter__()
         try:
             self._start(present, seats)
             self._watch.start()
         except BaseException:
-            REGISTRY.unregister(self)
             self.scheduler.__exit__(None, None, None)
             raise
+        REGISTRY.register(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -151,12 +149,9 @@ class WorkerStarter(Collector):
         """Yield the metrics of the workers that answer in time."""
         with self._lock:
             asked = {worker.process.metrics.remote(): worker.name for worker in self._workers.values()}
-        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_METRICS_S) if asked else ([], [])
-        for call in late:
-            ray.cancel(call)
-        for call in ready:
+        for call in ray.wait([*asked], num_returns=len(asked), timeout=_METRICS_S)[0] if asked else ():
             with contextlib.suppress(RayError):  # it is lost, which the scheduler finds, too
-                yield from labelled(text_string_to_metric_families(ray.get(call)), "worker", asked[call])
+                yield from labelled(ray.get(call), "worker", asked[call])
 
     def _start(self, present: Sequence[Node], seats: Sequence[Seat]) -> None:
         self._progress(f"workers start on {len(present)} node(s):\n{table(present, seats, self._needs)}")

@@ -65,7 +65,7 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     version = protocol.evaluation(policy)
     scores = layout.evaluation_scores(version, scorer_fingerprint(workspace.config.score))
     if not manifests.committed(workspace.store, scores):
-        with stage("evaluate", scores):
+        with stage("evaluate", scores, policy.number):
             if not manifests.committed(workspace.store, version):
                 _play(workspace, workers, policy, protocol)
             _score(workspace, workers, scores, protocol)

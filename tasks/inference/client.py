@@ -9,6 +9,8 @@ from typing import Any
 
 import aiohttp
 import orjson
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 
@@ -75,11 +77,14 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    async def metrics(self) -> str:
-        """Return the server's metrics, in Prometheus' text format."""
-        async with self._session.get(f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as response:
-            response.raise_for_status()
-            return await response.text()
+    async def metrics(self) -> list[Metric]:
+        """Return what vLLM's engine counts; empty if the server does not answer soon, or answers something else."""
+        try:
+            async with self._session.get(f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as response:
+                families = text_string_to_metric_families(await response.text())
+                return [family for family in families if family.name.startswith("vllm:")]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return []
 
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
         """Return `gconfig.n` completions; the server samples completion i with seed + i.

@@ -5,23 +5,24 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from configs.inference import Inference
 from configs.rollout import Rollout
-from storage.telemetry.metrics import ASKED, REGISTRY, REQUEST_RETRIES, REQUESTS
-from storage.telemetry.spans import request
+from storage.telemetry.metrics import REGISTRY, labelled
+from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
-from tasks.inference.metrics import ServerMetrics
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 
@@ -49,7 +50,7 @@ class _Replica:
         return self.server is None or self.server.alive
 
 
-class Engine:
+class Engine(Collector):
     """The vLLM replicas; a context manager that ends the servers it started, however the block ends.
 
     Args:
@@ -68,7 +69,6 @@ class Engine:
         if not settings.urls:
             self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
-        self._metrics = ServerMetrics(lambda: map(self._client, self._replicas))
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
         """Weight versions in the order in which they were served."""
@@ -78,14 +78,14 @@ class Engine:
         _allow_open_files(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
-        REGISTRY.register(self._metrics)
+        REGISTRY.register(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.closed = True  # a rollout that still plays gets EngineClosedError
         for server in self.servers:
             server.close()
-        REGISTRY.unregister(self._metrics)
+        REGISTRY.unregister(self)
 
     @property
     def servers(self) -> list[Server]:
@@ -136,6 +136,16 @@ class Engine:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
             yield Connection(self, clients, since=self._settled)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield vLLM's own metrics of the servers that answer, with the label `replica`, when Prometheus asks."""
+        for replica, metrics in enumerate(asyncio.run(self._metrics())):
+            yield from labelled(metrics, "replica", str(replica))
+
+    async def _metrics(self) -> list[list[Metric]]:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
+            return await asyncio.gather(*(client.metrics() for client in clients))
 
     def served(self, since: int) -> set[int]:
         """Return the weight versions served since index `since` of the history; a swap may happen during a rollout."""
@@ -233,12 +243,9 @@ class Connection:
             InferenceError: the server refused the request, or answered with another weight version.
         """
         completions: list[Completion] = []
-        sent = {"replica": replica, "prompt_tokens": len(token_ids), "n": gconfig.n}
-        with ASKED.labels(replica).track_inprogress(), request("generate", REQUESTS.labels(replica), **sent):
+        with span("generate", replica=replica, prompt_tokens=len(token_ids), n=gconfig.n):
             async for attempt in self._retrying.copy():
                 with attempt:
-                    if attempt.retry_state.attempt_number > 1:
-                        REQUEST_RETRIES.labels(replica).inc()
                     if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                         async with self._repairs[replica]:
                             await asyncio.to_thread(self._engine.repair, replica)

@@ -14,7 +14,6 @@ from typing import Any
 from configs.rollout import Rollout
 from storage.records import Status, Trajectory
 from storage.telemetry.metrics import PLAYING
-from storage.telemetry.spans import span
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
@@ -69,9 +68,8 @@ class Collector:
             replica = loads.index(min(loads))
             loads[replica] += 1
             try:
-                with span("group", **_described(group)):
-                    trajectories = await self._play(group, replica, group_slots, slots)
-                    await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
+                trajectories = await self._play(group, replica, group_slots, slots)
+                await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
             except asyncio.CancelledError:
                 if collecting.cancelling():
                     raise
@@ -173,13 +171,6 @@ class Collector:
                 episode.add_feedback("", outputs.prompt_ids[len(sequence) :])
             episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
         return episode.trajectory(status=status, reason=reason)
-
-
-def _described(group: Group) -> dict[str, str | int]:
-    """Return the attributes of a group's span."""
-    plan = group.plan
-    run, iteration, problem = plan.config.run.name, plan.iteration, group.problem.problem_id
-    return {"run": run, "iteration": iteration, "version": plan.policy, "problem": problem, "episodes": plan.group_size}
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

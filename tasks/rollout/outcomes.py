@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from configs import Config
 from storage.records import Score, Trajectory
-from storage.telemetry.metrics import EPISODES, FAULTS, GENERATED, SOLVED
 from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SuccessRule
@@ -186,15 +185,6 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
             counts["part", name] += value  # type: ignore[assignment]
             counts["parts", name] += 1
     return counts
-
-
-def publish(counts: Counts, kind: str) -> None:
-    """Add the counts of a finished group of a `kind` of data set to the metrics of this process."""
-    for (name, key), number in counts.items():
-        if name in ("status", "fault"):
-            (EPISODES if name == "status" else FAULTS).labels(kind, key).inc(number)
-    SOLVED.labels(kind).inc(counts["solved", None])
-    GENERATED.labels(kind).inc(counts["generated", None])
 
 
 class Tally:

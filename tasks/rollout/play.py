@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from configs import Config
 from storage import interrupts
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
-from storage.telemetry.metrics import queue
+from storage.telemetry.metrics import EPISODES, FAULTS, GENERATED, WAITING
 from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from storage.versions.manifests import File
-from tasks.rollout.outcomes import FinishedGroup, Tally, publish
+from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
 from tasks.score.scorers import SuccessRule
@@ -83,7 +83,11 @@ class OpenDataSet:
         if pending:
             self.pending.add(finished.number)
         self.tally.add(finished.counts)
-        publish(finished.counts, self.draft.kind)
+        kind = self.draft.kind
+        GENERATED.labels(kind).inc(finished.counts["generated", None])
+        for (name, key), number in finished.counts.items():
+            if name in ("status", "fault"):
+                (EPISODES if name == "status" else FAULTS).labels(kind, key).inc(number)
         self.tally.report()
 
     def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
@@ -229,8 +233,8 @@ def play(
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
     batch = _Batch(plan, problems, iter(spare), draft, progress)
-    with queue(draft.kind, lambda: batch.available(plan.policy), lambda: batch.running):
-        run_loop(workers.play(plan, batch))
+    WAITING.labels(draft.kind).set_function(lambda: batch.available(plan.policy))
+    run_loop(workers.play(plan, batch))
     return batch.end()
 
 
@@ -303,11 +307,6 @@ class _Batch(SharedGroups):
                 del self._rejected[problem.problem_id]
             self._waiting.appendleft(problem)
         self.changed.note()
-
-    @property
-    def running(self) -> int:
-        """The number of groups that run."""
-        return len(self._running)
 
     def end(self) -> dict[str, Any]:
         """Store what is still in memory; return the metrics."""

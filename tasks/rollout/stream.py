@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from opentelemetry import context
+
 from storage import layout
 from storage.logs.log import Log
 from storage.objects.store import Store
 from storage.records import Problem
-from storage.telemetry.metrics import queue
-from storage.telemetry.spans import apart
+from storage.telemetry.metrics import WAITING
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import JournaledDraft, Provenance
@@ -109,8 +110,9 @@ class Stream(SharedGroups):
         """
         try:
             self.settle()  # an earlier flow run may have been killed just before it committed a data set
-            with apart(), queue("trajectories", lambda: self.available(self._newest), lambda: self._assignment.running):
-                run_loop(self._play())
+            WAITING.labels("trajectories").set_function(lambda: self.available(self._newest))
+            context.attach(context.Context())  # its spans are of no iteration; the context is the thread's own
+            run_loop(self._play())
         except BaseException as error:
             self._error = error
             raise

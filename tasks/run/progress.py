@@ -13,8 +13,8 @@ from prefect.client.schemas.actions import ArtifactUpdate
 
 from storage import layout
 from storage.objects.store import in_parallel
-from storage.telemetry.metrics import POLICY_VERSION
-from storage.telemetry.spans import iteration_span
+from storage.telemetry.metrics import ITERATION
+from storage.telemetry.spans import span
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, manifests
 from storage.visible import Fleeting
@@ -66,8 +66,8 @@ def iterations(workspace: Workspace) -> Iterator[int]:
                 get_run_logger().info(text, name, limit, iteration, extra={"iterations": (iteration, iteration)})
                 return
         begun = time.monotonic()
-        POLICY_VERSION.set(iteration)
-        with iteration_span(workspace.name, iteration):
+        ITERATION.set(iteration)
+        with span("iteration", run=workspace.name, iteration=iteration):
             yield iteration
         seconds.append(time.monotonic() - begun)
         spent += tokens(iteration) if run.max_tokens else 0

@@ -21,8 +21,7 @@ from storage.logs.leases import Lease
 from storage.logs.log import first_free
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
-from storage.telemetry.endpoint import serving
-from storage.telemetry.spans import export_spans
+from storage.telemetry.endpoint import publish
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
@@ -121,9 +120,8 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     """
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
-    export_spans()
-    lease = Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label)
-    with lease as workspace.lease, serving(config.monitoring.prometheus, run.name):
+    publish(config.monitoring.prometheus, run.name)
+    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
         yield workspace
         workspace.trim_cache()
 
@@ -155,9 +153,8 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     """
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
-    export_spans()
-    with serving(config.monitoring.prometheus, config.run.name):
-        yield workspace
+    publish(config.monitoring.prometheus, config.run.name)
+    yield workspace
     workspace.trim_cache()
 
 

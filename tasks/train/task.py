@@ -4,7 +4,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
-from storage.telemetry.metrics import POLICY_VERSION, STALENESS
+from storage.telemetry.metrics import STALENESS
 from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import aliases, manifests
@@ -34,7 +34,6 @@ def train(
         for statistic in ("mean", "max") if made.metrics["trajectories"] else ():
             STALENESS.labels(statistic).set(made.metrics[f"staleness/{statistic}"])
         workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
-    POLICY_VERSION.set(version.number)
     aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
     workspace.record(version)
     return version

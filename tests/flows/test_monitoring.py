@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,9 +19,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from storage.telemetry.endpoint import serving
+from storage.telemetry.endpoint import publish, serve
 from storage.telemetry.metrics import LEASE_RENEWED, REGISTRY, STALENESS
-from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tests.support.otlp_receiver import Receiver, receiver
 from tests.support.paths import ROOT
@@ -60,23 +60,16 @@ def test_dashboard_and_alerts_name_metrics_that_exist(engine: Engine) -> None:
     }, "every subject has a panel"
 
 
-def test_metrics_of_servers_have_their_replica(engine: Engine) -> None:
-    samples = [sample for family in engine._metrics.collect() for sample in family.samples]
-    assert {sample.labels["replica"] for sample in samples} == {"0"}
-    running = [sample for sample in samples if sample.name == "vllm:num_requests_running"]
-    assert [sample.value for sample in running] == [0]
-
-
-def test_two_servers_share_a_metric_and_a_dead_one_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_servers_share_a_metric_and_a_dead_one_is_left_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus refuses a page that declares a metric twice; a server that does not answer fails no scrape."""
-    urls = [engine.servers[0].url, engine.servers[0].url, "unix:///nonexistent/vllm"]
-    monkeypatch.setattr(engine._metrics, "_clients", lambda: [Client(url, None, 5, 128) for url in urls])
-    with serving("127.0.0.1:0", "demo") as url, urlopen(str(url), timeout=20) as answer:
+    (replica,) = engine._replicas
+    monkeypatch.setattr(engine, "_replicas", [replica, replace(replica, url="unix:///nonexistent/vllm"), replica])
+    publish(None, "demo")
+    with urlopen(str(serve(0)), timeout=20) as answer:
         page = answer.read().decode()
     declared = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
     assert len(set(declared)) == len(declared)
-    assert re.findall(r'vllm:num_requests_running{.*replica="(\d)"', page) == ["0", "1"]
-    assert re.findall(r'vllm_up{replica="(\d)".*} (\d)', page) == [("0", "1"), ("1", "1"), ("2", "0")]
+    assert re.findall(r'vllm:num_requests_running{.*replica="(\d)".*} 0.0', page) == ["0", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +88,13 @@ def programs() -> dict[str, str]:
 def test_alerts_fire_when_they_should(programs: dict[str, str], tmp_path: Path) -> None:
     """Prometheus' own test of rules: what fires after which series, and what does not."""
     series = [
-        # Episodes finish for 10 minutes, then none for 20; the groups run all the time.
+        # Episodes finish for 10 minutes, then none for 20; a worker plays all the time.
         ('math_mt_ppo_episodes_total{run="a",instance="i",kind="trajectories",status="completed"}', "0+8x10 80x20"),
-        ('math_mt_ppo_groups{run="a",instance="i",kind="trajectories",state="running"}', "4x30"),
-        # This run trains for 30 minutes: no group runs.
+        ('math_mt_ppo_episodes_in_flight{run="a",instance="i"}', "0x30"),
+        ('math_mt_ppo_episodes_in_flight{run="a",instance="i",worker="w"}', "4x30"),
+        # This run trains for 30 minutes: no episode runs.
         ('math_mt_ppo_episodes_total{run="b",instance="i",kind="trajectories",status="completed"}', "80x30"),
-        ('math_mt_ppo_groups{run="b",instance="i",kind="trajectories",state="running"}', "0x30"),
+        ('math_mt_ppo_episodes_in_flight{run="b",instance="i"}', "0x30"),
         # One of 8 episodes fails by the set-up's fault; of another run half, by the policy's.
         ('math_mt_ppo_faults_total{run="a",instance="i",kind="trajectories",fault="set-up"}', "0+1x10 10x20"),
         ('math_mt_ppo_episodes_total{run="c",instance="i",kind="trajectories",status="completed"}', "0+8x30"),
@@ -157,51 +151,49 @@ def until(ask: Callable[[], Any], seconds: float = 120) -> Any:
 @pytest.mark.long
 def test_a_real_prometheus_scrapes_a_flow_and_fires(programs: dict[str, str], tmp_path: Path) -> None:
     """It reads the endpoint and the alerts as they are, understands every expression, and fires at a lost store."""
-    with serving("127.0.0.1:0", "demo") as url:
-        assert url
-        STALENESS.labels("mean").set(1.5)
-        LEASE_RENEWED.labels("demo").set(time.time() - 60)  # as if the store had not answered for a minute
-        port = free_port()
-        target = url.removeprefix("http://").removesuffix("/metrics")
-        settings = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "scrape_configs": [{"job_name": "math-mt-ppo", "static_configs": [{"targets": [target]}]}],
-            "rule_files": [str(ALERTS)],
-        }
-        (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(settings))
-        command = [
-            programs["prometheus"],
-            f"--config.file={tmp_path}/prometheus.yaml",
-            f"--storage.tsdb.path={tmp_path}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]
+    publish(None, "demo")
+    url = str(serve(0))
+    STALENESS.labels("mean").set(1.5)
+    LEASE_RENEWED.labels("demo").set(time.time() - 60)  # as if the store had not answered for a minute
+    port = free_port()
+    target = url.removeprefix("http://").removesuffix("/metrics")
+    settings = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "scrape_configs": [{"job_name": "math-mt-ppo", "static_configs": [{"targets": [target]}]}],
+        "rule_files": [str(ALERTS)],
+    }
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(settings))
+    command = [
+        programs["prometheus"],
+        f"--config.file={tmp_path}/prometheus.yaml",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
 
-        def ask(path: str) -> Any:
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=5) as answer:
-                    return json.load(answer)["data"]
-            except OSError:
-                return NONE
-
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+    def ask(path: str) -> Any:
         try:
-            fired = until(
-                lambda: [one for one in (ask("alerts") or NONE)["alerts"] if one["state"] == "firing"] or None
-            )
-            labels = [(alert["labels"]["alertname"], alert["labels"]["run"]) for alert in fired]
-            assert labels == [("LeaseNotRenewed", "demo")]
-            assert "its lease demo was not renewed for 1m" in fired[0]["annotations"]["summary"]
-            for expression in expressions():
-                filled = expression.replace("$__rate_interval", "10s").replace("$run", ".*")
-                assert ask(f"query?query={quote(filled)}") is not NONE, expression
-            (staleness,) = ask("query?query=math_mt_ppo_staleness")["result"]
-            assert (staleness["metric"]["run"], staleness["value"][1]) == ("demo", "1.5")
-        finally:
-            process.terminate()
-            process.wait()
-            LEASE_RENEWED.remove("demo")
-            STALENESS.clear()
+            with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=5) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return NONE
+
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        fired = until(lambda: [one for one in (ask("alerts") or NONE)["alerts"] if one["state"] == "firing"] or None)
+        labels = [(alert["labels"]["alertname"], alert["labels"]["run"]) for alert in fired]
+        assert labels == [("LeaseNotRenewed", "demo")]
+        assert "its lease demo was not renewed for 1m" in fired[0]["annotations"]["summary"]
+        for expression in expressions():
+            filled = expression.replace("$__rate_interval", "10s").replace("$run", ".*")
+            assert ask(f"query?query={quote(filled)}") is not NONE, expression
+        (staleness,) = ask("query?query=math_mt_ppo_staleness")["result"]
+        assert (staleness["metric"]["run"], staleness["value"][1]) == ("demo", "1.5")
+    finally:
+        process.terminate()
+        process.wait()
+        LEASE_RENEWED.remove("demo")
+        STALENESS.clear()
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +203,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Rec
     with receiver() as received:
         command = [
             *(sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={folder}/var"),
-            *(f"storage.cache={folder}/cache", f"monitoring.prometheus=127.0.0.1:{port}"),
+            *(f"storage.cache={folder}/cache", f"monitoring.prometheus={port}"),
         ]
         environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": received.url}
         with (folder / "log").open("w") as log:
@@ -245,7 +237,7 @@ def test_a_run_shows_its_numbers(watched: tuple[str, Receiver]) -> None:
     assert counted["math_mt_ppo_episodes_total"] >= 32
     assert counted["math_mt_ppo_generated_tokens_total"] > 100
     assert counted["math_mt_ppo_verdicts_total"] > 32
-    assert counted["math_mt_ppo_lease_held"] == 1
+    assert counted["math_mt_ppo_lease_renewed_timestamp_seconds"] > 0
     assert counted["vllm:generation_tokens_total"] > 100
     assert all(("run", "smoke") in labels for _, labels in samples)
     assert all(("replica", "0") in labels for name, labels in samples if name.startswith("vllm:"))
@@ -258,7 +250,7 @@ def test_an_iteration_is_a_trace_with_its_stages_requests_and_commits(watched: t
     paths = {"/".join(received.path(span)) for span in received.spans}
     stages = {f"iteration/{stage}" for stage in ("rollout", "score", "train", "evaluate")}
     assert stages | {f"{stage}/commit" for stage in stages} <= paths
-    assert {"iteration/rollout/group/generate", "iteration/evaluate/group/generate"} <= paths
+    assert {"iteration/rollout/generate", "iteration/evaluate/generate"} <= paths
     assert [span.attributes["iteration"] for span in received.named("iteration")] == [0, 1]
     for span in received.named("train"):
         number = span.attributes["iteration"]
