@@ -7,8 +7,9 @@ import argparse
 import hashlib
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ from storage import layout
 from storage.commands.program import Output, table
 from storage.logs.leases import Lease
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Trajectory
-from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion, TrajectoriesVersion
+from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
+from storage.version_names import EvaluationVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.checks import LACKED, all_checks
@@ -59,20 +60,15 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     knobs += [f"run.name={arguments.name}", f"storage.root={store.root}", f"storage.cache={arguments.cache}"]
     config, chat = load(base, knobs), _load_chat(arguments.tokenizer)
     rollouts, bad = read(arguments.files, arguments.format, chat)
-    refuse_bad_rows(
-        ", ".join(arguments.files),
-        len(rollouts),
-        bad,
-        config.problems.max_bad_share,
-        f"check that --format={arguments.format} is right",
-    )
+    named, remedy = ", ".join(arguments.files), f"check that --format={arguments.format} is right"
+    refuse_bad_rows(named, len(rollouts), bad, config.problems.max_bad_share, remedy)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
     if lacks["golds"]:
         config = load(base, ["score.type=environment", *knobs])
     with Lease(store, config.run.name, label="import") as lease:
         provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
-        problem_set = _commit_run(store, rollouts, chat, provenance, arguments)
-        versions = _commit_trajectories(store, rollouts, problem_set, provenance, arguments)
+        _commit_run(store, provenance, arguments, chat)
+        versions = _commit_data_sets(store, provenance, arguments, rollouts)
         made = list(zip(versions, _score(store, versions, config, provenance, Path(arguments.cache)), strict=True))
     said = [f"bad row, left out: {line}" for line in listed(bad)]
     said.append(f"scored by {config.score.type}; again: python -m flows.score … run.name={arguments.name} score.type=…")
@@ -114,62 +110,41 @@ def _load_chat(folder: str) -> "Chat | None":
     try:
         return Chat(load_tokenizer(Path(folder)))
     except Exception as error:  # the library raises no narrower error
-        raise ValueError(
-            f"--tokenizer={folder}: give a folder with a tokenizer and a chat template: {error}"
-        ) from error
+        raise ValueError(f"--tokenizer={folder} needs a tokenizer and a chat template: {error}") from error
 
 
-def _commit_run(
-    store: Store,
-    rollouts: Iterable[Rollout],
-    chat: "Chat | None",
-    provenance: Provenance,
-    arguments: argparse.Namespace,
-) -> ProblemsVersion:
-    """Commit the run, with the tokenizer, and the problem set, unless they exist; return the problem set.
-
-    Raises:
-        ValueError: the run holds something else.
-    """
+def _commit_run(store: Store, provenance: Provenance, arguments: argparse.Namespace, chat: "Chat | None") -> None:
+    """Commit the run, with the tokenizer, unless it exists. Raises ValueError: it holds something else."""
     version, holds = layout.run(arguments.name), {"format": arguments.format, "tokenizer": bool(chat)}
     if there := manifests.find(store, version):
         if there.imported != holds:
             raise ValueError(f"the run {arguments.name} exists and holds something else: give another --name")
-    else:
-        with Draft(store, version, "run") as draft:
-            if chat:
-                chat.tokenizer.save_pretrained(draft.scratch / "model")
-                draft.add_folder(draft.scratch / "model", "model")
-            draft.commit(provenance, [], {"imported": holds})
-    problems = {problem.problem_id: problem for problem in map(problem_of, rollouts)}.values()
-    problem_set = layout.problems(fingerprint(problems))
-    if not manifests.committed(store, problem_set):
-        with Draft(store, problem_set, "problems") as draft:
-            datasets.write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
-            draft.commit(provenance, [], {"problems": len(problems), "source": {"kind": arguments.format}})
-    return problem_set
+        return
+    with Draft(store, version, "run") as draft:
+        if chat:
+            chat.tokenizer.save_pretrained(draft.scratch / "model")
+            draft.add_folder(draft.scratch / "model", "model")
+        draft.commit(provenance, [], {"imported": holds})
 
 
-def _commit_trajectories(
-    store: Store,
-    rollouts: Iterable[Rollout],
-    problem_set: ProblemsVersion,
-    provenance: Provenance,
-    arguments: argparse.Namespace,
+def _commit_data_sets(
+    store: Store, provenance: Provenance, arguments: argparse.Namespace, rollouts: Sequence[Rollout]
 ) -> list[TrajectoriesVersion]:
-    """Commit a data set for each step, unless it exists.
+    """Commit the problem set, and trajectories for each step, unless they exist; return the latter.
 
     Raises:
         ValueError: a data set exists and has other rows.
     """
-    rows, lacks, samples = defaultdict[int, list[Trajectory]](list), defaultdict[int, set[str]](set), Counter[str]()
-    versions = list[TrajectoriesVersion]()
-    for rollout in rollouts:
-        row = to_trajectory(rollout, samples, arguments.name, problem_set, arguments.format)
-        rows[rollout.step].append(row)
-        lacks[rollout.step] |= rollout.lacks
-    for step in sorted(rows):
-        digest = hashlib.sha256(repr(rows[step]).encode()).hexdigest()[:12]
+    problems = {problem.problem_id: problem for problem in map(problem_of, rollouts)}.values()
+    problem_set, versions, samples = layout.problems(fingerprint(problems)), list[TrajectoriesVersion](), Counter[str]()
+    if not manifests.committed(store, problem_set):
+        with Draft(store, problem_set, "problems") as draft:
+            datasets.write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
+            draft.commit(provenance, [], {"problems": len(problems), "source": {"kind": arguments.format}})
+    for step, group in groupby(sorted(rollouts, key=lambda each: each.step), lambda each: each.step):
+        of_step = list(group)
+        rows = [to_trajectory(each, samples, arguments.name, problem_set, arguments.format) for each in of_step]
+        digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
         version: TrajectoriesVersion = layout.trajectories(arguments.name, step)
         if arguments.evaluation:
             policy = layout.checkpoint(arguments.name, step)
@@ -180,9 +155,9 @@ def _commit_trajectories(
                 raise ValueError(f"{version} exists and has other rows: give another --name")
             continue
         with Draft(store, version, "evaluation" if arguments.evaluation else "trajectories") as draft:
-            datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows[step], _ROWS_PER_SHARD)
-            metrics = {"digest": digest, "lacks": sorted(lacks[step]), "trajectories": len(rows[step])}
-            draft.commit(provenance, [problem_set], metrics)
+            datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows, _ROWS_PER_SHARD)
+            lacks = sorted({what for each in of_step for what in each.lacks})
+            draft.commit(provenance, [problem_set], {"digest": digest, "lacks": lacks, "trajectories": len(rows)})
     return versions
 
 

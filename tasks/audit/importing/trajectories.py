@@ -48,10 +48,8 @@ def add_tokens(rollout: Rollout, chat: Chat) -> None:
     for turn in rollout.turns:
         message = rollout.messages[turn]
         if not is_known and rollout.rendered:
-            message.prompt_token_ids, message.token_ids = (
-                chat.encode(rollout.prompt[0].content),
-                chat.encode(message.text),
-            )
+            message.prompt_token_ids = chat.encode(rollout.prompt[0].content)
+            message.token_ids = chat.encode(message.text)
         elif not is_known:
             prompt = chat.prompt(said[:turn], rollout.tools)
             after = said[turn + 1 :][: len(rollout.following(turn))] or [_AFTER]
@@ -124,5 +122,5 @@ def _calls(rollout: Rollout) -> Iterator[Call]:
             answer = next((each for each in outputs if each.tool_call_id in (None, "", call.id)), None)
             if answer:
                 outputs.remove(answer)
-            said, status = (answer.text, "answered") if answer else ("", "unanswered")
-            yield Call(number, call.id, call.function.name, call.function.arguments, said, status)
+            asked = (number, call.id, call.function.name, call.function.arguments)
+            yield Call(*asked, answer.text, "answered") if answer else Call(*asked, "", "unanswered")
