@@ -54,6 +54,11 @@ class DataSet:
     def is_evaluation(self) -> bool:
         return EvaluationVersion.is_place(self.version)
 
+    @property
+    def lacks(self) -> list[str]:
+        """What its rows lack, in words of `tasks.audit.checks.LACKED`, since another program wrote them."""
+        return list(self.manifest.metrics.get("lacks", ())) if self.manifest else []
+
 
 def parse_since(text: str, now: datetime | None = None) -> datetime | None:
     """Parse a date, a date with time, or a duration before `now`; return None for an empty text.

@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.audit import Audit, Checks
 from storage.objects.store import Store
-from tasks.audit.checks import LACKED, AuditCheck, AuditEvidence, SkippedError, all_checks
+from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_checks
 from tasks.audit.data_sets import DataSet, fetch_data_sets
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.numbers import histograms, set_numbers
@@ -76,15 +76,14 @@ def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
     try:
         if reason := evidence.lacks(check.needs):
             raise SkippedError(reason)
-        left_out = evidence.left_out(check.needs)
-        database.left_out = [each.number for each in evidence.data_sets if each.version in left_out]
+        left_out, words = evidence.left_out(check.needs)
+        database.left_out = [each.number for each in left_out]
         measured = check.run(evidence)
     except SkippedError as reason:
         return CheckResult(**of_check, verdict="skipped", value=None, cases=0, of=0, says=str(reason))
     says = measured.says
     if left_out:
-        words = sorted({LACKED[what] for what in left_out.values()})
-        says += f"; {len(left_out)} data sets without {' and '.join(words)} were left out, such as {min(left_out)}"
+        says += f"; {len(left_out)} data sets without {words} were left out, such as {left_out[0].version}"
     verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
     if verdict == "pass" and measured.judged < settings.least_judged:
         verdict = "warn"

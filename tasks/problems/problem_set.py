@@ -119,17 +119,27 @@ def collect(
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
             dropped.append(BadRow(where, str(error)))
-    if not problems and not bad:
-        raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
-    total = len(problems) + len(bad)
-    if not problems or len(bad) > max_bad_share * total:
-        shown = "".join(f"\n  {row.where}: {row.reason}" for row in bad[:REPORTED])
-        more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
-        raise ProblemError(
-            f"{name}: {len(bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share}): "
-            f"correct them, or check that preset or fields fit the columns{shown}{more}"
-        )
+    remedy = "correct them, or check that preset or fields fit the columns"
+    refuse_bad_rows(name, len(problems), bad, max_bad_share, remedy)
     return ProblemSet([problem for _, problem in problems.values()], bad, left_out)
+
+
+def refuse_bad_rows(name: str, good: int, bad: Sequence[BadRow], max_bad_share: float, remedy: str) -> None:
+    """Raise ProblemError if a source has no rows, none is good, or a larger fraction than `max_bad_share` is bad."""
+    total = good + len(bad)
+    if not total:
+        raise ProblemError(f"{name} holds no rows that can be used: check that it is the right one and complete")
+    if not good or len(bad) > max_bad_share * total:
+        shown = "".join(f"\n  {line}" for line in listed(bad))
+        raise ProblemError(
+            f"{name}: {len(bad)} of {total} rows are bad (problems.max_bad_share={max_bad_share}): {remedy}{shown}"
+        )
+
+
+def listed(bad: Sequence[BadRow]) -> list[str]:
+    """Return a line for each of the first bad rows, and the number of the others."""
+    lines = [f"{row.where}: {row.reason}" for row in bad[:REPORTED]]
+    return [*lines, f"and {len(bad) - REPORTED} more"] if len(bad) > REPORTED else lines
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:

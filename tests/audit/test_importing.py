@@ -25,8 +25,7 @@ from tasks.agents.chat import Chat
 from tasks.audit import comparing
 from tasks.audit.data_sets import select
 from tasks.audit.importing import command
-from tasks.audit.importing.formats import FORMATS
-from tasks.audit.importing.rollout import Rollout
+from tasks.audit.importing.formats import read_row
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.problems.problem_set import ProblemError, RowError
@@ -70,12 +69,14 @@ def write(path: Path, rows: Sequence[Any]) -> str:
     return str(path)
 
 
-def imported(store: Store, *words: str) -> dict[str, Any]:
+def imported(store: Store, *words: str, knobs: Sequence[str] = ()) -> dict[str, Any]:
     """Run the command; return what it prints as JSON."""
     parser = Parser()
     command.add_arguments(parser)
     given = argparse.Namespace(cache=store.path("cache"))
-    return dict(command.run(store, parser.parse_args(["score.workers=1", *words], given)).data)
+    return dict(
+        command.run(store, parser.parse_args([*words, "--config", "demo", "score.workers=1", *knobs], given)).data
+    )
 
 
 def checks_of(store: Store, verifier: Verifier, *targets: str, only: Sequence[str] = ()) -> dict[str, CheckResult]:
@@ -92,21 +93,22 @@ def rows_of(store: Store, version: str) -> list[Any]:
 
 def test_each_format_is_read_as_its_program_means_it() -> None:
     """Prompts without the template's marks, rewards with their parts, gold answers, steps, calls; what a turn is."""
-    read = {name: Rollout.model_validate(FORMATS[name](row)) for name, row in ROWS.items()}
-    assert [(each.role, each.text) for each in read["verl"].prompt] == [("system", "Add."), ("user", "What is 3 + 4?")]
+    read = {name: read_row(row, name, "") for name, row in ROWS.items()}
+    assert (read["verl"].prompt[0].text, read["verl"].rendered) == (VERL["input"], True)
     assert (read["verl"].reward, read["verl"].parts, read["verl"].golds, read["verl"].step) == (
         1,
         {"correct": 1},
         ["7"],
         2,
     )
-    assert [each.text for each in read["trl"].messages] == ["3 + 4?", "7"]
+    assert [each.text for each in read["trl"].messages] == [TRL["prompt"], "7"]
     assert (read["trl"].reward, read["trl"].parts) == (1.5, {"right": 1.0, "format": 0.5})
     assert (read["verifiers"].id, read["verifiers"].turns, read["verifiers"].status) == ("3", [1, 3], "completed")
     assert read["verifiers"].messages[3].logprobs == [-0.1]
     tuned = read["openai-finetune"]
     assert ([each.role for each in tuned.prompt], tuned.turns) == (["system", "user", "assistant", "user"], [4, 6])
-    assert (tuned.messages[4].calls[0].arguments, tuned.reward, tuned.status) == ('{"x": 1}', None, None)
+    assert tuned.messages[4].tool_calls
+    assert (tuned.messages[4].tool_calls[0].function.arguments, tuned.reward, tuned.status) == ('{"x": 1}', None, None)
 
 
 JSON = st.recursive(
@@ -124,7 +126,7 @@ def test_a_wrong_value_makes_a_bad_row_at_most(form: str, value: object, data: s
     place = data.draw(st.sampled_from([row, *(each for part in messages for each in part if isinstance(each, dict))]))
     place[data.draw(st.sampled_from(sorted(place)))] = value
     try:
-        rollout = command.read_row(row, form, None)
+        rollout = read_row(row, form, "")
     except RowError:
         return
     assert rollout.turns or rollout.status == "failed"
@@ -152,7 +154,7 @@ def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier,
     train = write(tmp_path / "train.jsonl", [*verl(1, 2, 3, wrong=[2]), *verl(1, 2, 3, step=2)])
     made = imported(store, train, "--format=verl", "--name=mine")
     assert [version for version, _ in made["data_sets"]] == [layout.trajectories("mine", step) for step in (1, 2)]
-    assert "no token ids: audits skip" in " ".join(made["says"])
+    assert {what: count for what, count, _ in made["lacks"]}["token ids"] == 24
     held_out = write(tmp_path / "val.jsonl", verl(3, 40, step=2))
     imported(store, held_out, "--format=verl", "--name=mine", "--evaluation=held-out")
     checks = checks_of(store, verifier, "mine")
@@ -234,8 +236,8 @@ def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> No
     options = (path, "--format=verl", "--name=mine")
     with pytest.raises(ProblemError, match=r"5 of 6 rows are bad.*max_bad_share.*\n +line 2 of a.jsonl: not JSON"):
         imported(store, *options)
-    said = " ".join(imported(store, *options, "problems.max_bad_share=0.9")["says"])
-    for words in ("line 3 of a.jsonl: a JSON list", "line 4 of a.jsonl: reward: Input should be a finite number"):
+    said = " ".join(imported(store, *options, knobs=["problems.max_bad_share=0.9"])["says"])
+    for words in ("line 3 of a.jsonl: a JSON list", "line 4 of a.jsonl: reward=nan: Input should be a finite number"):
         assert words in said
     for name, text in (("empty.jsonl", ""), ("not.parquet", "PAR1")):
         (tmp_path / name).write_text(text)

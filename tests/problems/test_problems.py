@@ -133,7 +133,7 @@ def test_placeholders_are_no_solutions(tmp_path: Path) -> None:
     assert result.left_out[0].reason == "no answer can be right: the solution is a placeholder, 'proof'"
     several = [{"q": "?", "a": ["proof", "2"]}]
     assert load_rows(tmp_path, several, fields={"prompt": "q", "solutions": "a"}).problems[0].solutions == ["2"]
-    with pytest.raises(ProblemError, match="holds no rows that are problems"):
+    with pytest.raises(ProblemError, match="holds no rows that can be used"):
         load_rows(tmp_path, [rows[1], rows[2], rows[4]], fields={"prompt": "q", "solutions": "a"})
 
 

@@ -73,22 +73,15 @@ class AuditEvidence:
             if self.database.count("scores"):
                 return "no turn could be graded"
             return "the data sets have no scores: run the score stage (python -m flows.score) first"
-        left_out = self.left_out(needs)
-        if len(left_out) < len(self.data_sets):
-            return ""
-        return (
-            f"the data sets were imported without {' and '.join(sorted({LACKED[what] for what in left_out.values()}))}"
-        )
+        left_out, words = self.left_out(needs)
+        return f"the data sets were imported without {words}" if left_out and left_out == self.data_sets else ""
 
-    def left_out(self, needs: str) -> dict[str, str]:
-        """Return the data sets that lack something that a check needs, each with a word of `LACKED`."""
-        wanted = [what for what in needs.split() if what in LACKED]
-        return {
-            each.version: what
-            for each in self.data_sets
-            for what in reversed(wanted)
-            if each.manifest and what in each.manifest.metrics.get("lacks", ())
-        }
+    def left_out(self, needs: str) -> tuple[list[DataSet], str]:
+        """Return the data sets that lack something that a check needs, and the names of what they lack."""
+        wanted = set(needs.split()) & LACKED.keys()
+        lacks = {each.version: wanted.intersection(each.lacks) for each in self.data_sets}
+        words = sorted({LACKED[what] for found in lacks.values() for what in found})
+        return [each for each in self.data_sets if lacks[each.version]], " and ".join(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The formats of dumps: for each a function from a row to the fields of a `Rollout`, as the programs write them.
 
 messages         `messages`, and if you like `answer`, `reward`, `id`, `step`, `truncated`, `tools`, `data_source` and
-                 `metadata`; an assistant's message may have `prompt_token_ids`, `token_ids`, `logprobs` and a `reward`
+                 `metadata`; an assistant's message may have `prompt_token_ids`, `token_ids` and `logprobs`
 openai-finetune  the same: `messages` with `tool_calls` and `weight`, and `tools`
 verifiers        `results.jsonl`; with tokens if the state column `trajectory` was saved
 verl             what `trainer.rollout_data_dir` and `trainer.validation_data_dir` hold: one text for all turns
@@ -12,23 +12,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.audit.importing.rollout import rendered
-from tasks.problems.columns import present, solutions
+from pydantic import ValidationError
+
+from configs.loader import explain
+from tasks.audit.importing.rollout import Rollout
+from tasks.problems.columns import solutions
 from tasks.problems.problem_set import Row, RowError
 
-_GOLDS = ("answer", "solutions", "solution", "ground_truth", "gts")
-"""Columns in which gold answers are looked for, in this order."""
 Fields = dict[str, Any]
 """Fields of a `Rollout`, which are still to be validated."""
 
 
 def _messages(row: Row) -> Fields:
-    more = _given(row, "reward", "id", "step", "data_source", "tools")
-    if isinstance(cut := row.get("truncated"), bool):
-        more |= {"status": "truncated", "reason": "the row says so"} if cut else {"status": "completed"}
-    if isinstance(row.get("metadata"), dict):
-        more["metadata"] = row["metadata"]
-    return {"messages": row.get("messages"), "golds": _golds(row), **more}
+    names = ("messages", "reward", "id", "step", "data_source", "metadata", "tools")
+    cut = {None: None, True: "truncated", False: "completed"}[row.get("truncated")]
+    reason = "the row says so" if cut == "truncated" else ""
+    given = {name: row[name] for name in names if row.get(name) is not None}
+    return {"golds": _golds(row, "answer"), "status": cut, "reason": reason, **given}
 
 
 def _verifiers(row: Row) -> Fields:
@@ -42,13 +42,13 @@ def _verifiers(row: Row) -> Fields:
         tokens = step.get("tokens") or {}
         message["prompt_token_ids"], message["token_ids"] = tokens.get("prompt_ids"), tokens.get("completion_ids")
         message["logprobs"] = tokens.get("completion_logprobs")
-    error, tools = row.get("error"), row.get("tool_defs") or []
-    status = "failed" if error else "truncated" if row.get("is_truncated") else "completed"
+    tools = row.get("tool_defs") or []
+    status = "failed" if row.get("error") else "truncated" if row.get("is_truncated") else "completed"
     return {
         "messages": [*(each | {"weight": 0} for each in prompt), *said],
         "reward": row.get("reward"),
         "parts": _numbers(row.get("metrics") or {}),
-        "golds": _golds(row),
+        "golds": _golds(row, "answer"),
         "id": row.get("example_id", ""),
         "metadata": {"info": row["info"]} if row.get("info") else {},
         "tools": [each if "function" in each else {"type": "function", "function": each} for each in tools],
@@ -59,20 +59,18 @@ def _verifiers(row: Row) -> Fields:
 
 def _verl(row: Row) -> Fields:
     """Read what `_dump_generations` writes: input, output, gts, score, step, and what the reward function returned."""
-    parts = _numbers({name: value for name, value in row.items() if name not in ("score", "reward", "step", *_GOLDS)})
+    parts = _numbers({name: value for name, value in row.items() if name not in ("score", "reward", "step", "gts")})
     if "acc" in parts:  # whether the answer is right, which the scorer `environment` knows under this name
         parts["correct"] = parts.pop("acc")
-    messages = [*rendered(_text(row, "input")), {"role": "assistant", "content": _text(row, "output")}]
-    more = _given(row, "step", "data_source")
-    return {"messages": messages, "reward": row.get("score"), "parts": parts, "golds": _golds(row), **more}
+    more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts"), "step": row.get("step", 0)}
+    return _texts(row, "input", "output") | more
 
 
 def _trl(row: Row) -> Fields:
     """Read a row of `completions_*.parquet`. A reward function that did not apply gave NaN; weights are not known."""
     parts = _numbers({name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"})
-    messages = [*rendered(_text(row, "prompt")), {"role": "assistant", "content": _text(row, "completion")}]
-    more = _given(row, "step") | ({"reward": sum(parts.values())} if parts else {})
-    return {"messages": messages, "parts": parts if len(parts) > 1 else {}, "golds": _golds(row), **more}
+    reward = sum(parts.values()) if parts else None
+    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts, "step": row.get("step", 0)}
 
 
 FORMATS: Mapping[str, Callable[[Row], Fields]] = {
@@ -84,15 +82,27 @@ FORMATS: Mapping[str, Callable[[Row], Fields]] = {
 }
 
 
-def _text(row: Row, column: str) -> str:
-    """Return a column with a text, which may be blank."""
-    if not isinstance(value := present(row, column), str):
-        raise RowError(f"column {column!r} is not text: {value!r:.80}")
-    return value
+def read_row(row: Row | RowError, form: str, where: str) -> Rollout:
+    """Read a row. Raises RowError: it is not as the format says."""
+    if isinstance(row, RowError):
+        raise row
+    try:
+        rollout = Rollout.model_validate(FORMATS[form](row) | {"row": where})
+        rollout.model_dump_json()  # an error, if a text has half a surrogate pair, which UTF-8 cannot store
+        return rollout
+    except ValidationError as error:
+        raise RowError(explain(error.errors()[0])) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RowError(f"it is not as {form} writes it: {error}") from None
 
 
-def _given(row: Row, *names: str) -> dict[str, Any]:
-    return {name: row[name] for name in names if row.get(name) is not None}
+def _texts(row: Row, prompt: str, completion: str) -> Fields:
+    """Return the messages of a row with one text before the policy's first token, and one after it."""
+    asked, said = row.get(prompt), row.get(completion)
+    if not isinstance(asked, str) or not isinstance(said, str):
+        raise RowError(f"columns {prompt!r} and {completion!r} are not both text")
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    return {"messages": messages, "rendered": True}
 
 
 def _numbers(values: Row) -> dict[str, float]:
@@ -101,10 +111,9 @@ def _numbers(values: Row) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
-def _golds(row: Row) -> list[str]:
-    """Return the gold answers; none if they are placeholders, or no text."""
-    found = [name for name in _GOLDS if row.get(name) not in (None, "", [])]
+def _golds(row: Row, column: str) -> list[str]:
+    """Return the gold answers; none if they are absent, placeholders, or no text."""
     try:
-        return solutions(row, found[0]) if found else []
+        return solutions(row, column)
     except RowError:
         return []
