@@ -1,6 +1,7 @@
 """Play a scripted episode before anything expensive: `--check`, and the start of each new run."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from configs import Config, ConfigError
 from configs.problems import StoredSource
@@ -11,6 +12,7 @@ from storage.visible import described, printable
 from tasks.problems import load_problems
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import Workspace
+from tasks.score.scorers import use_of_solutions
 from tasks.warm_start.policy_sizes import policy_tokenizer
 
 
@@ -58,4 +60,5 @@ def problems_of(workspace: Workspace) -> Sequence[Problem]:
     knobs = workspace.config.problems
     if isinstance(knobs.train, StoredSource):
         return [Problem(**row) for row in datasets.rows(workspace.store, knobs.train.version, workspace.cache)]
-    return load_problems(knobs.train, knobs.max_bad_share).problems
+    use = partial(use_of_solutions, workspace.config.score)
+    return load_problems(knobs.train, knobs.max_bad_share, use).problems
