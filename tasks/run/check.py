@@ -52,7 +52,8 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
         except (UnavailableError, ConfigError):
             raise
         except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
-            raise ConfigError(f"the configuration cannot be played: {described(error)}") from error
+            known = isinstance(error, ValueError | RuntimeError)
+            raise ConfigError(str(error) if known else f"policy: no usable tokenizer: {described(error)}") from error
 
 
 def problems_of(workspace: Workspace) -> Sequence[Problem]:

@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs import Config
 from configs.evaluate import HELD_OUT
+from configs.problems import StoredSource
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
@@ -45,8 +46,9 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         raise ValueError(f"the run {workspace.name} holds another program's trajectories: train with another run.name")
     from transformers.utils.logging import disable_progress_bar
 
-    problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
-    check_new_run(workspace, problems, get_run_logger().warning)  # before anything expensive
+    if sets or isinstance(workspace.config.problems.train, StoredSource):  # a night has those in its configuration
+        problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
+        check_new_run(workspace, problems, get_run_logger().warning)  # before anything expensive
     from tasks.train.policy import load_policy, make_canary
     from tasks.warm_start.importing import import_policy, try_out
 
