@@ -125,15 +125,14 @@ class Chat:
 
     def answer(self, text: str) -> list[int]:
         """Return a completion that says `text`, with the end of its turn, as a policy would sample it."""
-        thought = "</think>\n\n" if self.opens_thoughts else ""
-        return [*self.encode(thought + text), *[*self._ends.template, *self.stop_token_ids][:1]]
+        ends = *self._ends.template, *self.stop_token_ids
+        return [*self.encode("</think>\n\n" * self.opens_thoughts + text), *ends[:1]]
 
     def call(self, name: str, arguments: dict[str, Any], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Return a completion that calls a tool as the template writes it; none if the template writes no calls."""
-        written = self._template.call({"name": name, "arguments": arguments}, tools)
-        ids = self.encode("</think>\n\n" + written if self.opens_thoughts else written) if written else []
-        ends = (end for end, token in enumerate(ids) if token in self._ends)
-        return next((ids[: end + 1] for end in ends if name in exact_text(self.tokenizer, ids[:end])), [])
+        ids = self.answer(self._template.call({"name": name, "arguments": arguments}, tools))
+        ends = (end for end, token in enumerate(ids, 1) if token in self._ends)
+        return next((ids[:end] for end in ends if name in exact_text(self.tokenizer, ids[:end])), [])
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text` and add no special tokens; those in the text are recognised."""

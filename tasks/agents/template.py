@@ -138,10 +138,8 @@ class Template:
             tools: those of the conversation.
         """
         asked, *others = with_calls(CALL_IDS[:1], self.lead, call)
-        before, text = self._try([asked], list(tools)), self._try([asked, *others], list(tools)) or ""
-        _, shown, rest = text.partition(SAID)
-        if not shown and before and text.startswith(before):  # some templates show no words beside a call
-            rest = text[len(before) :]
+        before, text = (self._try(each, list(tools)) or "" for each in ([asked], [asked, *others]))
+        rest = text.partition(SAID)[2] or text.removeprefix(before)  # some templates show no words beside a call
         return rest if call["name"] in rest else ""
 
     def keeps_plain(self) -> bool:

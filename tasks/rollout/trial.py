@@ -6,15 +6,12 @@ say other things: what fails before the first completion fails for all of them, 
 fault.
 """
 
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from configs import Config
+from configs import Config, ConfigError
 from storage import layout
-from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
+from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
 from storage.visible import visible
 from tasks.agents.chat import Chat
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
@@ -30,231 +27,143 @@ if TYPE_CHECKING:
 
 _MOST = 32
 """Most completions of the episode: some agents ask until the context is full."""
-_LONGEST = 3000  # characters of a text in the story
+_LONGEST = 20_000  # characters of an episode, or of a tool's output, that are told
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 """What the script gives for an argument, by its type in the tool's schema; "1" for others."""
 
-Tools = Sequence[dict[str, Any]]
+PolicyTokenizer = tuple["PreTrainedTokenizerBase", int | None, Sequence[int]]
+"""The arguments of `Chat`."""
 
 
-@dataclass
-class Trial:
-    """What scripted episodes showed.
+class Script(Chat):
+    """A chat that is its own policy: it calls the first tool that it is offered, once, and otherwise says `text`.
 
     Attributes:
-        story: the episodes, line by line, for people.
-        findings: what may be wrong; the script may be to blame for it.
-        refusal: what fails before any policy has said a word; "" if nothing does.
-        played: whether an episode came to its end, and its scorer to verdicts.
-        seconds: how long each part took.
+        called: the tool that it has called, or would have: a template may write no calls (`unwritten`).
+        reached: how far the episode has come, for messages.
     """
 
-    story: list[str] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
-    refusal: str = ""
-    played: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
+    replicas = 1
 
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Add the time of the block to that of a part."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
+    def __init__(self, policy: PolicyTokenizer, text: str, max_model_len: int) -> None:
+        super().__init__(*policy)
+        self.text, self._max_model_len, self.asked = text, max_model_len, 0
+        self.called, self.unwritten, self.reached = "", False, "before the policy is asked"
+        self._tools: Sequence[dict[str, Any]] = ()
 
-
-class WatchedChat(Chat):
-    """A chat that notes which tools were offered in which prompt, by its ids."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None, ends: Sequence[int]) -> None:
-        super().__init__(tokenizer, vocabulary, ends)
-        self.offered: dict[tuple[int, ...], Tools] = {}
-
-    def prompt(self, messages: Sequence[dict[str, Any]], tools: Tools = ()) -> list[int]:
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """See `Chat.prompt`."""
-        ids = super().prompt(messages, tools)
-        self.offered[tuple(ids)] = tools
-        return ids
-
-
-@dataclass
-class ScriptedPolicy:
-    """An engine that says `text` each time; if it is `calling`, it first calls the first tool that it is offered.
-
-    Attributes:
-        called: the tool that it has called.
-        unwritten: the tool that it cannot call, since the template writes no calls.
-    """
-
-    chat: WatchedChat
-    text: str
-    calling: bool
-    max_model_len: int
-    asked: int = 0
-    called: str = ""
-    unwritten: str = ""
-    replicas: int = 1
+        self._tools = tools
+        return super().prompt(messages, tools)
 
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
         """See `Generator.generate`."""
         self.asked += 1
-        if self.asked > _MOST or len(token_ids) >= self.max_model_len:
+        if self.asked > _MOST or len(token_ids) >= self._max_model_len:
             raise ContextLengthError(f"no room for completion {self.asked} after {len(token_ids)} tokens")
-        tools = self.chat.offered.get(tuple(token_ids), ())
-        ids = self._call(tools) if self.calling and tools and not self.called else []
-        ids = ids or self.chat.answer(self.text)
+        ids = list[int]()
+        if self._tools and not self.called:
+            function = self._tools[0]["function"]
+            schema, self.called = function.get("parameters") or {}, function["name"]
+            known, required = schema.get("properties", {}), schema.get("required", [])
+            ids = self.call(self.called, {name: _value(known.get(name, {})) for name in required}, self._tools)
+            self.unwritten = not ids
+        self.reached = f"after a call of {self.called!r}" if ids else f"after the answer {self.text!r}"
+        ids = ids or self.answer(self.text)
         return [Completion(ids, [-0.5] * len(ids), [0] * len(ids), "stop")] * gconfig.n
-
-    def _call(self, tools: Tools) -> list[int]:
-        name, schema = tools[0]["function"]["name"], tools[0]["function"].get("parameters") or {}
-        known = schema.get("properties", {})
-        ids = self.chat.call(name, {each: _value(known.get(each, {})) for each in schema.get("required", [])}, tools)
-        self.called, self.unwritten = (name, "") if ids else ("", name)
-        return ids
 
 
 def _value(schema: dict[str, Any]) -> Any:
     return schema["enum"][0] if schema.get("enum") else _VALUES.get(str(schema.get("type")), "1")
 
 
-@dataclass
-class Scripted:
-    """What scripted episodes are made of; `play` plays those of some problems.
+def try_out(
+    config: Config,
+    policy: PolicyTokenizer,
+    verifier: Verifier,
+    problems: Sequence[Problem],
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Play and grade a scripted episode; return what may be wrong, but may be the script's fault.
+
+    The next problem is tried where an episode fails before the policy is asked: one bad problem spoils no run. But
+    none is after a deadline, which another machine may keep.
 
     Args:
         config: of the run.
-        chat: of the policy.
+        policy: its tokenizer.
         verifier: for environment and scorer.
-        trial: gets what is found.
+        problems: some of the run's problems.
+        tell: gets the story of the episodes.
+
+    Raises:
+        ConfigError: all episodes fail before the policy is asked.
+        ValueError: template, agent or scorers cannot be used.
+        RuntimeError: the agent ends the whole rollout.
     """
-
-    config: Config
-    chat: WatchedChat
-    verifier: Verifier
-    trial: Trial
-
-    def play(self, problems: Sequence[Problem]) -> None:
-        """Play and grade an episode of the first problem.
-
-        The next one is tried where an episode ends before the policy is asked: one bad problem spoils no run.
-
-        Raises:
-            ValueError: the agent or a scorer cannot be made.
-            RuntimeError: the agent ends the whole rollout.
-        """
-        trial, deadline = self.trial, self.config.rollout.episode_deadline_s
-        for problem in problems:
-            policy, rows = self._episode(problem, calling=True)
-            began, late = any(any(row.action_mask) for row in rows), rows[0].latency_s > deadline
-            if began or late:
-                break
-        if not began:
-            told = f"the agent got no completion in an episode of problem {problem.problem_id!r}: {_end(rows)}"
-            if _failed(rows) and not late:
-                trial.refusal = told
-            else:
-                trial.findings.append(told)
-            return
-        if (policy.called or policy.unwritten) and not self._calls_work(policy, rows):
-            policy, rows = self._episode(problem, calling=False)
-        if _failed(rows):
-            trial.findings.append(f"after the answer {policy.text!r}: {_end(rows)}")
-        else:
-            self._grade(rows, policy.text)
-
-    def _calls_work(self, policy: ScriptedPolicy, rows: Sequence[Trajectory]) -> bool:
-        """Note what is wrong with calls of tools; return whether the episode went on after its call."""
-        findings = []
-        if policy.unwritten:
-            findings.append(f"the chat template shows the tool {policy.unwritten!r}, but writes no calls of tools")
-        elif all(call.status == "unparsable" for row in rows for call in row.calls):
-            findings.append(
-                f"a call of {policy.called!r}, as the chat template writes it, is not read as a call: choose what "
-                "reads completions (agent.args.renderer), or repair the template"
-            )
-        elif _failed(rows):
-            findings.append(f"after a call of {policy.called!r}: {_end(rows)}")
-        self.trial.findings += findings
-        failed = [call.output for row in rows for call in row.calls if call.status == "failed"]
-        self.trial.findings += [f"a call of {policy.called!r} has failed: {output}" for output in failed]
-        return not findings
-
-    def _episode(self, problem: Problem, *, calling: bool) -> tuple[ScriptedPolicy, list[Trajectory]]:
-        """Play one episode, and tell it."""
-        config, sampling, rows = self.config, self.config.sampling, list[Trajectory]()
-        gconfig = GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
-        first = layout.checkpoint(config.run.name, 0)
-        plan = RolloutPlan(f"{config.run.name}/check", config, 0, first, "problems/check", gconfig, 1)
-        policy = ScriptedPolicy(self.chat, self._answer(problem), calling, config.inference.max_model_len)
-
-        async def groups() -> AsyncIterator[Group]:
-            yield plan.group(problem)
-
-        async def collect() -> None:
-            async with open_collector(plan, policy, self.chat, self.verifier) as collector:
-                await collector.collect(groups(), 1, lambda _, played: rows.extend(played))
-
-        with self.trial.timed("agent, environment and tools"):
-            run_loop(collect(), freeze=False)
-        self.trial.story += [f"problem {problem.problem_id!r}", *_told(rows, self.chat)]
-        return policy, rows
-
-    def _answer(self, problem: Problem) -> str:
-        """Return the problem's first solution, in a box where math-verify reads it."""
-        by_source, solution = self.config.score.by_source, next(iter(problem.solutions), "1")
-        graded_by = by_source.get(problem.source, by_source["default"]), self.config.environment.type
-        return rf"\boxed{{{solution}}}" if "math-verify" in graded_by else solution
-
-    def _grade(self, rows: Sequence[Trajectory], answer: str) -> None:
-        """Let the scorer grade an episode as it would be stored."""
-        with self.trial.timed("scorer"):
-            stored = to_table(list(rows), TRAJECTORY_SCHEMA).to_pylist()
-            scores = list(scores_of(stored, Scorers(self.config.score, self.verifier)))
-        for score in scores:
-            why = f" ({score.reason})" if score.reason else ""
-            self.trial.story.append(f"scorer, turn {score.turn}: {score.verdict}{why}, reward {score.reward:g}")
-        failed = [score for score in scores if score.verdict in ("error", "timeout")]
-        self.trial.played = not failed
-        if failed:
-            self.trial.findings.append(f"the scorer fails on {answer!r}: {failed[0].verdict}, {failed[0].reason}")
-        elif rows[0].solutions and all(score.verdict != "correct" for score in scores):
-            self.trial.findings.append(
-                f"{answer!r}, from the problem's first solution, is not right for the scorer: do your answers have "
-                "another form?"
-            )
+    for problem in problems:
+        script = Script(policy, _answer(config, problem), config.inference.max_model_len)
+        rows = _play(config, problem, script, verifier)
+        end = f"{script.reached}: {', '.join(filter(None, (rows[-1].status, rows[-1].reason)))}"
+        for row in rows:
+            tell(visible(str(script.tokenizer.decode(row.token_ids)), _LONGEST))
+            for call in row.calls:
+                output = visible(call.output, _LONGEST)
+                tell(f"read as a call: {call.name} {call.arguments} ({call.status}): {output}")
+            for turn in row.turns:
+                tell(f"verdict while playing: {turn.verdict or 'none'}, reward {turn.reward:g}")
+        tell(f"the episode of problem {problem.problem_id!r} ends {end}")
+        if script.asked or rows[-1].fault != "set-up" or rows[-1].latency_s > config.rollout.episode_deadline_s:
+            break
+    else:
+        raise ConfigError(f"an episode of problem {problem.problem_id!r} ends {end}")
+    findings = _findings(script, [call for row in rows for call in row.calls])
+    if rows[-1].status in ("failed", "rejected"):
+        return [*findings, end]
+    scores = list(scores_of(to_table(rows, TRAJECTORY_SCHEMA).to_pylist(), Scorers(config.score, verifier)))
+    for score in scores:
+        tell(f"scorer, turn {score.turn}: {score.verdict}, reward {score.reward:g} {score.reason}")
+    failed = [f"{score.verdict}, {score.reason}" for score in scores if score.verdict in ("error", "timeout")]
+    findings += [f"the scorer fails {script.reached}: {why}" for why in failed[:1]]
+    if not findings and problem.solutions and all(score.verdict != "correct" for score in scores):
+        what = f"{script.text!r}, from the first solution of problem {problem.problem_id!r}"
+        findings.append(f"{what}, is not right for the scorer: do your answers have another form?")
+    return findings
 
 
-def _failed(rows: Sequence[Trajectory]) -> bool:
-    return any(row.fault == "set-up" for row in rows)
+def _findings(script: Script, calls: Sequence[Call]) -> list[str]:
+    """Return what is wrong with calls of tools."""
+    if script.unwritten:
+        return [f"the chat template shows the tool {script.called!r}, but writes no calls of tools"]
+    if script.called and all(call.status == "unparsable" for call in calls):
+        return [
+            f"a call of {script.called!r}, as the chat template writes it, is not read as a call: choose what reads "
+            "completions (agent.args.renderer), or repair the template"
+        ]
+    return [f"a call of {call.name!r} has failed: {call.output}" for call in calls if call.status == "failed"]
 
 
-def _end(rows: Sequence[Trajectory]) -> str:
-    return ", ".join(filter(None, (rows[-1].status, rows[-1].reason)))
+def _answer(config: Config, problem: Problem) -> str:
+    """Return the problem's first solution, in a box where math-verify reads it."""
+    by_source, solution = config.score.by_source, next(iter(problem.solutions), "1")
+    graded_by = by_source.get(problem.source, by_source["default"]), config.environment.type
+    return rf"\boxed{{{solution}}}" if "math-verify" in graded_by else solution
 
 
-def _told(rows: Sequence[Trajectory], chat: WatchedChat) -> Iterator[str]:
-    """Tell what happened in an episode, line by line."""
-    for row in rows:
-        first = tuple(row.token_ids[: row.turns[0].start]) if row.turns else ()
-        if first:
-            yield f"prompt ({len(first)} tokens): {_shown(chat.tokenizer.decode(list(first)))}"
-            tools = [tool["function"]["name"] for tool in chat.offered.get(first, ())]
-            yield f"tools offered: {', '.join(tools) or 'none'}"
-        for number, turn in enumerate(row.turns):
-            yield f"the script says: {_shown(chat.completion_text(row.token_ids[turn.start : turn.end]))}"
-            calls = [call for call in row.calls if call.turn == number]
-            for call in calls:
-                yield f"  read as a call: {call.name} {call.arguments} ({call.status}): {_shown(call.output)}"
-            if turn.verdict:
-                yield f"  verdict while playing: {turn.verdict}, reward {turn.reward:g}"
-            if turn.feedback and not calls:
-                yield f"  told in return: {_shown(turn.feedback)}"
-    yield f"the episode ends: {_end(rows)}"
+def _play(config: Config, problem: Problem, script: Script, verifier: Verifier) -> list[Trajectory]:
+    sampling, rows = config.sampling, list[Trajectory]()
+    gconfig = GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
+    first = layout.checkpoint(config.run.name, 0)
+    plan = RolloutPlan(f"{config.run.name}/check", config, 0, first, "problems/check", gconfig, 1)
 
+    async def groups() -> AsyncIterator[Group]:
+        yield plan.group(problem)
 
-def _shown(text: Any) -> str:
-    return visible(str(text), _LONGEST)
+    async def collect() -> None:
+        async with open_collector(plan, script, script, verifier) as collector:
+            await collector.collect(groups(), 1, lambda _, played: rows.extend(played))
+
+    run_loop(collect(), freeze=False)
+    return rows

@@ -22,10 +22,8 @@ from tasks.agents import AGENTS
 from tasks.agents.chat import Chat, engine_ends
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
-from tasks.warm_start.policy_sizes import locate
+from tasks.warm_start.policy_sizes import TOKENIZER_FILES, locate, named
 
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-"""Patterns for the files of a hub repository."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _DIGITS = "12345 + 67890"
 _LONGEST = 400  # characters of another library's message that are quoted
@@ -49,7 +47,7 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
         OSError, SafetensorError: the copy cannot be written, for example because the disk is full.
     """
     try:
-        found, version = locate(path, _WANTED), None
+        found, version = locate(path, [*TOKENIZER_FILES, "*.safetensors"]), None
         if not isinstance(found, Path):
             root, name = found
             version = name if path.rstrip("/") == store.uri(name) else None
@@ -152,16 +150,14 @@ def try_out(folder: Path, config: Config) -> Chat:
         PolicyError: the template fails, or no token ends a turn.
         ValueError: the agent cannot be made.
     """
-    named = config.policy.path or config.policy.fork
-    where = f"policy.{'path' if config.policy.path else 'fork'}={named!r}" if named else "the policy of the warm start"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder
+    named(tokenizer, config.policy)
     try:
         chat = Chat(tokenizer, ends=engine_ends(folder))
     except ValueError as error:
         raise PolicyError(str(error)) from error
     if not chat.stop_token_ids:
-        raise PolicyError(f"{where}: nothing ends a turn: set eos_token in tokenizer_config.json")
+        raise PolicyError(f"{tokenizer.name_or_path}: nothing ends a turn: set eos_token in tokenizer_config.json")
 
     async def make_agent() -> None:
         gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)

@@ -11,23 +11,21 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.errors import UnavailableError
 from storage.objects.store import Store
-from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions import model_files
 from storage.versions.fetch import WEIGHTS, fetch, fetch_folder
 from storage.versions.manifests import read
-from storage.visible import described
 from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-from tasks.problems.arithmetic import render
+from tasks.problems.arithmetic import generate
 from tasks.train.memory import PUBLIC, ModelSizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAME = "config.json"
-_TOKENIZER = [_NAME, "generation_config.json", "*token*", "*.jinja", "vocab*", "merges.txt", "*.model", "*.tiktoken"]
-"""Patterns for the files that a tokenizer needs."""
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+"""Patterns for the files of a hub repository, without weights."""
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
 
 
@@ -76,30 +74,29 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
     These are what `Chat` takes.
 
     Raises:
-        ValueError: `policy.path` holds no usable tokenizer.
         UnavailableError: store or hub cannot be reached.
+        Exception: see `load_tokenizer`.
     """
-    if config.policy.warm_start:
+    if knobs := config.policy.warm_start:
         from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
         source, feedback = lesson(config)
-        one = Problem("", render(source.low, "+", source.high), [])  # its prompt has the words of all others
-        calling = bool(config.policy.warm_start.tool_share)
-        return build_tokenizer(taught_texts([one], feedback), calculator=calling), None, ()
-    path = policy_place(config)
-    try:
-        found = locate(path, _TOKENIZER)
-        if not isinstance(found, Path):
-            store = Store(found[0])
-            found = fetch_folder(store, read(store, found[1]), "model", Path(config.storage.cache), leave_out=WEIGHTS)
-        tokenizer = load_tokenizer(found)
-        vocabulary, ends = json.loads((found / _NAME).read_bytes()).get("vocab_size"), engine_ends(found)
-    except UnavailableError:
-        raise
-    except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
-        raise ValueError(f"policy.path={path!r} holds no usable tokenizer: {described(error, 400)}") from error
-    tokenizer.name_or_path = f"policy.path={path!r}"  # errors then name what the user gave
-    return tokenizer, vocabulary, ends
+        texts = taught_texts(generate(source), feedback)
+        return named(build_tokenizer(texts, calculator=bool(knobs.tool_share)), config.policy), None, ()
+    found = locate(policy_place(config), TOKENIZER_FILES)
+    if not isinstance(found, Path):
+        store = Store(found[0])
+        found = fetch_folder(store, read(store, found[1]), "model", Path(config.storage.cache), leave_out=WEIGHTS)
+    vocabulary = json.loads((found / _NAME).read_bytes()).get("vocab_size")
+    return named(load_tokenizer(found), config.policy), vocabulary, engine_ends(found)
+
+
+def named(tokenizer: "PreTrainedTokenizerBase", policy: Policy) -> "PreTrainedTokenizerBase":
+    """Give a tokenizer the name by which errors call it: that of what the user gave."""
+    given = policy.path or policy.fork
+    where = f"policy.{'path' if policy.path else 'fork'}={given!r}" if given else "the policy of the warm start"
+    tokenizer.name_or_path = where
+    return tokenizer
 
 
 def tiny_sizes(knobs: WarmStart, vocabulary: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
-from tasks.run.check import check_new_run
+from tasks.run.check import check_new_run, problems_of
 from tasks.run.workspace import Workspace
 from tasks.warm_start.policy_sizes import forked_checkpoint, lesson
 
@@ -46,7 +46,9 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         raise ValueError(f"the run {workspace.name} holds another program's trajectories: train with another run.name")
     from transformers.utils.logging import disable_progress_bar
 
-    _check(workspace, sets)  # before anything expensive
+    if sets or isinstance(workspace.config.problems.train, StoredSource):  # a night has those in its configuration
+        problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
+        check_new_run(workspace, problems, get_run_logger().warning)  # before anything expensive
     from tasks.train.policy import load_policy, make_canary
     from tasks.warm_start.importing import import_policy, try_out
 
@@ -106,13 +108,6 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     shutil.copytree(forked.state, folder)
     adapt(folder, forked.manifest.settings["ppo"], config.ppo)
     return folder
-
-
-def _check(workspace: Workspace, sets: Sequence[ProblemsVersion]) -> None:
-    """Play a scripted episode of the training problems; a night has none but those in its configuration."""
-    source = workspace.config.problems.train
-    if train := [*sets[:1], *([source.version] if isinstance(source, StoredSource) else [])]:
-        check_new_run(workspace, read_problems(workspace, train[0]), get_run_logger().warning)
 
 
 def _warm_start(config: Config, folder: Path) -> dict[str, float]:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from configs import load
+from configs import ConfigError, load
 from storage.records import Problem
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.rollout.trial import Scripted, Trial, WatchedChat
+from tasks.rollout.trial import try_out
 from tasks.score.verifier import Verifier
 from tasks.tools.interface import ToolContext
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, build_tokenizer
@@ -40,11 +40,11 @@ def tried(
     *overrides: str,
     tokenizer: PreTrainedTokenizerBase,
     problems: tuple[Problem, ...] = (PROBLEM,),
-) -> Trial:
-    trial, config = Trial(), load("smoke", [*POLICY, *overrides])
-    chat = WatchedChat(tokenizer, None, ())
-    Scripted(config, chat, verifier, trial).play(problems)
-    return trial
+) -> tuple[str, list[str]]:
+    """Return the story of an episode, and what was found."""
+    story, config = list[str](), load("smoke", [*POLICY, *overrides])
+    findings = try_out(config, (tokenizer, None, ()), verifier, problems, story.append)
+    return "\n".join(story), findings
 
 
 class Maze(MathVerifyEnvironment):
@@ -115,17 +115,16 @@ async def break_down(task: Any, client: Any, tools: Any) -> str:
 @pytest.mark.parametrize("form", ["tiny", "qwen3", "glm"])
 def test_call_and_answer_are_played(verifier: Verifier, form: str) -> None:
     """The call is as the template writes it, is read and answered; the answer is right for environment and scorer."""
-    trial = tried(verifier, *CALLING, tokenizer=tokenizer_for(form))
-    assert (trial.refusal, trial.findings, trial.played) == ("", [], True)
-    told = "\n".join(trial.story)
+    told, findings = tried(verifier, *CALLING, tokenizer=tokenizer_for(form))
+    assert findings == []
     for line in (
-        "tools offered: calculator",
-        '  read as a call: calculator {"expression": "1"} (answered): 1',
-        "  verdict while playing: correct, reward 1",
-        "scorer, turn 0: none, reward 0\nscorer, turn 1: correct, reward 1",
+        PROBLEM.prompt,
+        'read as a call: calculator {"expression": "1"} (answered): 1',
+        "verdict while playing: correct, reward 1",
+        "the episode of problem '1+2' ends after the answer '\\\\boxed{3}': completed",
+        "scorer, turn 1: correct, reward 1",
     ):
         assert line in told
-    assert PROBLEM.prompt in told
 
 
 def maze(broken: str) -> tuple[str, ...]:
@@ -159,63 +158,48 @@ def test_what_fails_before_the_policy_is_asked_is_refused(
     verifier: Verifier, overrides: tuple[str, ...], form: str, says: str
 ) -> None:
     """The refusal has the line in the user's own file."""
-    trial = tried(verifier, *overrides, tokenizer=tokenizer_for(form))
-    assert re.search(re.escape(says).replace("LINE", r"\d+"), trial.refusal)
-    assert not trial.played
+    with pytest.raises(ConfigError, match=re.escape(says).replace("LINE", r"\d+")):
+        tried(verifier, *overrides, tokenizer=tokenizer_for(form))
 
 
 def tool(name: str) -> tuple[str, ...]:
     return "agent.type=openai", "agent.args={}", f"agent.tools=[{{type: '{HERE}:{name}'}}]"
 
 
-FOUND: list[tuple[tuple[str, ...], str, str, bool]] = [
-    (
-        tool("Drill"),
-        "qwen3",
-        "after a call of 'drill': failed, OSError: broken at 1 (test_trial.py:LINE in call)",
-        True,
-    ),
-    (tool("look"), "qwen3", "a call of 'look' has failed: error: OSError: no 1", True),
-    (CALLING, "llama", "a call of 'calculator', as the chat template writes it, is not read as a call", True),
-    (CALLING, "silent", "shows the tool 'calculator', but writes no calls of tools", True),
+FOUND: list[tuple[tuple[str, ...], str, str]] = [
+    (tool("Drill"), "qwen3", "after a call of 'drill': failed, OSError: broken at 1 (test_trial.py:LINE in call)"),
+    (tool("look"), "qwen3", "a call of 'look' has failed: error: OSError: no 1"),
+    (CALLING, "llama", "a call of 'calculator', as the chat template writes it, is not read as a call"),
+    (CALLING, "silent", "shows the tool 'calculator', but writes no calls of tools"),
     (
         maze("step"),
         "qwen3",
         "after the answer '\\\\boxed{3}': failed, KeyError: 'door' (test_trial.py:LINE in step)",
-        False,
     ),
-    (
-        (f"agent={{type: '{HERE}:Silent'}}",),
-        "qwen3",
-        "got no completion in an episode of problem '1+2': rejected",
-        False,
-    ),
-    (("score.type=tests.support.own_scorers:misbehaves",), "qwen3", "the scorer fails on '\\\\boxed{3}': error", False),
-    (("score.type=tests.support.own_scorers:decides",), "qwen3", "is not right for the scorer", True),
+    ((f"agent={{type: '{HERE}:Silent'}}",), "qwen3", "before the policy is asked: rejected"),
+    (("score.type=tests.support.own_scorers:misbehaves",), "qwen3", "fails after the answer '\\\\boxed{3}': error"),
+    (("score.type=tests.support.own_scorers:decides",), "qwen3", "is not right for the scorer"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "form", "says", "played"), FOUND)
+@pytest.mark.parametrize(("overrides", "form", "says"), FOUND)
 def test_what_may_be_the_scripts_fault_is_a_finding(
-    verifier: Verifier, overrides: tuple[str, ...], form: str, says: str, *, played: bool
+    verifier: Verifier, overrides: tuple[str, ...], form: str, says: str
 ) -> None:
-    """A policy may never meet it, so no run is refused; where calls fail, the answer is tried without one."""
-    trial = tried(verifier, *overrides, tokenizer=tokenizer_for(form))
-    assert trial.refusal == ""
-    assert [finding for finding in trial.findings if re.search(re.escape(says).replace("LINE", r"\d+"), finding)]
-    assert trial.played == played
+    """A policy may never meet it, so no run is refused."""
+    _, (finding,) = tried(verifier, *overrides, tokenizer=tokenizer_for(form))
+    assert re.search(re.escape(says).replace("LINE", r"\d+"), finding)
 
 
 def test_one_bad_problem_refuses_no_run(verifier: Verifier) -> None:
     """The next problem is tried where an environment cannot begin with the first."""
     environment = f"environment={{type: '{HERE}:Maze', args: {{broken: bad}}}}"
-    trial = tried(
-        verifier, environment, tokenizer=tokenizer_of("qwen3"), problems=(replace(PROBLEM, problem_id="bad"), PROBLEM)
-    )
-    assert (trial.refusal, trial.findings, trial.played) == ("", [], True)
+    problems = (replace(PROBLEM, problem_id="bad"), PROBLEM)
+    told, findings = tried(verifier, environment, tokenizer=tokenizer_of("qwen3"), problems=problems)
+    assert "problem 'bad' ends before the policy is asked: failed, KeyError: 'wall'" in told
+    assert findings == []
 
 
 def test_an_answer_follows_the_thought_that_a_template_opens(verifier: Verifier) -> None:
     """Otherwise the whole answer would be a thought."""
-    trial = tried(verifier, tokenizer=tokenizer_for("opening"))
-    assert (trial.refusal, trial.findings, trial.played) == ("", [], True)
+    assert tried(verifier, tokenizer=tokenizer_for("opening"))[1] == []

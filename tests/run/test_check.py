@@ -10,6 +10,7 @@ from configs import ConfigError
 from storage import layout
 from storage.version_names import PolicyVersion
 from storage.versions import manifests
+from tasks.problems import ProblemError
 from tasks.problems import task as problems_task
 from tasks.problems.task import import_problems
 from tasks.run import check
@@ -63,3 +64,16 @@ def test_another_machine_may_have_what_the_episode_lacks(overrides: list[str]) -
     workspace = Workspace(config)
     check.check_new_run(workspace, check.problems_of(workspace), warnings.append)
     assert any("in reset)" in warning for warning in warnings)
+
+
+def test_a_run_whose_problems_were_refused_begins_with_another_scorer(overrides: list[str], tmp_path: Path) -> None:
+    """A game has no solutions, which math-verify needs; by then the run has taken its name."""
+    games = tmp_path / "games.jsonl"
+    games.write_text('{"problem": "Find the way."}\n')
+    source = f"{{kind: jsonl, path: {games}, fields: {{prompt: problem}}}}"
+    play = [*overrides, f"problems={{train: {source}, held_out: {source}}}", "environment.args.broken=step"]
+    with pytest.raises(ProblemError, match="score"):
+        begin(*play)
+    with pytest.raises(ProblemError, match="score"):
+        check.check(resolve("smoke", play))
+    assert begin(*play, "score.type=environment")
