@@ -284,7 +284,8 @@ def test_games_without_gold_are_no_leak_and_no_contamination(store: Store, verif
     ]
     rows = [replace(row, turns=[replace(row.turns[0], feedback="Out: the answer is 3."), row.turns[1]]) for row in rows]
     commit(store, rows)
-    rewrite(store, SET, lambda values: values["config"].update({"score": {"type": "environment"}}))
+    scores = layout.scores("r", 0, "5c0e")
+    rewrite(store, scores, lambda values: values["config"].update({"score": {"type": "environment"}}))
     held_out, policy = layout.problems("a1"), PolicyVersion(layout.checkpoint("r", 0))
     commit_rows(store, held_out, "problems", PROBLEM_SCHEMA, games[3:], [])
     played = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
