@@ -42,6 +42,7 @@ MAY_CHANGE = (
     "run.when_held",
     "storage.",
     "tracking",
+    "cost.",
     "inference.",
     "trainer.",
     "cluster.",

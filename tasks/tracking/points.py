@@ -51,11 +51,11 @@ def _point(store: Store, index: int, rows: Sequence[Row], scratch: Path) -> Poin
         numbers=numbers,
         versions={stage: store.uri(row["version"]) for stage, row in by_stage.items()},
         histograms=histograms,
-        transcripts=_transcripts(store, rollout["version"], scratch) if rollout else (),
+        transcripts=read_transcripts(store, rollout["version"], scratch) if rollout else (),
     )
 
 
-def _transcripts(store: Store, version: str, scratch: Path) -> list[Transcript]:
+def read_transcripts(store: Store, version: str, scratch: Path) -> list[Transcript]:
     """Read some trajectories of the first shard of a data set; none if gc has deleted it."""
     files = [file for file in manifests.read(store, version).files if file.name.endswith(".parquet")]
     try:
