@@ -27,7 +27,7 @@ MAIN = (
 )
 """The metrics that are shown unless others are chosen."""
 _WIDTH, _HEIGHT, _ACROSS = 4.2, 2.7, 3
-_COLOURS = "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"
+_COLOURS = "#4c92d4", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"
 
 
 def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:

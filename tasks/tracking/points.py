@@ -68,7 +68,12 @@ def read_transcripts(store: Store, version: str, scratch: Path) -> list[Transcri
 
 def _transcript(row: dict[str, Any]) -> Transcript:
     turns = row["turns"]
-    said = [text for turn in turns for text in (f"policy: {turn['text']}", f"environment: {turn['feedback']}") if text]
+    said = [
+        f"{who}: {text}"
+        for turn in turns
+        for who, text in (("policy", turn["text"]), ("environment", turn["feedback"]))
+        if text
+    ]
     return Transcript(
         trajectory_id=row["trajectory_id"],
         problem=visible(row["prompt"], _LONGEST),
