@@ -49,6 +49,13 @@ class Run(Knobs):
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
 
 
+class Cost(Knobs):
+    """What a run costs, for the page of `python -m flows.watch`."""
+
+    per_hour: PositiveFloat | None = None
+    """Price of an hour in which a flow run works on the run, in any currency; empty: unknown."""
+
+
 class Config(Knobs):
     """The resolved configuration of one run."""
 
@@ -70,6 +77,7 @@ class Config(Knobs):
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
     audit: Audit = Audit()
+    cost: Cost = Cost()
     tracking: list[str] = []
     """Trackers that get what the run commits: `tensorboard`, `wandb`, `mlflow`, `trackio` or `package.module:Class`."""
     monitoring: Monitoring = Monitoring()

@@ -56,7 +56,7 @@ ON_A_KEPT_STORE = [
 def test_a_flow_takes_the_command_line(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow itself is not run: its own tests do that."""
     began = list[object]()
-    monkeypatch.setattr("storage.interrupts.run", lambda act, _="": began.append(act))
+    monkeypatch.setattr("storage.interrupts.run", lambda act, *_: began.append(act))
     words = [word for word in shlex.split(command) if "PYTHONPATH" not in word]
     monkeypatch.setattr("sys.argv", words[2:])
     runpy.run_module(words[2], run_name="__main__")

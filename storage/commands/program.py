@@ -60,6 +60,14 @@ def whole(least: int) -> Callable[[str], int]:
     return read
 
 
+def positive(text: str) -> float:
+    """Read an argument that is a number above 0."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """The result of a command.

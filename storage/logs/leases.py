@@ -10,7 +10,8 @@ S3 cannot make a create depend on another object. So a holder that pauses betwee
 commit. The version then comes from it or from its successor, never from both; its parents are committed, and later
 versions build on it.
 
-Writers use a lease by the protocol `Fence`. `is_held` finds who holds a lease without taking it.
+Writers use a lease by the protocol `Fence`. `is_held` finds who holds a lease without taking it, `tenures` who held it
+and when.
 """
 
 import logging
@@ -25,7 +26,7 @@ from storage import layout
 from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, StorageError
 from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.processes.identity import is_alive, own_identity
 from storage.telemetry.metrics import LEASE_RENEWED
 
@@ -179,6 +180,47 @@ def is_held(store: Store, run: str) -> str | None:
     if last is None or is_alive(last[1]["holder"]) is False:
         return None
     return None if last_sign(store, run, last[0]).get("released") else describe(last[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """The time for which one holder had a lease, by its own clock.
+
+    Example: Tenure("flow run amber-slug (process 71 on gpu-1) since …", "flow run amber-slug", begun, seen, "")
+    """
+
+    holder: str
+    label: str
+    begun: datetime
+    seen: datetime  # last sign of life
+    ended: str  # why the lease is free, as far as can be seen at once; empty: it seems to be held
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, (self.seen - self.begun).total_seconds())
+
+
+def tenures(store: Store, run: str) -> list[Tenure]:
+    """List who held the lease of `run`, the newest last; damaged entries, which `verify` reports, are left out."""
+    log = Log(store, layout.lease(run))
+    length = log.length()
+
+    def read(token: int) -> Tenure | None:
+        try:
+            entry, sign = log.read(token), last_sign(store, run, token)
+            begun, seen = (datetime.fromisoformat(each) for each in (entry["at"], sign.get("at", entry["at"])))
+            silent_s = (datetime.now(UTC) - seen).total_seconds()
+        except (DamagedError, ValueError, TypeError):
+            return None
+        reasons = {
+            "it was released": sign.get("released") or token + 1 < length,
+            "its process has ended": is_alive(entry["holder"]) is False,
+            f"no sign of life for {silent_s:.0f} s": silent_s > float(entry["ttl_s"]),
+        }
+        ended = next((reason for reason, holds in reasons.items() if holds), "")
+        return Tenure(describe(entry), entry["label"], begun, seen, ended)
+
+    return [tenure for tenure in in_parallel(read, range(length)) if tenure]
 
 
 def newest_holder(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:

@@ -7,6 +7,7 @@ from typing import IO
 from rich.table import Table
 
 from storage.commands.program import table
+from storage.visible import visible
 from tasks.evaluate.plotting import draw_estimates
 from tasks.metrics.rows import Row, by_iteration, evaluations, numbers_of
 
@@ -26,7 +27,7 @@ MAIN = (
 )
 """The metrics that are shown unless others are chosen."""
 _WIDTH, _HEIGHT, _ACROSS = 4.2, 2.7, 3
-_COLOURS = "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"
+_COLOURS = "#4c92d4", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"
 
 
 def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -85,14 +86,16 @@ def plot(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    down = -(-len(names) // _ACROSS)
+    across = min(_ACROSS, len(names))
+    down = -(-len(names) // across)
     with style.context("dark_background" if dark else "default"):
-        figure = Figure(figsize=(_WIDTH * _ACROSS, _HEIGHT * down), layout="constrained")
+        figure = Figure(figsize=(_WIDTH * across, _HEIGHT * down), layout="constrained")
         FigureCanvasAgg(figure)
-        panels = figure.subplots(down, _ACROSS, squeeze=False).flatten()
+        panels = figure.subplots(down, across, squeeze=False).flatten()
         for panel, name in zip(panels, names, strict=False):
-            panel.set_title(name, fontsize=10)
+            panel.set_title(visible(name), fontsize=10, parse_math=False)
             panel.grid(alpha=0.3)
+            panel.locator_params(axis="x", integer=True)
             for (run, rows), colour in zip(runs.items(), _COLOURS * len(runs), strict=False):
                 points = curve(rows, name)
                 if low := curve(rows, f"{name}_low"):
@@ -100,7 +103,10 @@ def plot(
                     estimates = {n: {"value": points[n], "low": low[n], "high": high[n]} for n in points}
                     draw_estimates(panel, estimates, "-o", colour, run)
                 else:
-                    panel.plot(list(points), list(points.values()), color=colour, label=run, linewidth=1.2)
+                    marker = "o" if len(points) == 1 else None
+                    panel.plot(
+                        list(points), list(points.values()), marker=marker, color=colour, label=run, linewidth=1.2
+                    )
         for panel in panels[len(names) :]:
             panel.set_visible(False)
         if len(runs) > 1:

@@ -40,6 +40,7 @@ MAY_CHANGE = (
     "run.accept_code",
     "storage.",
     "tracking",
+    "cost.",
     "inference.",
     "trainer.",
     "cluster.",

@@ -51,11 +51,11 @@ def _point(store: Store, index: int, rows: Sequence[Row], scratch: Path) -> Poin
         numbers=numbers,
         versions={stage: store.uri(row["version"]) for stage, row in by_stage.items()},
         histograms=histograms,
-        transcripts=_transcripts(store, rollout["version"], scratch) if rollout else (),
+        transcripts=read_transcripts(store, rollout["version"], scratch) if rollout else (),
     )
 
 
-def _transcripts(store: Store, version: str, scratch: Path) -> list[Transcript]:
+def read_transcripts(store: Store, version: str, scratch: Path) -> list[Transcript]:
     """Read some trajectories of the first shard of a data set; none if gc has deleted it."""
     files = [file for file in manifests.read(store, version).files if file.name.endswith(".parquet")]
     try:
@@ -68,7 +68,12 @@ def _transcripts(store: Store, version: str, scratch: Path) -> list[Transcript]:
 
 def _transcript(row: dict[str, Any]) -> Transcript:
     turns = row["turns"]
-    said = [text for turn in turns for text in (f"policy: {turn['text']}", f"environment: {turn['feedback']}") if text]
+    said = [
+        f"{who}: {text}"
+        for turn in turns
+        for who, text in (("policy", turn["text"]), ("environment", turn["feedback"]))
+        if text
+    ]
     return Transcript(
         trajectory_id=row["trajectory_id"],
         problem=visible(row["prompt"], _LONGEST),

@@ -22,7 +22,8 @@ from tasks.audit.database import open_database
 from tasks.audit.reader import read
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.read import require_key, unreadable
+from tasks.audit.reader.read import unreadable
+from tasks.audit.reader.serving import require_key
 from tasks.audit.reader.tokens import compute_advantages
 from tests.conftest import commit_policy
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums

@@ -75,18 +75,22 @@ def _newest_audit(store: Store) -> str:
 
 
 def photograph(store: Store, audit: str) -> None:
-    """The audit's report, the reader, and a run in Prefect's pages."""
+    """The audit's report, the reader, and a run on the live page and in Prefect's pages."""
     (report,) = Path(store.path(audit)).glob("*/report.html")
     with screenshots.open_browser() as browser:
         plain = browser.new_context(viewport={"width": 1280, "height": 820})
         screenshots.shoot(plain, report.as_uri(), AUDIT / "report.png")
-        with screenshots.open_reader(store.root, "runs/demo/trajectories/000050") as address:
+        with screenshots.open_app(
+            "tasks.audit", "--root", store.root, "read", "runs/demo/trajectories/000050"
+        ) as address:
             page = plain.new_page()
             page.goto(address)
             page.locator("td a.id").first.click()
             page.get_by_role("link", name="Tokens").click()
             page.wait_for_timeout(screenshots.SETTLE_MS)
             page.screenshot(path=AUDIT / "reader.png")
+        with screenshots.open_app("flows.watch", "demo", "--root", store.root, "--per-hour", "2.5") as address:
+            screenshots.shoot(plain, address, MAIN / "watch.png")
         with screenshots.open_prefect(browser) as (context, address):
             page = context.new_page()
             page.goto(f"{address}/runs")

@@ -49,10 +49,9 @@ def shoot(context: BrowserContext, address: str, path: Path) -> None:
 
 
 @contextmanager
-def open_reader(root: str, target: str) -> Iterator[str]:
-    """The address of the reader on `target`, with its key."""
-    command = [sys.executable, "-m", "tasks.audit", "--root", root, "read", target, "--port", "0"]
-    job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def open_app(*command: str) -> Iterator[str]:
+    """The address, with its key, of the app that a command serves."""
+    job = subprocess.Popen([sys.executable, "-m", *command, "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert job.stdout
         found = re.search(r"http://127\.0\.0\.1:\d+/\?key=\S+", line := job.stdout.readline())

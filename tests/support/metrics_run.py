@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from configs import load
 from storage import layout
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Kind
 
+CONFIG = load("smoke", ["run.name=r", "run.seed=7", "run.iterations=4"]).model_dump(mode="json")
 EVALUATION = EvaluationVersion("runs/r/evaluations/000000/held-out/greedy-1f0c")
 ROLLOUT = {
     "episodes": 4, "status": {"completed": 3, "failed": 1}, "generated_tokens": 80, "tokens_per_second": 40.0,
@@ -24,7 +26,7 @@ EVALUATED = {"set": "held-out", "first_turn": {"value": 0.5, "low": 0.4, "high":
 
 def commit(store: Store, version: str, kind: Kind, metrics: dict[str, Any]) -> str:
     with Draft(store, version, kind) as draft:
-        draft.commit(Provenance(config={"run": {"name": "r", "seed": 7}}), [], metrics)
+        draft.commit(Provenance(config=CONFIG), [], metrics)
     return version
 
 

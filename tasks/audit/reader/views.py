@@ -1,6 +1,6 @@
 """The reader's pages: the list, a group side by side, and a trajectory with its tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,14 @@ from tasks.audit.database import read_conversations
 from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
 from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, parse
+from tasks.audit.reader.serving import Render
 from tasks.audit.reader.tokens import Advantages, NoAdvantageError, Token, compute_advantages
 
 LINES = 50
 """Trajectories on one page of the list."""
 EPISODES_PER_PAGE = 24
 """Episodes on one page of a group."""
-LONGEST = 200_000
-"""The most characters of one text on a page."""
 _MOST_DATA_SETS = 500  # that the form proposes
-
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'; "
-    "style-src 'self'; img-src 'self' data:",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 Given = Mapping[str, str]
 """The parameters in an address."""
@@ -46,7 +35,7 @@ class Views:
     """The views: each makes a page from the parameters in the address of a request, in a thread."""
 
     library: Library
-    render: Callable[..., Response]  # a page from the name of its template, its status and values
+    render: Render
     store: Store  # of the tokenizers
     data_sets: Sequence[DataSet]  # in the order of their numbers
     cache: Path  # local folder for files of a remote store

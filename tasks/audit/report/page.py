@@ -32,14 +32,14 @@ _MOST_OF_TEXT = 3000  # characters of one text of a conversation
 _END = 0.25  # share of its characters that a shortened text keeps at its end, where answers are
 
 
-def environment(folder: Path, most: int | None = None) -> Environment:
+def environment(folders: Sequence[Path], most: int | None = None) -> Environment:
     """Open templates that make the values of expressions visible, cut after `most` characters, and escape them."""
 
     def finalize(value: Any) -> Any:
         return visible(value, most) if type(value) is str else value  # markup stays unchanged
 
     return Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(folders),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=finalize,
@@ -58,7 +58,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
-    templates = environment(TEMPLATES, _MOST)
+    templates = environment([TEMPLATES], _MOST)
     templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text)))}
     return templates.get_template("report.html").render(
         result=result,

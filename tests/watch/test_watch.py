@@ -1,0 +1,118 @@
+"""The live page: what it says follows from the store alone, and it changes nothing there."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from storage import layout
+from storage.errors import StorageError
+from storage.logs.leases import Lease, tenures
+from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA
+from storage.versions import datasets
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.watch.page import create_app
+from tasks.watch.state import read_state
+from tests.support.metrics_run import CONFIG, ROLLOUT, SCORES, UPDATE, commit, commit_iteration, commit_run
+from tests.support.reader_helpers import EVIL, HOSTILE, spoken
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(f"{tmp_path}")
+    commit_run(store, 2)
+    return store
+
+
+def contents(store: Store) -> dict[str, str]:
+    files = (path for path in Path(store.root).rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[TestClient]:
+    with TestClient(create_app(store, "r", 3600), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def test_each_commit_moves_the_run_on(store: Store) -> None:
+    """The stage that is going on follows from what is committed; tokens and seconds are sums over the iterations."""
+    state = read_state(store, "r")
+    assert (state.done, state.total, state.stage, state.is_working) == (2, 4, "evaluation", False)
+    rollout = next(each for each in state.spent if each.stage == "rollout")
+    assert (rollout.newest_s, rollout.seconds, rollout.tokens, rollout.per_second) == (2.0, 4.0, 160, 40.0)
+    commit(store, layout.trajectories("r", 2), "trajectories", ROLLOUT)
+    assert read_state(store, "r").stage == "score"
+    commit(store, layout.scores("r", 2, "5c0e"), "scores", SCORES)
+    assert read_state(store, "r").stage == "train"
+    commit(store, layout.checkpoint("r", 3), "checkpoint", UPDATE)
+    commit_iteration(store, 3)
+    state = read_state(store, "r")
+    assert (state.done, state.left_s, state.expected) == (4, 0, 0)
+    with pytest.raises(StorageError, match="is no run: check the name"):
+        read_state(store, "another")
+
+
+def test_time_counts_while_a_lease_is_held(store: Store) -> None:
+    """Two flow runs are two tenures, and the time between them is not worked; the one that holds the lease works."""
+    for label in ("flow run a", "gc", "flow run b"):
+        with Lease(store, "r", label=label):
+            assert read_state(store, "r").is_working == (label != "gc")
+    held = tenures(store, "r")
+    assert [(each.label, each.ended) for each in held] == [
+        (label, "it was released") for label in ("flow run a", "gc", "flow run b")
+    ]
+    state = read_state(store, "r")
+    assert state.worked_s == pytest.approx(held[0].seconds + held[2].seconds)
+    assert (state.is_working, state.holder) == (False, held[2])
+
+
+def test_the_journal_tells_of_an_unfinished_rollout(store: Store, tmp_path: Path) -> None:
+    """Episodes in finished shards count before their data set is committed."""
+    version, expected = layout.trajectories("r", 2), read_state(store, "r").expected
+    rollout = CONFIG["rollout"]
+    assert expected == rollout["problems_per_iteration"] * (rollout["generation_size"] or rollout["group_size"])
+    (file := tmp_path / "shard").write_bytes(b"rows")
+    with JournaledDraft(store, version, "trajectories") as draft:
+        draft.add_shard(file, "part-00000.parquet", 5, [])
+        assert read_state(store, "r").stored == 5
+
+
+def test_alarms_are_raised_where_they_begin(store: Store) -> None:
+    """Faults and the audit's thresholds raise an alarm, once as long as they stay."""
+    bad: dict[str, Any] = {"reward/all_minimal": 1.0, "share/zero_variance": 1.0}
+    for number in (2, 3):
+        commit(store, layout.trajectories("r", number), "trajectories", ROLLOUT | {"faults": {"policy": 0.25}})
+        commit(store, layout.scores("r", number, "5c0e"), "scores", SCORES | {"verdicts": {"timeout": 3}})
+        commit(store, layout.checkpoint("r", number + 1), "checkpoint", UPDATE | bad)
+    alarms = read_state(store, "r").alarms
+    assert {number for number, _ in alarms} == {2}
+    for words in ("25.0% of the episodes ended", "100.0% of the groups", "50.0% of the verdicts", "No turn is right"):
+        assert sum(says.startswith(words) for _, says in alarms) == 1
+
+
+def test_the_page_is_read_only_and_shows_data_as_text(store: Store, client: TestClient) -> None:
+    """Page and pictures change no object, hostile text is escaped, and an error is a page that refreshes, too."""
+    part = f"reward/{HOSTILE}"
+    with Draft(store, layout.trajectories("r", 2), "trajectories") as draft:
+        datasets.write_rows(draft, TRAJECTORY_SCHEMA, [spoken(2, HOSTILE, [HOSTILE], EVIL, prompt=HOSTILE)], 50)
+        draft.commit(Provenance(config=CONFIG), [], ROLLOUT)
+    commit(store, layout.scores("r", 2, "5c0e"), "scores", SCORES | {"parts": {HOSTILE: 1.0}})
+    before = contents(store)
+    page = client.get("/")
+    assert (page.status_code, EVIL in page.text, "&lt;script&gt;" in page.text) == (200, False, True)
+    assert 'http-equiv="refresh"' in page.text
+    assert 'http-equiv="refresh"' not in client.get("/?still").text
+    for dark in (False, True):
+        picture = client.get("/curve", params={"name": part, "dark": dark})
+        assert (picture.status_code, b"<svg" in picture.content, b"<script" in picture.content) == (200, True, False)
+    assert client.get("/curve?name=unknown").status_code == 404
+    assert client.post("/").status_code == 405
+    assert contents(store) == before
+    store.write("runs/r/metrics/000000.jsonl", b"{")
+    failed = client.get("/")
+    assert (failed.status_code, "is damaged" in failed.text, "refresh" in failed.text) == (503, True, True)
