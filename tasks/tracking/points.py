@@ -1,5 +1,6 @@
 """Points for trackers, made from the metrics, manifests and trajectories of a run."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ TRANSCRIPTS = 4
 TRANSCRIPTS_EVERY = 10
 """Iterations from one such point to the next: the texts are read from the data set itself."""
 _LONGEST = 4000
+_BATCH = 64
 
 
 def points(store: Store, rows: Sequence[Row], first: int, scratch: Path) -> Iterator[Point]:
@@ -56,14 +58,15 @@ def _point(store: Store, index: int, rows: Sequence[Row], scratch: Path) -> Poin
 
 
 def read_transcripts(store: Store, version: str, scratch: Path) -> list[Transcript]:
-    """Read some trajectories of the first shard of a data set; none if gc has deleted it."""
+    """Read the first trajectory of some problems in the first shard of a data set; none if gc has deleted it."""
     files = [file for file in manifests.read(store, version).files if file.name.endswith(".parquet")]
     try:
         path = fetch_file(store, files[0], scratch)
     except (DamagedError, IndexError):  # `python -m storage verify` reports damage
         return []
-    batch = next(pq.ParquetFile(path).iter_batches(TRANSCRIPTS, columns=["trajectory_id", "prompt", "turns"]), None)
-    return [_transcript(row) for row in batch.to_pylist()] if batch else []
+    columns = ["trajectory_id", "sample", "prompt", "turns"]
+    rows = (row for batch in pq.ParquetFile(path).iter_batches(_BATCH, columns=columns) for row in batch.to_pylist())
+    return [_transcript(row) for row in itertools.islice((row for row in rows if row["sample"] == 0), TRANSCRIPTS)]
 
 
 def _transcript(row: dict[str, Any]) -> Transcript:
