@@ -104,7 +104,8 @@ def prefect(project: Path, *arguments: str) -> str:
 def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_path: Path) -> None:
     """A real server and worker run `prefect deployment run math-mt-ppo/math-mt-ppo` with overrides."""
     parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=1'])}"]
-    prefect(served, "deployment", "run", "math-mt-ppo/math-mt-ppo", "--watch", *parameters)
+    watched = prefect(served, "deployment", "run", "math-mt-ppo/math-mt-ppo", "--watch", *parameters)
+    assert "iter 1/1  reward " in watched  # the flow run's own line, with the numbers
     store = Store(f"{tmp_path}/var")
     assert manifests.committed(store, layout.checkpoint("smoke", 1))
     assert not manifests.committed(store, layout.checkpoint("smoke", 2))
