@@ -366,7 +366,7 @@ def test_an_agent_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch:
     ("override", "message"),
     [
         ("policy={path: ./no-such-folder}", "there is no no-such-folder/config.json"),
-        ("policy={path: EMPTY}", "holds no usable"),
+        ("policy={path: EMPTY}", "there is no .*empty/config.json"),
         ("policy={path: EMPTY/runs/x/checkpoints/000001}", "never committed"),
         ("problems.train={kind: jsonl, path: EMPTY/no.jsonl, preset: gsm8k}", "no.jsonl"),
     ],
