@@ -9,8 +9,10 @@ from pathlib import Path
 
 from storage import interrupts, layout
 from storage.commands.program import Parser, print_error
+from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.visible import print_clean_logs
+from tasks.metrics.log import read_rows
 from tasks.tracking import SINKS
 from tasks.tracking.follow import Feed, check_trackers, follow
 
@@ -32,13 +34,15 @@ def main() -> int:
     store, run = Store(root or arguments.root), rest.removeprefix("runs/").split("/")[0]
     try:
         check_trackers([arguments.to])
+        if arguments.until_closed is None and not read_rows(store, run):
+            raise StorageError(f"{store.uri(f'runs/{run}')} has no committed iteration: check the name and --root")
         feed = Feed(store, run, arguments.to, Path(arguments.cache), again=arguments.again)
         if arguments.until_closed is not None:
             follow(feed, arguments.until_closed)
             return 0
         count = feed.catch_up()
         feed.close()
-    except (ValueError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a tracker may raise anything; it is printed
         print_error(error)
         return 1
     print(f"{arguments.to} got {count} points of {store.uri(f'runs/{run}')}")

@@ -35,6 +35,12 @@ def with_own_line(text: str, error: BaseException) -> str:
     return f"{text} ({place})" if place and place not in text else text
 
 
+def of_library(error: BaseException) -> bool:
+    """Return whether a library raised an error: neither this project, whose messages say what to do, nor the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not (frames[-1].filename.startswith(_OURS) or is_own(frames[-1].filename))
+
+
 def traceback_without(error: BaseException, package: str) -> str:
     """Format an error with its traceback, but for the lines of a package."""
     shown = traceback.TracebackException.from_exception(error)

@@ -12,7 +12,7 @@ runs/<run>/history/<iterations>             the results of each problem in so ma
 runs/<run>/curriculum                       how often the run draws each problem, computed from earlier runs
 runs/<run>/decision                         retraining: champion or challenger, and why
 
-runs/<run>/metrics/<first iteration>.jsonl  the numbers of 100 iterations (see `tasks.metrics`); no version
+runs/<run>/metrics/…                        the numbers of its stages and evaluations (see `tasks.metrics`); no version
 runs/<run>/report                           pictures and summary of the run; no version, replaced by the next one
 runs/<run>/logs/<time>                      what the nodes of a cluster logged before a failure; no version
 
@@ -125,9 +125,19 @@ def decision(name: str) -> DecisionVersion:
     return DecisionVersion(f"runs/{name}/decision")
 
 
+def metrics_folder(name: str) -> str:
+    return f"runs/{name}/metrics"
+
+
 def metrics(name: str, first: int) -> str:
     """Return the file with a run's metrics from iteration `first` on."""
-    return f"runs/{name}/metrics/{first:06d}.jsonl"
+    return f"{metrics_folder(name)}/{first:06d}.jsonl"
+
+
+def metrics_of_evaluation(scores: str) -> str:
+    """Return the file with the metrics of an evaluation, given the version of its scores."""
+    name, rest = scores.split("/", 2)[1], scores.split("/", 3)[3]
+    return f"{metrics_folder(name)}/evaluation-{rest.replace('/', '-')}.jsonl"
 
 
 def logs(name: str, time: str) -> str:

@@ -19,7 +19,7 @@ from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
-from storage.frames import traceback_without, with_own_line
+from storage.frames import of_library, traceback_without, with_own_line
 from storage.visible import print_clean_logs, printable
 from tasks.run.configuration import plan, resolve
 
@@ -141,6 +141,6 @@ def _status(act: Callable[[], None], *, verbose: bool) -> int:
             return 0
         except Exception as error:  # noqa: BLE001 - it is printed
             failed = error
-    expected = isinstance(failed, ValueError | RuntimeError | OSError)
-    print_progress(with_own_line(f"error: {failed}", failed) if expected else traceback_without(failed, "prefect"))
+    is_told = isinstance(failed, OSError) or (isinstance(failed, ValueError | RuntimeError) and not of_library(failed))
+    print_progress(with_own_line(f"error: {failed}", failed) if is_told else traceback_without(failed, "prefect"))
     return 2 if isinstance(failed, ConfigError) else 1

@@ -67,6 +67,8 @@ def row_of(manifest: Manifest) -> Row | None:
         return head | {"stage": "evaluate"} | dict(_of_evaluation(metrics))
     if stage == "train":
         head["iteration"] = number - 1  # the update that made this checkpoint
+        # Of what was trained on; the rollout's numbers of these names are of all episodes.
+        metrics = {name.replace("success/turn_", "trained/turn_"): value for name, value in metrics.items()}
     names, numbers = _NAMES[stage], dict[str, float]()
     for name, value in metrics.items():
         if name not in _NO_NUMBERS:
@@ -130,9 +132,13 @@ def by_iteration(rows: Iterable[Row]) -> dict[int, Row]:
     return merged
 
 
-def evaluations(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of evaluations, in the order of their policy versions."""
-    return sorted((row for row in rows if row["stage"] == "evaluate"), key=order)
+def by_policy(rows: Iterable[Row]) -> dict[int, Row]:
+    """Merge the rows of the evaluations of each policy version, on each set, into one, in order."""
+    merged: dict[int, Row] = {}
+    for row in sorted(rows, key=order):
+        if row["stage"] == "evaluate":
+            merged.setdefault(row["iteration"], {}).update(row)
+    return merged
 
 
 _ORDER = ["evaluate", *STAGES.values()]

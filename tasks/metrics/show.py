@@ -9,7 +9,7 @@ from rich.table import Table
 from storage.commands.program import table
 from storage.visible import visible
 from tasks.evaluate.plotting import draw_estimates
-from tasks.metrics.rows import Row, by_iteration, evaluations, numbers_of
+from tasks.metrics.rows import Row, by_iteration, by_policy, numbers_of
 
 MAIN = (
     "reward/mean",
@@ -48,7 +48,7 @@ def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:
 
 def curve(rows: Sequence[Row], name: str) -> dict[int, float]:
     """Return a metric by iteration; one of an evaluation by policy version."""
-    merged = {row["iteration"]: row for row in evaluations(rows)} if name.startswith("eval/") else by_iteration(rows)
+    merged = by_policy(rows) if name.startswith("eval/") else by_iteration(rows)
     return {number: row[name] for number, row in merged.items() if name in row}
 
 

@@ -28,7 +28,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
 from tasks.agents.problem_checks import lacking_room
-from tasks.metrics.log import MetricsLog
+from tasks.metrics.log import MetricsLog, record_evaluation
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
@@ -87,7 +87,9 @@ class Workspace:
 
     def record(self, version: str) -> None:
         """Write the numbers of a committed version to the run's metrics, if this flow run may write them."""
-        if self.lease and layout.run_of(version) == self.name:
+        if layout.evaluated_policy(version):
+            record_evaluation(self.store, version)
+        elif self.lease and layout.run_of(version) == self.name:
             self.metrics.record(version)
 
     def trim_cache(self, *in_use: str) -> None:

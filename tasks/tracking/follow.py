@@ -2,8 +2,9 @@
 
 The process of a flow never waits for a tracker. It starts `python -m flows.track RUN --to NAME --until-closed FD` for
 each, which reads the store every few seconds, tries again if the tracker does not answer, and ends after the flow. At
-its end it notes in `runs/<run>/tracking/<name>.json` where the next process goes on. After one that was killed the next
-process logs all points again, since most trackers keep points in memory for a while; a sink drops those that it has.
+its end it notes in the cache, in `tracking/<tracker>-<key of the run>.json`, where the next process on this machine
+goes on. After one that was killed, or failed, the next one logs all points again, since most trackers keep points in
+memory for a while; a sink drops those that it has.
 """
 
 import hashlib
@@ -21,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 from configs import Config, flatten
 from storage import layout
-from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.processes.child import Child
 from storage.versions import manifests
@@ -52,22 +52,31 @@ class Feed:
     """
 
     def __init__(self, store: Store, run: str, name: str, cache: Path, *, again: bool = False) -> None:
-        self._store, self._run, self._name, self._cache = store, run, name, cache
-        self._key = f"runs/{run}/tracking/{re.sub(r'[^A-Za-z0-9._-]', '-', name)}.json"
+        self._store, self._run, self._name, self._cache = store, run, name, cache / "tracking"
+        self._uri = store.uri(f"runs/{run}")
+        self._key = hashlib.sha256(self._uri.encode()).hexdigest()[:16]
+        self._note = self._cache / f"{_plain(name)}-{self._key}.json"
         self._next = 0 if again else self._noted()
         self._sink: Sink | None = None
 
-    def catch_up(self) -> int:
+    def catch_up(self, *, last: bool = True) -> int:
         """Log the committed points that were not logged; return their number.
 
+        Args:
+            last: also log the newest evaluations of a policy, to which evaluations on other sets may still come.
+
         Raises:
-            Exception: whatever the tracker raises; the points are logged by a later call.
+            Exception: whatever the tracker raises; the points are logged by a later call, all of them again.
         """
         logged, rows = 0, read_rows(self._store, self._run)
         with TemporaryDirectory(prefix="transcripts-") as scratch:
-            for point in points(self._store, rows, self._next, Path(scratch)):
-                self._sink = self._sink or self._open()
-                self._sink.log(point)
+            for point in points(self._store, rows, self._next, Path(scratch), last=last):
+                try:
+                    self._sink = self._sink or self._open()
+                    self._sink.log(point)
+                except Exception:
+                    self._sink, self._next = None, 0
+                    raise
                 self._next, logged = point.index + 1, logged + 1
         return logged
 
@@ -75,37 +84,25 @@ class Feed:
         """Wait until the tracker has stored everything, and note where the next process goes on."""
         if self._sink:
             self._sink.close()
-            self._note(self._next)
-
-    def drop(self) -> None:
-        """Forget a tracker that failed; the next call opens it again and logs all points again."""
-        self._sink, self._next = None, 0
-
-    def _note(self, index: int) -> None:
-        self._store.write(self._key, json.dumps({"next": index}).encode())
+            self._note.write_text(json.dumps({"next": self._next}))
 
     def _noted(self) -> int:
         try:
-            return int(json.loads(self._store.read(self._key))["next"])
-        except FileNotFoundError:
+            return int(json.loads(self._note.read_text())["next"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):  # a sink drops what it has
             return 0
-        except (ValueError, KeyError, TypeError):
-            where = self._store.uri(self._key)
-            raise StorageError(f"{where} is damaged: delete it, and all points are logged again") from None
 
     def _open(self) -> Sink:
-        manifest, uri = manifests.find(self._store, layout.run(self._run)), self._store.uri(f"runs/{self._run}")
-        self._next -= self._next % 2  # with the evaluations of the iteration
-        run = TrackedRun(
-            name=self._run,
-            uri=uri,
-            key=hashlib.sha256(uri.encode()).hexdigest()[:16],
-            config=dict(flatten(manifest.settings)) if manifest else {},
-            folder=self._cache / "tracking",
-            first=self._next,
-        )
-        self._note(0)  # until `close`
-        return SINKS.make(self._name, run, {})
+        manifest = manifests.find(self._store, layout.run(self._run))
+        config = dict(flatten(manifest.settings)) if manifest else {}
+        self._cache.mkdir(parents=True, exist_ok=True)
+        self._note.unlink(missing_ok=True)  # until `close`
+        return SINKS.make(self._name, TrackedRun(self._run, self._uri, self._key, config, self._cache, self._next), {})
+
+
+def _plain(name: str) -> str:
+    """Return the name of a tracker as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)
 
 
 def follow(feed: Feed, closed: int) -> None:
@@ -117,11 +114,10 @@ def follow(feed: Feed, closed: int) -> None:
     wait_s = 0.0
     while not select.select([closed], [], [], wait_s)[0]:
         try:
-            feed.catch_up()
+            feed.catch_up(last=False)
             wait_s = POLL_S
         except Exception:  # a tracker may raise anything, and must not be lost by it
-            logger.exception("the tracker failed; it is tried again in %g s", RETRY_S)
-            feed.drop()
+            logger.exception("tried again in %g s", RETRY_S)
             wait_s = RETRY_S
     feed.catch_up()
     feed.close()
@@ -140,19 +136,23 @@ def followed(config: Config) -> Iterator[None]:
     children = dict[str, Child]()
     reading, writing = os.pipe()
     logs = Path(config.storage.cache) / "logs" / config.run.name
+    wait_s = LAST_S
     try:
         for name in config.tracking:
-            children[name] = child = Child(logs / f"tracking-{re.sub(r'[^A-Za-z0-9._-]', '-', name)}.log")
+            children[name] = child = Child(logs / f"tracking-{_plain(name)}.log")
             child.start(command(config, name, reading), os.environ, pass_fds=[reading])
         yield
+    except BaseException as error:
+        wait_s = LAST_S if isinstance(error, Exception) else 0.0  # Ctrl-C: the lease must be given back in time
+        raise
     finally:
         os.close(writing)
         os.close(reading)
-        _wait(children, config.run.name)
+        _wait(children, config.run.name, wait_s)
 
 
-def _wait(children: dict[str, Child], run: str) -> None:
-    deadline = time.monotonic() + LAST_S
+def _wait(children: dict[str, Child], run: str, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
     for name, child in children.items():
         while child.alive and time.monotonic() < deadline:
             time.sleep(0.1)

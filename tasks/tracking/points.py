@@ -25,14 +25,15 @@ _LONGEST = 4000
 _BATCH = 64
 
 
-def points(store: Store, rows: Sequence[Row], first: int, scratch: Path) -> Iterator[Point]:
+def points(store: Store, rows: Sequence[Row], first: int, scratch: Path, *, last: bool) -> Iterator[Point]:
     """Yield the points of a run from index `first` on, in order; an iteration without a checkpoint is not whole yet."""
     found = defaultdict[int, list[Row]](list)
     for row in rows:
         found[2 * row["iteration"] + (row["stage"] != "evaluate")].append(row)
     for index in sorted(found):
         stages = {row["stage"] for row in found[index]}
-        if index >= first and stages & {"evaluate", "train"}:
+        growing = stages == {"evaluate"} and index == max(found) and not last
+        if index >= first and stages & {"evaluate", "train"} and not growing:
             yield _point(store, index, found[index], scratch)
 
 

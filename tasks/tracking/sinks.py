@@ -1,5 +1,6 @@
 """The trackers of four packages, each of which is imported when it is used."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,13 +26,13 @@ def _markdown(point: Point) -> dict[str, str]:
 
 
 class Tensorboard:
-    """TensorBoard: event files in the cache, `tensorboard --logdir <storage.cache>/tensorboard`."""
+    """TensorBoard: event files in the cache, `tensorboard --logdir <storage.cache>/tracking/tensorboard`."""
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder = run.folder / "tensorboard" / run.name
+        folder = run.folder / "tensorboard" / f"{run.name}-{run.key[:6]}"
         if run.first == 0:  # all points come again, so that no reader sees one twice
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
@@ -83,7 +84,10 @@ class Wandb:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         run.folder.mkdir(parents=True, exist_ok=True)
         self._wandb, self._run = wandb, wandb.init(
-            project=project, id=run.key, name=run.name, resume="allow", dir=run.folder, config=dict(run.config)
+            project=project, id=run.key, name=run.name, resume="allow", dir=run.folder, config=dict(run.config),
+            settings=wandb.Settings(  # nothing but what `tasks/tracking/README.md` lists
+                console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
+            ),
         )  # fmt: skip
         self._run.config.update({"store": run.uri}, allow_val_change=True)
         self._run.define_metric("*", step_metric="iteration")
@@ -147,24 +151,20 @@ class Mlflow:
         import os
 
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         self._client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         known = self._client.search_runs([number], f"tags.`math-mt-ppo.key` = '{run.key}'")
-        self._id: str = known[0].info.run_id if known else self._create(number, run)
-
-    def _create(self, experiment: str, run: TrackedRun) -> str:
-        from mlflow.entities import Param
-
-        made = self._client.create_run(
-            experiment, run_name=run.name, tags={"math-mt-ppo.key": run.key, "store": run.uri}
-        )
+        tags = {"math-mt-ppo.key": run.key, "store": run.uri}
+        found = known[0] if known else self._client.create_run(number, run_name=run.name, tags=tags)
+        self._id: str = found.info.run_id
+        self._client.update_run(self._id, status="RUNNING")
         params = [Param(key, str(value)[:500]) for key, value in run.config.items()]
-        for start in range(0, len(params), 100):  # the server's limit
-            self._client.log_batch(made.info.run_id, params=params[start : start + 100])
-        return str(made.info.run_id)
+        for start in range(0, len(params), 100):  # the server's limit; it accepts equal ones again
+            self._client.log_batch(self._id, params=params[start : start + 100])
 
     def log(self, point: Point) -> None:
         from dataclasses import asdict
@@ -173,7 +173,7 @@ class Mlflow:
 
         # The server keeps one of two equal metrics: value, time and step follow from what was committed.
         at = int(1000 * point.at)
-        metrics = [Metric(name, number, at, point.step) for name, number in point.numbers.items()]
+        metrics = [Metric(_allowed(name), number, at, point.step) for name, number in point.numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)
         details = {"versions": dict(point.versions), "histograms": {k: asdict(v) for k, v in point.histograms.items()}}
         self._client.log_dict(self._id, details, f"points/{point.index:06d}.json")
@@ -182,4 +182,9 @@ class Mlflow:
             self._client.log_dict(self._id, table, f"transcripts/{point.step:06d}.json")
 
     def close(self) -> None:
-        pass
+        self._client.set_terminated(self._id)
+
+
+def _allowed(name: str) -> str:
+    """Return the name of a metric with the characters that MLflow knows."""
+    return re.sub(r"[^\w\-. :/]", "_", name)

@@ -165,6 +165,8 @@ def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, 
         for name in now.keys() - before:
             if getattr(checks, name).severity != "ignore":
                 yield number, f"{measured[name][0]:.1%} {now[name]}."
+        if row.get("trajectories") == 0:
+            yield number, "Nothing was left to train on."
         if row.get("reward/all_minimal"):
             now["all_minimal"] = "no turn is right, so there is nothing to learn yet."
             if "all_minimal" not in before:

@@ -5,13 +5,15 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
+from storage.version_names import EvaluationVersion
 from storage.versions import manifests
-from tasks.metrics.log import PER_FILE, MetricsLog, read_rows
+from tasks.metrics.log import PER_FILE, MetricsLog, read_rows, record_evaluation
 from tasks.metrics.rows import by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
-from tests.support.metrics_run import commit_run
+from tests.support.metrics_run import EVALUATED, commit, commit_iteration, commit_run
 
 
 def log_of(store: Store, versions: Sequence[str]) -> MetricsLog:
@@ -40,7 +42,8 @@ def test_duckdb_and_pandas_read_the_log_in_one_line(tmp_path: Path) -> None:
     """The line that the page shows works, over more than one file, and in the order of the iterations."""
     store = Store(f"{tmp_path}")
     log_of(store, commit_run(store, PER_FILE + 1))
-    assert sorted(path.name for path in (tmp_path / "runs/r/metrics").iterdir()) == ["000000.jsonl", "000100.jsonl"]
+    names = sorted(path.name for path in (tmp_path / "runs/r/metrics").iterdir())
+    assert names == ["000000.jsonl", "000100.jsonl", "evaluation-000000-held-out-greedy-1f0c-scores-5c0e.jsonl"]
     found = duckdb.sql(f"from read_json('{tmp_path}/runs/r/metrics/*.jsonl', union_by_name=true)")
     assert found
     frame = found.df()
@@ -75,13 +78,16 @@ def test_rows_of_a_run_without_a_log_are_made(tmp_path: Path) -> None:
 
 
 def test_a_damaged_log_is_named(tmp_path: Path) -> None:
-    """The message says which file it is, and that it can be deleted."""
+    """A reader is told which file it is, and that it can be deleted; the next flow run makes it again."""
     store = Store(f"{tmp_path}")
     log_of(store, commit_run(store))
-    for line in (b"{}\n", b'{"iteration": 1', b"[]"):
+    written = read_rows(store, "r")
+    for line in (b"{}\n", b'{"iteration": 1', b"[]", b'{"iteration": 0, "stage": "train", "at": ""}'):
         store.write("runs/r/metrics/000000.jsonl", line)
         with pytest.raises(DamagedError, match=r"000000.jsonl is damaged(.|\n)*delete"):
             read_rows(store, "r")
+        MetricsLog(store, "r").catch_up()
+        assert read_rows(store, "r") == written
 
 
 def test_runs_are_printed_and_overlaid(tmp_path: Path) -> None:
@@ -98,3 +104,18 @@ def test_runs_are_printed_and_overlaid(tmp_path: Path) -> None:
     plot(runs, names, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     json.dumps(runs, allow_nan=False)
+
+
+def test_evaluations_of_one_policy_are_one_point_of_each_curve(tmp_path: Path) -> None:
+    """A policy may be evaluated on several sets, also by a flow that holds no lease while another writes the run."""
+    store = Store(f"{tmp_path}")
+    log = log_of(store, commit_run(store))
+    other = EvaluationVersion("runs/r/evaluations/000000/math/greedy-1f0c")
+    commit(store, other, "evaluation", {"episodes": 4})
+    scores = commit(store, layout.evaluation_scores(other, "5c0e"), "scores", EVALUATED | {"set": "math"})
+    record_evaluation(store, scores)
+    for version in commit_iteration(store, 1):
+        log.record(version)
+    rows = read_rows(store, "r")
+    assert curve(rows, "eval/held-out/first_turn") == curve(rows, "eval/math/first_turn") == {0: 0.5}
+    assert list(curve(rows, "policy/kl")) == [0, 1]

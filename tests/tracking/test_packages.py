@@ -34,7 +34,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def read_tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(f"{folder}/cache/tracking/tensorboard/r", size_guidance={"scalars": 0})
+    events = EventAccumulator(str(next(folder.glob("cache/tracking/tensorboard/r-*"))), size_guidance={"scalars": 0})
     events.Reload()
     assert set(events.Tags()["tensors"]) == {"config", "histogram/ratio", "versions"}
     return [(event.step, round(event.value, 6)) for event in events.Scalars(name)]
