@@ -63,7 +63,10 @@ def show(
         return Output(known, known)
     if unknown := set(chosen or ()) - set(known):
         raise ValueError(f"no run has the metric {', '.join(sorted(unknown))}; --names lists those that there are")
-    names = chosen or shown(runs)
+    if not (names := chosen or shown(runs)):
+        raise ValueError(f"none of the main metrics is stored for {', '.join(runs)}; --names lists those that are")
+    if picture and not picture.parent.is_dir():
+        raise ValueError(f"--plot {picture}: there is no folder {picture.parent}")
     if picture:
         plot(runs, names, picture)
     return Output(rows, [table_of(runs, names, most), *([f"plotted into {picture}"] if picture else [])])

@@ -33,9 +33,9 @@ def main() -> int:
     root, rest = layout.split_uri(arguments.run)
     store, run = Store(root or arguments.root), rest.removeprefix("runs/").split("/")[0]
     try:
-        check_trackers([arguments.to])
         if arguments.until_closed is None and not read_rows(store, run):
             raise StorageError(f"{store.uri(f'runs/{run}')} has no committed iteration: check the name and --root")
+        check_trackers([arguments.to])
         feed = Feed(store, run, arguments.to, Path(arguments.cache), again=arguments.again)
         if arguments.until_closed is not None:
             follow(feed, arguments.until_closed)
