@@ -8,7 +8,7 @@ from configs.knobs import Knobs
 
 
 class Monitoring(Knobs):
-    """What can be seen of a flow while it runs. No knob here changes a number."""
+    """Numbers that a running flow shows. No knob here changes a result."""
 
     prometheus: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of 127.0.0.1 at which the flow serves its metrics for Prometheus, such as 9464; empty: none are served.

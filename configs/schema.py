@@ -50,7 +50,7 @@ class Run(Knobs):
 
 
 class Cost(Knobs):
-    """What a run costs, for the page of `python -m flows.watch`."""
+    """The price of a run, for the page of `python -m flows.watch`."""
 
     per_hour: PositiveFloat | None = None
     """Price of an hour in which a flow run works on the run, in any currency; empty: unknown."""

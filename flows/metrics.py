@@ -42,8 +42,8 @@ def read_run(target: str, root: str) -> list[Row]:
     Raises:
         StorageError: no stage of such a run is committed.
     """
-    of_target, rest = layout.split_uri(target)
-    store, name = Store(of_target or root), rest.removeprefix("runs/").split("/")[0]
+    of_target, name = layout.find_run(target)
+    store = Store(of_target or root)
     if not (rows := read_rows(store, name)):
         raise StorageError(f"{store.uri(f'runs/{name}')} has no committed iteration: check the name and --root")
     return rows

@@ -30,8 +30,8 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     print_clean_logs()
-    root, rest = layout.split_uri(arguments.run)
-    store, run = Store(root or arguments.root), rest.removeprefix("runs/").split("/")[0]
+    root, run = layout.find_run(arguments.run)
+    store = Store(root or arguments.root)
     try:
         if arguments.until_closed is None and not read_rows(store, run):
             raise StorageError(f"{store.uri(f'runs/{run}')} has no committed iteration: check the name and --root")

@@ -21,13 +21,13 @@ def main() -> int:
     parser.add_argument("--per-hour", type=positive, metavar="PRICE", help="of an hour; default: cost.per_hour")
     parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0: any free port")
     arguments = parser.parse_args()
-    root, rest = layout.split_uri(arguments.run)
+    root, run = layout.find_run(arguments.run)
     try:
         from tasks.audit.reader.serving import ADDRESS, serve
         from tasks.watch.page import create_app
         from tasks.watch.state import read_state
 
-        store, run = Store(root or arguments.root), rest.removeprefix("runs/").split("/")[0]
+        store = Store(root or arguments.root)
         read_state(store, run)  # an error belongs on the terminal, not on the page
         with socket.create_server((ADDRESS, arguments.port)) as listener:
             serve(create_app(store, run, arguments.per_hour), listener, "The page")

@@ -64,6 +64,16 @@ def split_uri(target: str) -> tuple[str | None, str]:
     return None, target.rstrip("/")
 
 
+def find_run(target: str) -> tuple[str | None, str]:
+    """Split what a user calls a run, its name or the path or URI of its folder, into the root, if any, and the name.
+
+    >>> find_run("s3://bucket/prefix/runs/demo"), find_run("demo")
+    (('s3://bucket/prefix', 'demo'), (None, 'demo'))
+    """
+    root, rest = split_uri(target)
+    return root, rest.removeprefix("runs/").split("/")[0]
+
+
 def problems(fingerprint: str) -> ProblemsVersion:
     return ProblemsVersion(f"problems/{fingerprint}")
 

@@ -104,7 +104,7 @@ class Manifest(_Record):
 
     @property
     def imported(self) -> dict[str, Any] | None:
-        """What a run holds that has another program's trajectories (`tasks.audit.importing`); None for others."""
+        """Describe another program's trajectories that a run holds (`tasks.audit.importing`); None for others."""
         return self.metrics.get("imported")
 
     def names_in(self, area: str) -> set[str]:

@@ -1,5 +1,6 @@
 """The trackers of four packages, each of which is imported when it is used."""
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,15 @@ _COLUMNS = ("trajectory", "problem", "transcript", "verdicts", "reward")
 
 def _cells(transcripts: Sequence[Transcript]) -> list[list[Any]]:
     return [[each.trajectory_id, each.problem, each.text, each.verdicts, each.reward] for each in transcripts]
+
+
+def _values(point: Point, histogram: Any) -> dict[str, Any]:
+    """Return a point as W&B and trackio take it; `histogram` is their class."""
+    values: dict[str, Any] = {**point.numbers, "iteration": point.step}
+    values |= {f"versions/{stage}": uri for stage, uri in point.versions.items()}
+    for name, each in point.histograms.items():
+        values[f"histogram/{name}"] = histogram(np_histogram=(list(each.counts), list(each.edges)))
+    return values
 
 
 def _markdown(point: Point) -> dict[str, str]:
@@ -77,8 +87,6 @@ class Wandb:
     """Weights & Biases; `WANDB_API_KEY`, `WANDB_MODE=offline`, `WANDB_PROJECT` … are its own variables."""
 
     def __init__(self, run: TrackedRun) -> None:
-        import os
-
         import wandb
 
         project = os.environ.get("WANDB_PROJECT", PROJECT)
@@ -95,10 +103,7 @@ class Wandb:
     def log(self, point: Point) -> None:
         if point.index < self._run.step:  # it was resumed, and has this one; offline it begins another file with all
             return
-        values: dict[str, Any] = {**point.numbers, "iteration": point.step}
-        values |= {f"versions/{stage}": uri for stage, uri in point.versions.items()}
-        for name, each in point.histograms.items():
-            values[f"histogram/{name}"] = self._wandb.Histogram(np_histogram=(list(each.counts), list(each.edges)))
+        values = _values(point, self._wandb.Histogram)
         if point.transcripts:
             values["transcripts"] = self._wandb.Table(columns=list(_COLUMNS), data=_cells(point.transcripts))
         self._run.log(values, step=point.index)
@@ -111,8 +116,6 @@ class Trackio:
     """Trackio, on this machine unless `TRACKIO_SERVER_URL` or `TRACKIO_SPACE_ID` names another place."""
 
     def __init__(self, run: TrackedRun) -> None:
-        import os
-
         import trackio
 
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
@@ -131,10 +134,7 @@ class Trackio:
     def log(self, point: Point) -> None:
         if point.index < self._known:
             return
-        values: dict[str, Any] = {**point.numbers, "iteration": point.step}
-        values |= {f"versions/{stage}": uri for stage, uri in point.versions.items()}
-        for name, each in point.histograms.items():
-            values[f"histogram/{name}"] = self._trackio.Histogram(np_histogram=(list(each.counts), list(each.edges)))
+        values = _values(point, self._trackio.Histogram)
         if point.transcripts:
             frame = [dict(zip(_COLUMNS, row, strict=True)) for row in _cells(point.transcripts)]
             values["transcripts"] = self._trackio.Table(data=frame)
@@ -148,8 +148,6 @@ class Mlflow:
     """MLflow: `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME` … are its own variables."""
 
     def __init__(self, run: TrackedRun) -> None:
-        import os
-
         from mlflow import MlflowClient
         from mlflow.entities import Param
 

@@ -39,9 +39,9 @@ def test_an_error_is_told_once_with_the_line_of_the_users_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody expected has a traceback, but without the lines of Prefect."""
-    (tmp_path / "maze.py").write_text(
-        "def reset():\n    raise OSError('no exit')\n\ndef step():\n    return {}['wall']\n"
-    )
+    functions = ["def reset():\n    raise OSError('no exit')\n", "def step():\n    return {}['wall']\n"]
+    functions.append("def load():\n    import json\n    json.loads('x')\n")
+    (tmp_path / "maze.py").write_text("\n".join(functions))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("flows.launch.cli.prepare_process", lambda: None)
     maze = __import__("maze")
@@ -58,6 +58,10 @@ def test_an_error_is_told_once_with_the_line_of_the_users_code(
     told = capsys.readouterr().err
     assert told.endswith("KeyError: 'wall'\n")
     assert 'maze.py", line 5, in step' in told
+    assert _status(maze.load, verbose=False) == 1
+    told = capsys.readouterr().err
+    assert 'maze.py", line 9, in load' in told
+    assert "JSONDecodeError: Expecting value" in told.splitlines()[-1]
     assert _status(refuse, verbose=False) == 2
     assert capsys.readouterr().err.startswith("error: ppo.eps_clp")
     sys.modules.pop("maze")

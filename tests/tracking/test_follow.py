@@ -88,6 +88,16 @@ def test_a_tracker_that_is_down_gets_the_points_later(
     assert down.with_name("closed").exists()
 
 
+def test_the_newest_evaluations_wait_for_those_on_other_sets(tmp_path: Path) -> None:
+    """They are one point, which is given when the run goes on, or at the end."""
+    store = Store(f"{tmp_path}/var")
+    commit_run(store, 0)
+    feed = Feed(store, "r", OWN, tmp_path / "cache")
+    assert feed.catch_up(last=False) == 0
+    assert feed.catch_up() == 1
+    assert lines(tmp_path) == [0]
+
+
 @pytest.mark.slow
 def test_a_flow_starts_its_trackers_and_names_those_that_lack_something(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -22,12 +22,11 @@ MODEL = "policy"
 """The name of the only model."""
 MOST_CHOICES = 64
 MOST_MESSAGES = 2048
-"""As OpenAI has it."""
 MOST_TOOLS = 128
-"""As OpenAI has it."""
+"""OpenAI's limits of a request."""
 
 ResponseFormats = Literal["refuse", "ignore", "enforce"]
-"""What becomes of `response_format`, unless it is text."""
+"""Reactions to a `response_format` other than text."""
 
 _ROLES = {"developer": "system", "function": "tool"}
 _REFUSED = {

@@ -108,9 +108,9 @@ LACKED = {
     "golds": "gold answers",
     "rewards": "rewards",
 }
-"""What data sets of other programs may lack (`tasks.audit.importing`), with names for people."""
+"""Names for people of the data that other programs' data sets may lack (`tasks.audit.importing`)."""
 _NEEDS = {"nothing", "rows", "scores", "calls", *LACKED}
-"""What a check may need, separated by blanks: at least one row, and also a score, a call of a tool, or a part of the
+"""Needs of a check, separated by blanks: at least one row, and also a score, a call of a tool, or a part of the
 rows that other programs may not write. A data set without that part is left out."""
 
 
