@@ -153,6 +153,8 @@ def test_a_real_prometheus_scrapes_a_flow_and_fires(programs: dict[str, str], tm
     """It reads the endpoint and the alerts as they are, understands every expression, and fires at a lost store."""
     publish(None, "demo")
     url = str(serve(0))
+    STALENESS.clear()  # what tests before this one have counted in this process
+    LEASE_RENEWED.clear()
     STALENESS.labels("mean").set(1.5)
     LEASE_RENEWED.labels("demo").set(time.time() - 60)  # as if the store had not answered for a minute
     port = free_port()
