@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from storage.records import (
     HIGHEST_LOGPROB,
     LAST_TURN_CUT,
     LOWEST_LOGPROB,
-    Call,
-    CallStatus,
     Fault,
-    Status,
     Trajectory,
     Turn,
 )
@@ -42,13 +40,14 @@ _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "vers
     "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
-_OF_TOKENS: dict[str, set[type]] = {"action_mask": {bool}, "logprobs": {float, int}, "versions": {int}}
+_OF_TOKENS = ("action_mask", "logprobs", "versions")
 """Columns with a value for each token, besides the ids."""
-_OF_TURNS: dict[str, set[type]] = {
-    **{name: {int} for name in ("follows", "limits", "received", "asked", "paid")},
-    **{"answers": {str, type(None)}, "reward_parts": {dict}},
-}
+_OF_TURNS = ("follows", "limits", "received", "asked", "paid", "answers", "reward_parts")
 """Columns with a value for each turn, or none."""
+_ROWS = TypeAdapter(
+    list[Trajectory], config=ConfigDict(strict=True, revalidate_instances="always", str_max_length=LONGEST_TEXT)
+)
+"""Checks that all values have exactly the types of the record: Arrow would refuse or convert others."""
 
 
 class RefusedError(ValueError):
@@ -121,49 +120,64 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[C
     return [_admit(trajectory, record, vocabulary, served) for trajectory in returned]
 
 
-def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
-    if not isinstance(trajectory, Trajectory):
-        raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
-    if _identity(trajectory) != _identity(record):
-        name, value = next((n, v) for n in _IDENTITY if (v := getattr(trajectory, n)) != getattr(record, n))
+def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
+    if not isinstance(returned, Trajectory):
+        raise RefusedError(f"the agent returned a list with {shown(returned)}: it may hold trajectories only")
+    if _identity(returned) != _identity(record):
+        name, value = next((n, v) for n in _IDENTITY if (v := getattr(returned, n)) != getattr(record, n))
         raise RefusedError(
             f"the agent returned a trajectory with {name}={shown(value)}: make it from prompt.record and leave its "
             f"{name} unchanged"
         )
-    if trajectory.status not in get_args(Status):
-        raise RefusedError(f"status={shown(trajectory.status)}: give one of {', '.join(get_args(Status))}")
-    check_text("reason", trajectory.reason)
-    if trajectory.fault not in (get_args(Fault) if trajectory.status in ("truncated", "failed") else ("",)):
-        raise RefusedError(
-            f"fault={shown(trajectory.fault)}: give policy or set-up if the episode is truncated or failed, or nothing"
-        )
+    trajectory = _typed(returned)
+    if trajectory.fault and trajectory.status not in ("truncated", "failed"):
+        raise RefusedError(f"fault={trajectory.fault!r}: only a truncated or failed episode has one")
     _check_sampling(trajectory.sampling)
     _check_columns(trajectory, vocabulary)
     _check_served(trajectory, served)
     _check_starts(trajectory)
-    if type(trajectory.unplayed_turns) is not int or not -1 <= trajectory.unplayed_turns < 2**31:
-        raise RefusedError(f"unplayed_turns={shown(trajectory.unplayed_turns)}: give a number, or -1 for unknown")
-    discount = number("turn_discount", trajectory.turn_discount)
-    if not 0 <= discount <= 1:
-        raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
-    turns = [_checked_turn(f"turn {index}", turn) for index, turn in enumerate(trajectory.turns)]
-    _check_calls(trajectory.calls)
+    if not -1 <= trajectory.unplayed_turns < 2**31:
+        raise RefusedError(f"unplayed_turns={trajectory.unplayed_turns}: give a number, or -1 for unknown")
+    if not 0 <= trajectory.turn_discount <= 1:
+        raise RefusedError(f"turn_discount={trajectory.turn_discount}: give a number from 0 to 1")
+    for index, turn in enumerate(trajectory.turns):
+        if turn.finish_reason not in ("stop", "length"):
+            raise RefusedError(f"finish_reason of turn {index} is {turn.finish_reason!r:.80}: keep the completion's")
+        if not -(2**63) <= turn.seed < 2**63:
+            raise RefusedError(
+                f"seed of turn {index}: {shown(turn.seed)} has more than 64 bits: keep that of the outputs"
+            )
     _check_columns_of_turns(trajectory)
-    for name in {name for parts in trajectory.reward_parts for name in parts}:
-        check_text("the name of a reward's part", name)
+    # The problem comes from our record: the agent may still change the list that it returned.
+    problem = {"prompt": record.prompt, "solutions": record.solutions, "metadata": record.metadata}
+    return dataclasses.replace(trajectory, **problem, fault=trajectory.fault or _fault(trajectory))
+
+
+def _typed(row: Trajectory) -> Trajectory:
+    """Return a copy of an agent's trajectory whose values have the record's types, without the texts of the problem.
+
+    Rewards and other numbers may be NumPy's, or truth values.
+    """
+    check_kinds("turns", row.turns, {Turn})
+    check_kinds("reward_parts", row.reward_parts, {dict})
+    turns = list[Turn]()
+    for index, turn in enumerate(row.turns):
+        reward, latency = (number(f"{name} of turn {index}", getattr(turn, name)) for name in ("reward", "latency_s"))
+        turns.append(dataclasses.replace(turn, reward=reward, latency_s=latency))
     parts = [
         {name: number(f"part {name!r} of a reward", value) for name, value in named.items()}
-        for named in trajectory.reward_parts
+        for named in row.reward_parts
     ]
-    # The gold answers come from our record: the agent may still change the list that it returned.
-    return dataclasses.replace(
-        trajectory,
-        turns=turns,
-        turn_discount=discount,
-        solutions=record.solutions,
-        reward_parts=parts,
-        fault=trajectory.fault or _fault(trajectory),
-    )
+    discount = number("turn_discount", row.turn_discount)
+    own = {"turns": turns, "reward_parts": parts, "turn_discount": discount}
+    try:
+        return _ROWS.validate_python([dataclasses.replace(row, prompt="", solutions=[], metadata="", **own)])[0]
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        place = ".".join(map(str, detail["loc"][1:]))
+        raise RefusedError(
+            f"{place} is {shown(detail['input'])}: {detail['msg']}. Records hold Python's own types (NumPy: .tolist())"
+        ) from None
 
 
 def _fault(trajectory: Trajectory) -> Fault:
@@ -178,10 +192,8 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     """Check that tokens, mask, logprobs and versions have one length and plain numbers, and agree with the turns."""
     ids, mask = trajectory.token_ids, trajectory.action_mask
     check_ids("token_ids", ids, vocabulary)
-    for name, kinds in _OF_TOKENS.items():
-        column = getattr(trajectory, name)
-        check_kinds(name, column, kinds)
-        if len(column) != len(ids):
+    for name in _OF_TOKENS:
+        if len(column := getattr(trajectory, name)) != len(ids):
             raise RefusedError(f"{name} has {len(column)} values for {len(ids)} tokens: every token needs one")
     if mask != _spans(trajectory.turns, len(ids)):
         raise RefusedError("action_mask must be true for the turns' tokens and no others: use Episode.add_completion")
@@ -216,10 +228,8 @@ def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
 
 def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
     """Return the action mask that the turns define, and check that they do not overlap."""
-    check_kinds("turns", turns, {Turn})
     mask, begin = [False] * length, 0
     for index, turn in enumerate(turns):
-        check_kinds(f"start and end of turn {index}", [turn.start, turn.end], {int})
         if not begin <= turn.start <= turn.end <= length:
             raise RefusedError(
                 f"turn {index} is token_ids[{turn.start}:{turn.end}], which overlaps the turn before or ends after the "
@@ -232,42 +242,27 @@ def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
 
 def _check_starts(trajectory: Trajectory) -> None:
     starts = trajectory.sequence_starts
-    check_kinds("sequence_starts", starts, {int})
     rising = starts[:1] == [0] and all(a < b for a, b in pairwise([*starts, max(len(trajectory.token_ids), 1)]))
     if not rising or any(trajectory.action_mask[start] for start in starts if trajectory.token_ids):
         raise RefusedError(
-            f"sequence_starts={shown(starts)}: it must begin with 0 and rise, and each sequence must begin with a "
+            f"sequence_starts={starts!s:.80}: it must begin with 0 and rise, and each sequence must begin with a "
             "prompt, not with a sampled token"
         )
-
-
-def _check_calls(calls: Sequence[Call]) -> None:
-    check_kinds("calls", calls, {Call})
-    for call in calls:
-        for name in ("id", "name", "arguments", "output"):
-            check_text(f"{name} of a call", getattr(call, name))
-        if call.status not in get_args(CallStatus):
-            raise RefusedError(f"status={shown(call.status)} of a call: give one of {', '.join(get_args(CallStatus))}")
 
 
 def _check_columns_of_turns(trajectory: Trajectory) -> None:
     """Check the columns that name turns of this trajectory or have a value for each, and that they are possible."""
     count = len(trajectory.turns)
-    for name, kinds in _OF_TURNS.items():
-        values = getattr(trajectory, name)
-        check_kinds(name, values, kinds)
-        if len(values) not in (0, count):
+    for name in _OF_TURNS:
+        if len(values := getattr(trajectory, name)) not in (0, count):
             raise RefusedError(f"{name} has {len(values)} values for {count} turns: give one each, or []")
     named = {"turn of a call": [call.turn for call in trajectory.calls], "ungraded": trajectory.ungraded}
     for name, turns in {**named, "follows": trajectory.follows}.items():
-        check_kinds(name, turns, {int})
         least = -1 if name == "follows" else 0
         if not all(least <= turn < count for turn in turns):
             raise RefusedError(
                 f"{name}: {shown(str(turns))} names a turn that the trajectory, of {count}, does not have"
             )
-    for answer in trajectory.answers:
-        check_text("an answer", answer or "")
     if not all(0 < limit < 2**31 for limit in trajectory.limits):
         raise RefusedError(f"limits={shown(str(trajectory.limits))}: give numbers above 0")
     if not in_order(trajectory):
@@ -278,20 +273,7 @@ def _check_columns_of_turns(trajectory: Trajectory) -> None:
         )
 
 
-def _checked_turn(where: str, turn: Turn) -> Turn:
-    """Check a turn and return it with its numbers converted to Python's own."""
-    for name in ("text", "verdict", "feedback"):
-        check_text(f"{name} of {where}", getattr(turn, name))
-    if turn.finish_reason not in ("stop", "length"):
-        raise RefusedError(f"finish_reason of {where} is {shown(turn.finish_reason)}: keep the completion's")
-    if type(turn.seed) is not int or not -(2**63) <= turn.seed < 2**63:
-        raise RefusedError(f"seed of {where}: {shown(turn.seed)} is not a 64-bit number: keep that of the outputs")
-    reward, latency = (number(f"{name} of {where}", getattr(turn, name)) for name in ("reward", "latency_s"))
-    return dataclasses.replace(turn, reward=reward, latency_s=latency)
-
-
-def _check_sampling(sampling: Any) -> None:
-    check_text("sampling", sampling)
+def _check_sampling(sampling: str) -> None:
     try:
         parameters = json.loads(sampling)
     except ValueError:
@@ -319,17 +301,6 @@ def check_kinds(name: str, values: Any, kinds: set[type]) -> None:
         expected = " or ".join(sorted(kind.__name__ for kind in kinds))
         actual = ", ".join(sorted(kind.__name__ for kind in strange))
         raise RefusedError(f"{name} holds values of type {actual}, not {expected}: convert them (numpy: .tolist())")
-
-
-def check_text(name: str, text: Any) -> None:
-    if type(text) is not str:
-        raise RefusedError(f"{name}: {shown(text)} is not a text")
-    if len(text) > LONGEST_TEXT:
-        raise RefusedError(f"{name}: {len(text):,} characters are too many, a text has at most {LONGEST_TEXT:,}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RefusedError(f"{name} cannot be stored as UTF-8: {error.reason} at character {error.start}") from None
 
 
 def number(name: str, value: Any) -> float:
