@@ -149,8 +149,8 @@ def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[
             )
     _check_columns_of_turns(trajectory)
     # The problem comes from our record: the agent may still change the list that it returned.
-    problem = {"prompt": record.prompt, "solutions": record.solutions, "metadata": record.metadata}
-    return dataclasses.replace(trajectory, **problem, fault=trajectory.fault or _fault(trajectory))
+    whole = dataclasses.replace(trajectory, fault=trajectory.fault or _fault(trajectory))
+    return dataclasses.replace(whole, prompt=record.prompt, solutions=record.solutions, metadata=record.metadata)
 
 
 def _typed(row: Trajectory) -> Trajectory:
@@ -169,9 +169,9 @@ def _typed(row: Trajectory) -> Trajectory:
         for named in row.reward_parts
     ]
     discount = number("turn_discount", row.turn_discount)
-    own = {"turns": turns, "reward_parts": parts, "turn_discount": discount}
+    plain = dataclasses.replace(row, turns=turns, reward_parts=parts, turn_discount=discount)
     try:
-        return _ROWS.validate_python([dataclasses.replace(row, prompt="", solutions=[], metadata="", **own)])[0]
+        return _ROWS.validate_python([dataclasses.replace(plain, prompt="", solutions=[], metadata="")])[0]
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
         place = ".".join(map(str, detail["loc"][1:]))
