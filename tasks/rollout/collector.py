@@ -118,10 +118,8 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await group_slots.acquire()
             try:
-                knobs, vocabulary = self.settings, self.chat.vocabulary
-                conversation = Conversation(prompt, turns, vocabulary, knobs, self.gconfig, self.private)
                 with PLAYING.track_inprogress():
-                    return await self._episode(conversation)
+                    return await self._episode(Conversation(prompt, turns, self))
             finally:
                 slots.release()
 
@@ -136,7 +134,7 @@ class Collector:
         started_at, started = time.time(), time.monotonic()
         try:
             async with asyncio.timeout(self.settings.episode_deadline_s) as deadline:
-                trajectories = await conversation.play(self.agent, self.make_environment, deadline)
+                trajectories = await conversation.play(deadline)
             if not trajectories:
                 trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
         except InferenceError:

@@ -6,9 +6,9 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from configs.rollout import Rollout
 from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
@@ -16,6 +16,9 @@ from tasks.inference.client import CUT_S
 from tasks.rollout.admission import RefusedError, check_observation, check_request
 from tasks.rollout.plan import LONGEST_TOGETHER
 from tasks.seeds import derive
+
+if TYPE_CHECKING:
+    from tasks.rollout.collector import Collector
 
 Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
 """(token ids, gconfig, seed) -> completions"""
@@ -136,9 +139,7 @@ class BatchedEngine:
     Args:
         prompt: the episode.
         turns: answers its observations, together with those of its group.
-        vocabulary: number of token ids that the policy knows.
-        sampling: what observations must sample with; None: anything.
-        settings: after which time the engine cuts completions, and whether sampling may be biased.
+        shared: what all episodes share.
 
     Attributes:
         exchanges: all answers so far, as copies that the agent cannot change.
@@ -146,16 +147,14 @@ class BatchedEngine:
         failed: the error that ends the episode.
     """
 
-    def __init__(
-        self,
-        prompt: EpisodeSpec,
-        turns: TurnBatcher,
-        vocabulary: int,
-        sampling: GenerationConfig | None,
-        settings: Rollout,
-    ) -> None:
-        self._prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
-        self._sampling, self._settings = sampling, settings
+    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, shared: "Collector") -> None:
+        self._prompt, self._turns, self._settings = prompt, turns, shared.settings
+        self._check_request = partial(
+            check_request,
+            vocabulary=shared.chat.vocabulary,
+            sampling=None if shared.settings.allow_own_sampling else shared.gconfig,
+            biased=shared.settings.allow_biased_sampling,
+        )
         self.exchanges: list[BundledGenerationOutputs] = []
         self.slots = asyncio.Semaphore(MOST_ANSWERED)
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -205,8 +204,7 @@ class BatchedEngine:
         """Answer the observation with this number in the episode."""
         qid, token_ids, gconfig = observation
         try:
-            biased = self._settings.allow_biased_sampling
-            token_ids, gconfig = check_request(token_ids, gconfig, self._vocabulary, self._sampling, biased=biased)
+            token_ids, gconfig = self._check_request(token_ids, gconfig)
             if before:
                 await asyncio.wait([before])
             if self._closed:
