@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -24,6 +24,7 @@ from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from storage.versions.manifests import File
+from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
@@ -202,6 +203,37 @@ class Change:
         """Wait for a change since the last call."""
         await self._noted.wait()
         self._noted.clear()
+
+
+class Stoppable:
+    """Play that another thread may stop, which is no error then."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._task: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+
+    async def play(self, playing: Callable[[], Awaitable[None]]) -> None:
+        """Await `playing` until its end, unless it is stopped."""
+        with self._lock:
+            if self.stopped:
+                return
+            self._task = asyncio.current_task()
+        try:
+            await playing()
+        except (asyncio.CancelledError, EngineClosedError):
+            if not self.stopped:
+                raise
+        finally:
+            with self._lock:
+                self._task = None  # no more calls to its loop, which closes now
+
+    def stop(self, *, running: bool = True) -> None:
+        """Begin nothing more, and cancel what runs, if anything does."""
+        with self._lock:
+            self.stopped = True
+            if self._task and running:
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
 async def as_they_begin(groups: Groups, policy: Callable[[], PolicyVersion]) -> AsyncIterator[Group]:

@@ -10,7 +10,6 @@ of a data set lists the numbers of its groups, so that a stream that is continue
 out. The ids of trajectories name the draw.
 """
 
-import asyncio
 import functools
 import threading
 import time
@@ -29,11 +28,10 @@ from storage.telemetry.metrics import WAITING
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import JournaledDraft, Provenance
-from tasks.inference.api import EngineClosedError
 from tasks.rollout.assignment import Assignment
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Change, OpenDataSet, SharedGroups, run_loop
+from tasks.rollout.play import Change, OpenDataSet, SharedGroups, Stoppable, run_loop
 from tasks.rollout.workers import Workers
 
 _DRAWS = 16
@@ -97,8 +95,7 @@ class Stream(SharedGroups):
         )
         self._last_commit = time.monotonic()
         self._condition = threading.Condition()  # guards everything above that changes, and what follows
-        self._task: asyncio.Task[None] | None = None
-        self._stopping = self._ended = False
+        self._playing, self._ended = Stoppable(), False
         self._error: BaseException | None = None
 
     def play(self) -> bool:
@@ -112,7 +109,7 @@ class Stream(SharedGroups):
             self.settle()  # an earlier flow run may have been killed just before it committed a data set
             WAITING.labels("trajectories").set_function(lambda: self.available(self._newest))
             context.attach(context.Context())  # its spans are of no iteration; the context is the thread's own
-            run_loop(self._play())
+            run_loop(self._playing.play(lambda: self._workers.play(self._plan, self)))
         except BaseException as error:
             self._error = error
             raise
@@ -147,10 +144,7 @@ class Stream(SharedGroups):
 
     def stop(self) -> None:
         """Cancel what runs. The next flow run continues from the shards in the journals."""
-        with self._condition:
-            self._stopping = True
-            if self._task:
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        self._playing.stop()
 
     @property
     def complete(self) -> bool:
@@ -210,20 +204,6 @@ class Stream(SharedGroups):
             self._data_set_of[number] = None
             self._unplayed.append(number)
         self.changed.note()
-
-    async def _play(self) -> None:
-        with self._condition:
-            if self._stopping:
-                return
-            self._task = asyncio.current_task()
-        try:
-            await self._workers.play(self._plan, self)
-        except (asyncio.CancelledError, EngineClosedError):
-            if not self._stopping:
-                raise
-        finally:
-            with self._condition:
-                self._task = None  # no more calls to its loop, which closes now
 
     def _take(self) -> tuple[int, Problem]:
         """Take the next group that is still to be played: its number and its problem."""

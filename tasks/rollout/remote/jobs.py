@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from storage.version_names import PolicyVersion
 from tasks.rollout.outcomes import FinishedGroup
@@ -80,8 +80,7 @@ SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(NamedTuple):
     """The events that a worker has reported. If it is lost, `lost` has the numbers of the groups that it played."""
 
     worker: Attended
@@ -90,69 +89,55 @@ class Events:
     lost: set[int] | None = None
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The finished groups of the rollout with a number and the workers that hold them; used by one thread at a time."""
-
-    rollout: int
-    groups: SharedGroups
-    holders: dict[OpenDataSet, dict[Attended, set[int]]] = field(default_factory=dict)
-    flushing: set[tuple[OpenDataSet, Attended]] = field(default_factory=set)
-    """Workers that were told to flush, and got nothing more to store since."""
-
-    def enter(self, events: Sequence[Events]) -> dict[Attended, Orders]:
-        """Enter what workers have reported, commit what is complete, and return the orders that follow."""
-        orders: dict[Attended, Orders] = defaultdict(Orders)
-        shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
-        for each in events:
-            if each.lost is not None:
-                self._lose(each.worker, each.lost)
-            for finished in each.finished:
-                data_set = self.groups.enter(finished, pending=True)
-                self.holders.setdefault(data_set, {}).setdefault(each.worker, set()).add(finished.number)
-                self.flushing.discard((data_set, each.worker))
-                order = StoreOrder(self.rollout, finished.number, _destination(data_set))
-                orders[each.worker].store.append(order)
-            for shard in each.stored:
-                path = shard.file.path
-                data_set = next(held for held in self.holders if path.startswith(f"{held.draft.version}/"))
-                self.holders[data_set][each.worker].difference_update(shard.numbers)
-                shards[data_set].append(shard)
-        for data_set, stored in shards.items():
-            data_set.accept([(shard.file, shard.numbers) for shard in stored])
-            if not any(self.holders[data_set].values()):
-                del self.holders[data_set]
-        self.groups.settle()
-        for data_set in self.groups.unstored():
-            for worker, numbers in self.holders.get(data_set, {}).items():
-                if numbers and (data_set, worker) not in self.flushing:
-                    self.flushing.add((data_set, worker))
-                    orders[worker].flush.append(_destination(data_set))
-        return orders
-
-    def _lose(self, worker: Attended, playing: set[int]) -> None:
-        held = [holders.pop(worker, set()) for holders in self.holders.values()]
-        for number in sorted(playing.union(*held)):
-            self.groups.lose(number)
-
-
-def _destination(data_set: OpenDataSet) -> Destination:
-    draft = data_set.draft
-    return Destination(draft.version, draft.kind, data_set.iteration)
-
-
 class SharedRollout:
-    """A rollout that is played; only the scheduler's thread uses it, and `ledger_thread` its ledger."""
+    """A rollout that is played. Only the scheduler's thread uses it, and `ledger_thread`, which calls `enter`."""
 
     def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
         self.number, self.plan, self.groups = number, plan, groups
         self.loads: dict[Attended, Load] = {}
-        self.ledger = Ledger(number, groups)
         self.ledger_thread = ThreadPoolExecutor(1, "ledger")
         self.events: list[Events] = []
         """What is not entered yet, in order."""
         self.entering: asyncio.Task[None] | None = None
         self.stopping = False
+        self._holders: dict[OpenDataSet, dict[Attended, set[int]]] = {}
+        """The ledger: the finished groups with a number, by the workers that hold them."""
+        self._flushing: set[tuple[OpenDataSet, Attended]] = set()
+        """Workers that were told to flush, and got nothing more to store since."""
+
+    def enter(self, events: Sequence[Events]) -> dict[Attended, Orders]:
+        """Enter what workers have reported, commit what is complete, and return the orders that follow."""
+        orders: dict[Attended, Orders] = defaultdict(Orders)
+        shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
+        for worker, groups, uploads, lost in events:
+            if lost is not None:
+                self._lose_groups(worker, lost)
+            for finished in groups:
+                data_set = self.groups.enter(finished, pending=True)
+                self._holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
+                self._flushing.discard((data_set, worker))
+                orders[worker].store.append(StoreOrder(self.number, finished.number, _destination(data_set)))
+            for shard in uploads:
+                path = shard.file.path
+                data_set = next(held for held in self._holders if path.startswith(f"{held.draft.version}/"))
+                self._holders[data_set][worker].difference_update(shard.numbers)
+                shards[data_set].append(shard)
+        for data_set, stored in shards.items():
+            data_set.accept([(shard.file, shard.numbers) for shard in stored])
+            if not any(self._holders[data_set].values()):
+                del self._holders[data_set]
+        self.groups.settle()
+        for data_set in self.groups.unstored():
+            for worker, numbers in self._holders.get(data_set, {}).items():
+                if numbers and (data_set, worker) not in self._flushing:
+                    self._flushing.add((data_set, worker))
+                    orders[worker].flush.append(_destination(data_set))
+        return orders
+
+    def _lose_groups(self, worker: Attended, playing: set[int]) -> None:
+        held = [holders.pop(worker, set()) for holders in self._holders.values()]
+        for number in sorted(playing.union(*held)):
+            self.groups.lose(number)
 
     def add(self, worker: Attended) -> None:
         self.loads[worker] = Load()
@@ -213,6 +198,11 @@ class SharedRollout:
         return True
 
 
+def _destination(data_set: OpenDataSet) -> Destination:
+    draft = data_set.draft
+    return Destination(draft.version, draft.kind, data_set.iteration)
+
+
 class ScoringJob:
     """Deals out shards to workers that ask for more; the shard of a worker that is lost goes to another one.
 
@@ -235,15 +225,15 @@ class ScoringJob:
         """
         while self.waiting:
             path = next((path for path in worker.wrote if path in self.waiting), next(iter(self.waiting)))
-            order, result = self.waiting.pop(path), None
+            order = self.waiting.pop(path)
             try:
                 result = await worker.remote.score(order)
+                if isinstance(result, Failure):
+                    raise WorkerFailedError(result)
+            except BaseException:
+                self.waiting[path] = order
+                raise
             finally:
-                if isinstance(result, ScoredShard):
-                    self.scored.append(result)
-                    worker.useful = True
-                else:  # the worker is lost or has failed
-                    self.waiting[path] = order
                 self.changed.set()
-            if isinstance(result, Failure):
-                raise WorkerFailedError(result)
+            self.scored.append(result)
+            worker.useful = True

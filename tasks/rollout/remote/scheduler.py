@@ -3,7 +3,7 @@
 A worker gets a group when it has capacity for it, and may begin it (`SharedGroups.next`). When it reports the group as
 finished, the flow says which data set stores it. When it reports a shard, the flow enters that into the journal of the
 data set; only then its groups are safe. A data set with all its groups is flushed by each worker that still holds some,
-then it is committed (`tasks.rollout.remote.jobs.Ledger`).
+then it is committed (`tasks.rollout.remote.jobs.SharedRollout.enter`).
 
 A worker that is lost (`RemoteWorker.report` raises, or does not answer) loses the groups that it played and those that
 it had not stored: they are handed out again. Whatever it still uploads is named by no journal and no manifest.
@@ -292,7 +292,7 @@ class Scheduler:
             while rollout.events:
                 events, rollout.events = rollout.events, []
                 within = contextvars.copy_context().run  # Prefect's context
-                entering = self._loop.run_in_executor(rollout.ledger_thread, within, rollout.ledger.enter, events)
+                entering = self._loop.run_in_executor(rollout.ledger_thread, within, rollout.enter, events)
                 for worker, own in (await entering).items():
                     worker.orders.put_nowait(own)
         except Exception as error:  # noqa: BLE001 # the rollout ends with it

@@ -4,7 +4,6 @@ It stores trajectories, and never commits. `give` and `report` are its interface
 way to call two methods of another process connects it (`tasks.cluster` uses Ray).
 """
 
-import asyncio
 import functools
 import logging
 import threading
@@ -21,10 +20,9 @@ from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
 from storage.versions.manifests import File
-from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Change, run_loop
+from tasks.rollout.play import Change, Stoppable, run_loop
 from tasks.rollout.remote.messages import (
     Capacity,
     Destination,
@@ -48,7 +46,8 @@ Problems = Callable[[str], Mapping[str, Problem]]
 class Worker:
     """Plays groups with `local`, and uploads shards to `store`; a context manager that ends its threads.
 
-    One thread serves policies, one stores finished groups, and each rollout is played in one of its own.
+    One thread serves policies, one stores finished groups, and each rollout is played in one of its own, from the
+    first policy that is served on.
 
     Args:
         local: plays in this process.
@@ -68,9 +67,8 @@ class Worker:
         self._failure: Failure | None = None
         self._has_events = self._closed = False
         self._drafts: dict[Destination, _WorkersDraft] = {}  # used by the thread that stores
-        self._storing = ThreadPoolExecutor(1, "store")
-        self._threads: list[threading.Thread] = []
-        self._start_thread(self._serve)
+        self._serving, self._storing = ThreadPoolExecutor(1, "serve"), ThreadPoolExecutor(1, "store")
+        self._playing = ThreadPoolExecutor(thread_name_prefix="play")
 
     def __enter__(self) -> Self:
         return self
@@ -83,9 +81,8 @@ class Worker:
             self._changed.notify_all()
         for rollout in rollouts:
             rollout.end()
-        for thread in self._threads:
-            thread.join()
-        self._storing.shutdown(cancel_futures=True)
+        for threads in (self._serving, self._playing, self._storing):
+            threads.shutdown(cancel_futures=True)
         for draft in self._drafts.values():
             draft.__exit__()
 
@@ -95,25 +92,26 @@ class Worker:
             self._carry_out(each)
 
     def _carry_out(self, orders: Orders) -> None:
-        with self._changed:
-            self._asked = orders.policy or self._asked
-            for number, plan in orders.begin.items():
-                rollout = PlayedRollout(number, plan, self._problems, self.note)
+        if orders.policy:
+            self._asked = orders.policy
+            self._submit(self._serving, self._serve, orders.policy)
+        for number, plan in orders.begin.items():
+            rollout = PlayedRollout(number, plan, self._problems, self.note)
+            with self._changed:
                 self._rollouts[number] = rollout
-                self._start_thread(self._play, rollout)
-            self._has_events |= bool(orders.begin)
-            self._changed.notify_all()
+            self._submit(self._playing, self._play, rollout)
+            self.note()
         for number, groups in orders.groups.items():
             self._rollouts[number].add(groups)
         for order in orders.store:
-            self._storing.submit(self._guarded, self._write, self._rollouts[order.rollout], order)
+            self._submit(self._storing, self._write, self._rollouts[order.rollout], order)
         for destination in orders.flush:
-            self._storing.submit(self._guarded, self._flush, destination)
+            self._submit(self._storing, self._flush, destination)
         for number in orders.end:
             with self._changed:
                 ended = self._rollouts.pop(number)
             ended.end()
-            self._storing.submit(self._guarded, self._close_drafts, number)
+            self._submit(self._storing, self._close_drafts, number)
 
     def report(self) -> Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
@@ -132,41 +130,30 @@ class Worker:
             self._has_events = True
             self._changed.notify_all()
 
-    def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._guarded, args=[action, *arguments], name=action.__name__, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _submit(self, threads: ThreadPoolExecutor, action: Callable[..., None], *arguments: Any) -> None:
         """Do something in a thread; report its error."""
-        try:
-            action(*arguments)
-        except BaseException as error:  # the flow raises it
-            logger.exception("the worker ends")
-            self._failure = self._failure or Failure.of(error)
-            self.note()
 
-    def _serve(self) -> None:
-        """Serve each policy that is asked for; the body of a thread."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._asked != self._served)
-                if self._closed:
-                    return
-                asked = self._asked
-            assert asked
-            self._local.serve(asked)
-            self._served = asked
+        def act() -> None:
+            try:
+                action(*arguments)
+            except BaseException as error:  # the flow raises it
+                logger.exception("the worker ends")
+                self._failure = self._failure or Failure.of(error)
+                self.note()
+
+        threads.submit(act)
+
+    def _serve(self, policy: PolicyVersion) -> None:
+        if policy == self._asked != self._served and not self._closed and not self._failure:  # no newer one waits
+            self._local.serve(policy)
+            self._served = policy
             self.note()
 
     def _play(self, rollout: "PlayedRollout") -> None:
-        """Play groups of a rollout, from the first policy that is served on; the body of a thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._served or self._closed or rollout.complete)
-            if self._served is None or rollout.complete:
-                return
-        run_loop(rollout.play(self._local))
+        if self._served:
+            run_loop(rollout.play(self._local))
 
     def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
         destination, rows_per_shard = order.destination, rollout.plan.config.rollout.rows_per_shard
@@ -195,10 +182,9 @@ class PlayedRollout:
         self._lock = threading.Lock()
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
-        self._ended = False
         self._lacks = False
         """Whether it could have begun another group since it got the last one."""
-        self._task: asyncio.Task[None] | None = None
+        self._playing = Stoppable()
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
 
@@ -207,7 +193,7 @@ class PlayedRollout:
         """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
             free = max(self._at_once - self._running - len(self._waiting), int(self._lacks))
-            return Capacity(0 if self._ended else free, self._got)
+            return Capacity(0 if self.complete else free, self._got)
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
@@ -217,23 +203,11 @@ class PlayedRollout:
         self.changed.note()
 
     async def play(self, local: LocalWorker) -> None:
-        with self._lock:
-            self._task = asyncio.current_task()
-        try:
-            await local.play(self.plan, self)
-        except (asyncio.CancelledError, EngineClosedError):
-            if not self._ended:
-                raise
-        finally:
-            with self._lock:
-                self._task = None
+        await self._playing.play(lambda: local.play(self.plan, self))
 
     def end(self) -> None:
         """Play no more groups, and cancel those that run: the flow does not want them."""
-        with self._lock:
-            self._ended = True
-            if self._task and self._running:
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        self._playing.stop(running=self._running > 0)
         self.changed.note()
 
     def take(self, number: int) -> list[Trajectory]:
@@ -243,7 +217,7 @@ class PlayedRollout:
 
     @property
     def complete(self) -> bool:
-        return self._ended
+        return self._playing.stopped
 
     def next(self, policy: PolicyVersion) -> Group | None:  # a newer one may be served by now
         with self._lock:
