@@ -13,7 +13,7 @@ out. The ids of trajectories name the draw.
 import functools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -89,8 +89,8 @@ class Stream(SharedGroups):
             self._per_data_set,
             settings.max_head_offpolicyness,
             self._per_data_set * (1 + settings.max_resampling_rounds),
-            {index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()},
-            {index: data_set.rejected for index, data_set in self._open_data_sets.items()},
+            Counter({index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()}),
+            Counter({index: data_set.rejected for index, data_set in self._open_data_sets.items()}),
             self._committed,
         )
         self._last_commit = time.monotonic()
@@ -247,7 +247,6 @@ class Stream(SharedGroups):
             del self._open_data_sets[index]
             self._last_commit = time.monotonic()
             self._committed.add(index)
-            self._assignment.commit(index)
             self._condition.notify_all()
 
     def _resume(self, data_sets: range) -> None:

@@ -22,7 +22,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
-from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
+from tasks.rollout.plan import RolloutPlan, drawable, in_order
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ def _draw(
     """
     problems, chances, may_play = _read_pool(workspace, problem_set)
     count, seed = workspace.config.rollout.problems_per_iteration, workspace.config.run.seed
-    drawn = draw(problems, count, iteration, seed, chances)
-    left = filter(may_play, itertools.chain(drawn, spares(problems, drawn, iteration, seed, chances)))
+    left = filter(may_play, in_order(problems, count, iteration, seed, chances))
     return list(itertools.islice(left, count)), left
 
 
