@@ -115,7 +115,7 @@ class Stream(SharedGroups):
             raise
         finally:
             for data_set in self._open_data_sets.values():
-                data_set.close()
+                data_set.draft.__exit__()  # deletes the local files
             with self._condition:
                 self._ended = True
                 self._condition.notify_all()
@@ -233,16 +233,14 @@ class Stream(SharedGroups):
         with self._condition:
             begun = self._begun
             later = [n for n, other in self._data_set_of.items() if other is None or other > index]
-        data_set.flush()
-        data_set.tally.start(self._last_commit)
-        data_set.check(self._plan.config.rollout.max_failed_share)
-        metrics = data_set.tally.metrics(groups_rejected=data_set.rejected)
+        data_set.tally.started = self._last_commit
+        metrics = data_set.end()
         metrics["groups"] = data_set.groups
         metrics["stream"] = {"groups": data_set.numbers, "begun": begun, "later": sorted(later)}
         run = self._plan.config.run.name
         policies = [layout.checkpoint(run, number) for number in sorted(data_set.tally.policies, reverse=True)]
         data_set.draft.commit(self._provenance, [*policies, self._plan.problem_set], metrics)
-        data_set.close()
+        data_set.draft.__exit__()
         with self._condition:
             del self._open_data_sets[index]
             self._last_commit = time.monotonic()
