@@ -7,6 +7,7 @@ A refused value fails only its episode; the reason says what was wrong and what 
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from numbers import Real
 from operator import attrgetter
@@ -93,9 +94,8 @@ def check_request(
                 "rollout.allow_own_sampling=true"
             )
     if gconfig.json_schema and not biased:
-        raise RefusedError(
-            "gconfig.json_schema biases the recorded logprobs: leave it out, or set rollout.allow_biased_sampling=true"
-        )
+        remedy = "leave it out, or set rollout.allow_biased_sampling=true"
+        raise RefusedError(f"gconfig.json_schema biases the recorded logprobs: {remedy}")
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")
@@ -125,10 +125,7 @@ def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[
         raise RefusedError(f"the agent returned a list with {shown(returned)}: it may hold trajectories only")
     if _identity(returned) != _identity(record):
         name, value = next((n, v) for n in _IDENTITY if (v := getattr(returned, n)) != getattr(record, n))
-        raise RefusedError(
-            f"the agent returned a trajectory with {name}={shown(value)}: make it from prompt.record and leave its "
-            f"{name} unchanged"
-        )
+        raise RefusedError(f"a trajectory has {name}={shown(value)}: make it from prompt.record, and keep its {name}")
     trajectory = _typed(returned)
     if trajectory.fault and trajectory.status not in ("truncated", "failed"):
         raise RefusedError(f"fault={trajectory.fault!r}: only a truncated or failed episode has one")
@@ -144,9 +141,7 @@ def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[
         if turn.finish_reason not in ("stop", "length"):
             raise RefusedError(f"finish_reason of turn {index} is {turn.finish_reason!r:.80}: keep the completion's")
         if not -(2**63) <= turn.seed < 2**63:
-            raise RefusedError(
-                f"seed of turn {index}: {shown(turn.seed)} has more than 64 bits: keep that of the outputs"
-            )
+            raise RefusedError(f"seed of turn {index} has more than 64 bits: keep that of the outputs")
     _check_columns_of_turns(trajectory)
     # The problem comes from our record: the agent may still change the list that it returned.
     whole = dataclasses.replace(trajectory, fault=trajectory.fault or _fault(trajectory))
@@ -202,9 +197,7 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     rows = zip(mask, trajectory.logprobs, trajectory.versions, strict=True)
     for index, (sampled, logprob, version) in enumerate(rows):
         if not sampled and (logprob != 0 or version != -1):
-            raise RefusedError(
-                f"token {index} was not sampled, but has a logprob or version: give it the logprob 0.0 and version -1"
-            )
+            raise RefusedError(f"token {index} was not sampled: give it the logprob 0.0 and version -1")
         if sampled and not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
             raise RefusedError(
                 f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. Keep the completion's; if it "
@@ -231,10 +224,8 @@ def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
     mask, begin = [False] * length, 0
     for index, turn in enumerate(turns):
         if not begin <= turn.start <= turn.end <= length:
-            raise RefusedError(
-                f"turn {index} is token_ids[{turn.start}:{turn.end}], which overlaps the turn before or ends after the "
-                f"{length} tokens"
-            )
+            span = f"token_ids[{turn.start}:{turn.end}]"
+            raise RefusedError(f"turn {index}, {span}, overlaps the turn before or ends after the {length} tokens")
         mask[turn.start : turn.end] = [True] * (turn.end - turn.start)
         begin = turn.end
     return mask
@@ -260,28 +251,20 @@ def _check_columns_of_turns(trajectory: Trajectory) -> None:
     for name, turns in {**named, "follows": trajectory.follows}.items():
         least = -1 if name == "follows" else 0
         if not all(least <= turn < count for turn in turns):
-            raise RefusedError(
-                f"{name}: {shown(str(turns))} names a turn that the trajectory, of {count}, does not have"
-            )
+            raise RefusedError(f"{name} names a turn that the trajectory, of {count}, does not have: {turns!s:.80}")
     if not all(0 < limit < 2**31 for limit in trajectory.limits):
-        raise RefusedError(f"limits={shown(str(trajectory.limits))}: give numbers above 0")
+        raise RefusedError(f"limits={trajectory.limits!s:.80}: give numbers above 0")
     if not in_order(trajectory):
-        columns = trajectory.received, trajectory.asked, trajectory.paid
-        raise RefusedError(
-            "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
-            "three columns, or none".format(*(shown(str(column)) for column in columns))
-        )
+        order = ", ".join(f"{name}={getattr(trajectory, name)!s:.80}" for name in ("received", "asked", "paid"))
+        raise RefusedError(f"{order} is not possible: count the completions that the agent had, or give no column")
 
 
 def _check_sampling(sampling: str) -> None:
-    try:
+    parameters = None
+    with suppress(ValueError):
         parameters = json.loads(sampling)
-    except ValueError:
-        parameters = None
     if not isinstance(parameters, dict) or type(parameters.get("max_new_tokens")) is not int:
-        raise RefusedError(
-            f"sampling={shown(sampling)}: keep the value of prompt.record, or give JSON with all of its keys"
-        )
+        raise RefusedError(f"sampling={shown(sampling)}: keep that of prompt.record, or give JSON with all its keys")
 
 
 def check_ids(name: str, ids: Any, vocabulary: int) -> None:
