@@ -73,10 +73,8 @@ class Collector:
             except asyncio.CancelledError:
                 if collecting.cancelling():
                     raise
-                raise RuntimeError(
-                    "an episode or a group of the rollout was cancelled by an agent, or by other code: an agent must "
-                    "cancel only tasks that it started"
-                ) from None
+                remedy = "an agent must cancel only tasks that it started"
+                raise RuntimeError(f"an agent, or other code, has cancelled an episode or a group: {remedy}") from None
             finally:
                 loads[replica] -= 1
 
@@ -124,9 +122,7 @@ class Collector:
                 slots.release()
 
         # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
-        playing = [
-            asyncio.create_task(play_episode(prompt), name=prompt.record.trajectory_id) for prompt in group.prompts
-        ]
+        playing = [asyncio.create_task(play_episode(each), name=each.record.trajectory_id) for each in group.prompts]
         return [trajectory for played in await asyncio.gather(*playing) for trajectory in played]
 
     async def _episode(self, conversation: Conversation) -> list[Trajectory]:
@@ -184,12 +180,8 @@ async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:
         await asyncio.wait(cleaning, timeout=CLEAN_UP_S)
     rest = asyncio.all_tasks() - before
     for task in await cancel(rest) if rest else ():
-        logger.warning(
-            "%s still runs after its cancellation, and the rollout ends without it: an agent must end within %g s of "
-            "its cancellation, and must not catch asyncio.CancelledError",
-            task.get_name(),
-            CLEAN_UP_S,
-        )
+        remedy = "an agent must end then, and must not catch asyncio.CancelledError"
+        logger.warning("%s still runs %g s after its cancellation: %s", task.get_name(), CLEAN_UP_S, remedy)
         asyncio.tasks._unregister_task(task)  # Python documents it for implementers of tasks
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 

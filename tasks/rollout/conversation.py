@@ -74,8 +74,8 @@ class Conversation:
         finally:
             for task in await cancel({player, *engine.close()}):
                 logger.warning(
-                    "%s still runs after its cancellation: its clean-up is slow, or it catches "
-                    "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
+                    "%s still runs after its cancellation, and is not waited for: its clean-up is slow, or it catches "
+                    "asyncio.CancelledError",
                     task.get_name(),
                 )
             returned = player.done() and not player.cancelled() and not player.exception()

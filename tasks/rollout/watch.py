@@ -24,6 +24,10 @@ LEAST_S = 60.0
 """Shortest time after which the process is ended: with short deadlines a busy machine may only be slow."""
 _OWN = os.path.dirname(__file__)
 _LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
+_LAST_WORDS = (
+    "%s has blocked all episodes until its deadline, and only the end of this process can end that: %s. The same "
+    "command continues from the stored shards"
+)
 _ADVICE = "await slow operations, or run them in a thread (asyncio.to_thread)"
 
 
@@ -50,21 +54,14 @@ class Watch:
         self._watcher.join()
 
     def _watch(self) -> None:
-        warned = False
         while not self._end.wait(CHECK_S):
             blocked_s = self._unanswered * CHECK_S
-            if blocked_s > WARN_S and not warned:
+            if self._unanswered == int(WARN_S / CHECK_S) + 1:  # once
                 logger.warning("%s has blocked all episodes for %.0f s: %s", self._culprit(), blocked_s, _ADVICE)
             if blocked_s > self._last_s:
-                logger.critical(
-                    "%s has blocked all episodes until its deadline, and only the end of this process can end that: "
-                    "%s. The same command continues from the stored shards",
-                    self._culprit(),
-                    _ADVICE,
-                )
+                logger.critical(_LAST_WORDS, self._culprit(), _ADVICE)
                 logging.shutdown()
                 os._exit(1)
-            warned = blocked_s > WARN_S
             self._unanswered += 1
             self._loop.call_soon_threadsafe(self._on_response)
 

@@ -167,7 +167,7 @@ def test_cancelling_the_rollouts_own_tasks_ends_it_with_an_error(
                 task.cancel()
         await asyncio.sleep(60)
 
-    with pytest.raises(RuntimeError, match="was cancelled by an agent"):
+    with pytest.raises(RuntimeError, match="has cancelled an episode or a group"):
         reason_of_the_one(chat, verifier, cancels)
 
 
