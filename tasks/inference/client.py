@@ -136,11 +136,8 @@ class Client:
             if not done:
                 logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
                 ids, patience = {"request_ids": [f"generate-tokens-{identity}"]}, aiohttp.ClientTimeout(total=CUT_S)
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # then the request ends at its own limit
-                    async with self._session.post(
-                        f"{self._base}/inference/v1/abort_requests", json=ids, timeout=patience
-                    ):
-                        pass
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, InferenceError):  # it ends at its own limit
+                    await self._post("/inference/v1/abort_requests", ids, patience)
             return await asked, not done
         finally:
             asked.cancel()

@@ -132,20 +132,19 @@ class Engine(Collector):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:
         """Connect clients to all replicas, for one event loop."""
-        assert self._policy is not None, "serve a policy first"
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
             yield Connection(self, clients, since=self._settled)
 
     def collect(self) -> Iterator[Metric]:
         """Yield vLLM's own metrics of the servers that answer, with the label `replica`, when Prometheus asks."""
-        for replica, metrics in enumerate(asyncio.run(self._metrics())):
-            yield from labelled(metrics, "replica", str(replica))
 
-    async def _metrics(self) -> list[list[Metric]]:
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
-            return await asyncio.gather(*(client.metrics() for client in clients))
+        async def ask() -> list[list[Metric]]:
+            async with self.connect() as connection:
+                return await asyncio.gather(*(client.metrics() for client in connection.clients))
+
+        for replica, metrics in enumerate(asyncio.run(ask())):
+            yield from labelled(metrics, "replica", str(replica))
 
     def served(self, since: int) -> set[int]:
         """Return the weight versions served since index `since` of the history; a swap may happen during a rollout."""
@@ -220,7 +219,7 @@ class Connection:
     """The engine in one event loop; it is the collector's `Generator`."""
 
     def __init__(self, engine: Engine, clients: list[Client], since: int) -> None:
-        self._engine, self._clients, self._since = engine, clients, since
+        self._engine, self.clients, self._since = engine, clients, since
         self._repairs = [asyncio.Lock() for _ in clients]  # one caller repairs, the others wait
         self._retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TRANSIENT),
@@ -232,7 +231,7 @@ class Connection:
 
     @property
     def replicas(self) -> int:
-        return len(self._clients)
+        return len(self.clients)
 
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
@@ -249,10 +248,10 @@ class Connection:
                     if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                         async with self._repairs[replica]:
                             await asyncio.to_thread(self._engine.repair, replica)
-                    completions = await self._clients[replica].generate(token_ids, gconfig, seed)
+                    completions = await self.clients[replica].generate(token_ids, gconfig, seed)
         answered = {version for completion in completions for version in completion.versions}
         served = self._engine.served(self._since)
         if others := answered - served:
-            url, expected = self._clients[replica].url, ", ".join(map(str, sorted(served)))
+            url, expected = self.clients[replica].url, ", ".join(map(str, sorted(served)))
             raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")
         return completions

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from configs.rollout import Rollout
 from storage.records import (
     HIGHEST_LOGPROB,
     LAST_TURN_CUT,
@@ -67,7 +68,7 @@ def check_observation(observation: Any) -> Observation:
 
 
 def check_request(
-    token_ids: Any, gconfig: Any, vocabulary: int, sampling: GenerationConfig | None = None, *, biased: bool = False
+    token_ids: Any, gconfig: Any, vocabulary: int, settings: Rollout, sampling: GenerationConfig | None
 ) -> tuple[list[int], GenerationConfig]:
     """Check a request and return it with its ids copied. The engine itself refuses a prompt that is too long.
 
@@ -75,8 +76,8 @@ def check_request(
         token_ids: the prompt.
         gconfig: how to sample.
         vocabulary: number of token ids that the policy knows.
-        sampling: what the agent was given, whose distribution it must sample from; None: any.
-        biased: whether a schema may leave out tokens of that distribution.
+        settings: whether it may sample from another distribution, or leave out tokens of it by a schema.
+        sampling: what the agent was given, whose distribution it must sample from otherwise; None: any.
 
     Raises:
         RefusedError: the engine could not answer it.
@@ -85,7 +86,7 @@ def check_request(
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
         raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
-    for name in ("temperature", "top_p", "top_k") if sampling else ():
+    for name in ("temperature", "top_p", "top_k") if sampling and not settings.allow_own_sampling else ():
         asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
         if asked != given:
             raise RefusedError(
@@ -93,7 +94,7 @@ def check_request(
                 "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
                 "rollout.allow_own_sampling=true"
             )
-    if gconfig.json_schema and not biased:
+    if gconfig.json_schema and not settings.allow_biased_sampling:
         remedy = "leave it out, or set rollout.allow_biased_sampling=true"
         raise RefusedError(f"gconfig.json_schema biases the recorded logprobs: {remedy}")
     check_ids("the token_ids of an observation", token_ids, vocabulary)

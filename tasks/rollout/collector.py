@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
+from tasks.inference.api import ContextLengthError, GenerationConfig, Generator, InferenceError
 from tasks.rollout.admission import RefusedError
 from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.plan import Group
@@ -100,18 +100,11 @@ class Collector:
     async def _play(
         self, group: Group, replica: int, group_slots: asyncio.Semaphore, slots: asyncio.Semaphore
     ) -> list[Trajectory]:
-        """Play all episodes of a group, on one replica, to use its prefix cache.
+        """Play all episodes of a group on one replica.
 
         Each begins when it gets one of the `group_slots`, and gives it back to the rollout's `slots` when it ends.
         """
-
-        def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
-            # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
-            stop_token_ids = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
-            gconfig = replace(gconfig, stop_token_ids=stop_token_ids)
-            return self.generator.generate(token_ids, gconfig, seed, replica)
-
-        turns = TurnBatcher(len(group.prompts), generate)
+        turns = TurnBatcher(len(group.prompts), self, replica)
 
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await group_slots.acquire()

@@ -109,10 +109,9 @@ class LocalWorker:
         """Open a collector that plays a plan with the engine."""
         assert self._engine
         assert self._policy, "serve a policy first"
-        chat = load_chat(self._policy)
         async with (
             self._engine.connect() as connection,
-            open_collector(plan, connection, chat, self._verifier) as collector,
+            open_collector(plan, connection, load_chat(self._policy), self._verifier) as collector,
         ):
             yield collector
 
