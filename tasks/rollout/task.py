@@ -176,7 +176,18 @@ class Rollouts:
             version = rollout(workspace, self._workers, iteration, policy, self._problem_set)
         else:
             if self._stream is None:
-                self._stream = self._begin(iteration, policy)
+                from tasks.rollout.stream import Stream
+
+                self._workers.serve(policy)
+                self._stream = Stream(
+                    _plan(workspace, policy.number, policy, self._problem_set),
+                    max(workspace.config.run.iterations, iteration + 1),
+                    lambda draw: _draw(workspace, self._problem_set, draw)[0],
+                    self._workers,
+                    workspace.store,
+                    workspace.provenance(),
+                    get_run_logger().info,
+                )
                 self._playing = _play_stream.submit(self._stream)
             version = _wait_for(workspace, self._stream, iteration)
         workspace.record(version)
@@ -191,18 +202,3 @@ class Rollouts:
         if self._stream:
             self._workers.serve(policy)
             self._stream.advance(policy)
-
-    def _begin(self, iteration: int, policy: PolicyVersion) -> "Stream":
-        from tasks.rollout.stream import Stream
-
-        workspace, problem_set = self._workspace, self._problem_set
-        self._workers.serve(policy)
-        return Stream(
-            _plan(workspace, policy.number, policy, problem_set),
-            max(workspace.config.run.iterations, iteration + 1),
-            lambda draw: _draw(workspace, problem_set, draw)[0],
-            self._workers,
-            workspace.store,
-            workspace.provenance(),
-            get_run_logger().info,
-        )
