@@ -205,9 +205,7 @@ def _refuse_different(abouts: Sequence[dict[str, str]]) -> None:
     for rank, about in enumerate(abouts):
         for name, expected in abouts[0].items():
             if (own := about[name]) != expected:
-                raise ValueError(
-                    f"rank {rank} has {name} {own}, rank 0 has {name} {expected}: install the same everywhere"
-                )
+                raise ValueError(f"rank {rank} has {name} {own}, rank 0 has {expected}: install the same everywhere")
 
 
 def _bundle(config: Config) -> dict[str, float]:

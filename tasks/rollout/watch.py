@@ -15,6 +15,8 @@ import sys
 import threading
 import traceback
 
+from storage.frames import is_own
+
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.5
@@ -23,7 +25,6 @@ WARN_S = 10.0
 LEAST_S = 60.0
 """Shortest time after which the process is ended: with short deadlines a busy machine may only be slow."""
 _OWN = os.path.dirname(__file__)
-_LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
 _LAST_WORDS = (
     "%s has blocked all episodes until its deadline, and only the end of this process can end that: %s. The same "
     "command continues from the stored shards"
@@ -79,6 +80,6 @@ def location_of(stack: traceback.StackSummary) -> str:
     frames = [frame for frame in stack if frame.filename != __file__]
     rollout = max((index for index, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
     frames = frames[rollout + 1 :] or frames[-1:]
-    own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)] or frames
+    own = [frame for frame in frames if is_own(frame.filename)] or frames
     ends = dict.fromkeys(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in (own[-1], own[0]))
     return "in " + ", called from ".join(ends)

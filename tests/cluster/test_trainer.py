@@ -225,7 +225,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     """Ranks whose libraries differ, and ranks for which there is no room."""
     from tasks.cluster.trainer import _refuse_different
 
-    with pytest.raises(ValueError, match="rank 1 has torch 2.1, rank 0 has torch 2.0: install the same everywhere"):
+    with pytest.raises(ValueError, match="rank 1 has torch 2.1, rank 0 has 2.0: install the same everywhere"):
         _refuse_different([{"torch": "2.0"}, {"torch": "2.1"}])
     nodes = [Node("a", "first", cpus=3.0, gpus=2.0), Node("b", "second", cpus=8.0, gpus=1.0)]
     check_ranks(nodes, 3, 1.0, 1.0)
