@@ -116,17 +116,12 @@ class Engine(Collector):
             self._settled = len(self._history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
-        if self._replicas:
-            everywhere = self.settings.swap == "restart"
-            self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
-        elif self.settings.urls:
-            self._replicas = [_Replica(url, None) for url in self.settings.urls]
-        else:
-            logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
+        if not self._replicas:  # set before the first process exists, so that __exit__ ends all of them
             servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
-            # Set before the first process exists, so that __exit__ ends all of them.
-            self._replicas = [_Replica(server.url, server) for server in servers]
-            self._restart(self._replicas, policy)
+            own = [_Replica(server.url, server) for server in servers]
+            self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
+        everywhere = self.settings.swap == "restart"
+        self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
         asyncio.run(self._establish(self._replicas, policy))
 
     @asynccontextmanager
@@ -164,7 +159,7 @@ class Engine(Collector):
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
             if not replica.alive:
-                logger.warning("vLLM at %s has died: restarting it", replica.url)
+                logger.warning("vLLM at %s has died", replica.url)
                 self._restart([replica], self._policy)
                 asyncio.run(self._establish([replica], self._policy))
 
@@ -174,6 +169,7 @@ class Engine(Collector):
             replica.proven = None
         for server in servers:
             server.stop()
+            logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
             server.start_serving(policy.model)
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
