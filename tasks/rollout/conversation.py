@@ -188,7 +188,4 @@ class WholeProblem:
         return getattr(vars(self)["_environment"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "reset":
-            super().__setattr__(name, value)
-        else:
-            setattr(self._environment, name, value)
+        setattr(self._environment, name, value)

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,8 @@ class RolloutPlan:
     def record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
         """Return the record of an episode before it is played."""
         agent, environment = self.config.agent, self.config.environment
-        sampling = {"temperature": self.gconfig.temperature, "top_p": self.gconfig.top_p, "top_k": self.gconfig.top_k}
+        sampling = {name: getattr(self.gconfig, name) for name in ("temperature", "top_p", "top_k", "max_new_tokens")}
+        columns: dict[str, Any] = {name: [] for name in ("token_ids", "action_mask", "logprobs", "versions", "turns")}
         return Trajectory(
             trajectory_id=f"{self.name}/{problem.problem_id}/{sample}",
             run=self.config.run.name,
@@ -84,18 +86,14 @@ class RolloutPlan:
             sample=sample,
             status="completed",
             reason="",
-            token_ids=[],
-            action_mask=[],
-            logprobs=[],
-            versions=[],
-            turns=[],
+            **columns,
             turn_discount=1.0,
             prompt=problem.prompt,
             solutions=problem.solutions,
             problem_set=self.problem_set,
             policy=self.policy,
             policy_version=self.policy.number,
-            sampling=json.dumps(sampling | {"max_new_tokens": self.gconfig.max_new_tokens}),
+            sampling=json.dumps(sampling),
             agent=agent.type,
             agent_args=json.dumps(agent.args),
             environment=environment.type,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import random
 import re
 import signal
@@ -58,7 +59,7 @@ def processes_of(ranks: "RayTrainer") -> list[psutil.Process]:
     """Return the processes of the ranks that have started, in their order."""
     import ray
 
-    return [psutil.Process(ray.get(rank.process.remote())) for rank in ranks._ranks]
+    return [psutil.Process(ray.get(rank.__ray_call__.remote(lambda _: os.getpid()))) for rank in ranks._ranks]
 
 
 MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2), (1, 4), (1, 1), (4, 1)])
