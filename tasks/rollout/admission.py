@@ -17,14 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from configs.rollout import Rollout
-from storage.records import (
-    HIGHEST_LOGPROB,
-    LAST_TURN_CUT,
-    LOWEST_LOGPROB,
-    Fault,
-    Trajectory,
-    Turn,
-)
+from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, LOWEST_LOGPROB, Fault, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.train.returns import in_order
 

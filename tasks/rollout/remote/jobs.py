@@ -13,16 +13,7 @@ from storage.version_names import PolicyVersion
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import OpenDataSet, SharedGroups
-from tasks.rollout.remote.messages import (
-    Destination,
-    Failure,
-    GroupOrder,
-    Orders,
-    Report,
-    StoredShard,
-    StoreOrder,
-    WorkerFailedError,
-)
+from tasks.rollout.remote import messages
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 
@@ -33,11 +24,11 @@ class RemoteWorker(Protocol):
     plays: bool
     """False for a worker that only grades."""
 
-    async def give(self, orders: Sequence[Orders]) -> None: ...
+    async def give(self, orders: Sequence[messages.Orders]) -> None: ...
 
-    async def report(self) -> Report: ...
+    async def report(self) -> messages.Report: ...
 
-    async def score(self, order: ShardOrder) -> ScoredShard | Failure: ...
+    async def score(self, order: ShardOrder) -> ScoredShard | messages.Failure: ...
 
     def end(self) -> None:
         """End its process, without waiting; it may be lost already."""
@@ -48,7 +39,7 @@ class Attended:
     """What the flow knows of a worker."""
 
     remote: RemoteWorker
-    orders: asyncio.Queue[Orders] = field(default_factory=asyncio.Queue)
+    orders: asyncio.Queue[messages.Orders] = field(default_factory=asyncio.Queue)
     """Orders that it has not got yet."""
     policy: PolicyVersion | None = None
     asked: float = 0.0
@@ -85,7 +76,7 @@ class Events(NamedTuple):
 
     worker: Attended
     finished: Sequence[FinishedGroup] = ()
-    stored: Sequence[StoredShard] = ()
+    stored: Sequence[messages.StoredShard] = ()
     lost: set[int] | None = None
 
 
@@ -105,10 +96,10 @@ class SharedRollout:
         self._flushing: set[tuple[OpenDataSet, Attended]] = set()
         """Workers that were told to flush, and got nothing more to store since."""
 
-    def enter(self, events: Sequence[Events]) -> dict[Attended, Orders]:
+    def enter(self, events: Sequence[Events]) -> dict[Attended, messages.Orders]:
         """Enter what workers have reported, commit what is complete, and return the orders that follow."""
-        orders: dict[Attended, Orders] = defaultdict(Orders)
-        shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
+        orders: dict[Attended, messages.Orders] = defaultdict(messages.Orders)
+        shards: dict[OpenDataSet, list[messages.StoredShard]] = defaultdict(list)
         for worker, groups, uploads, lost in events:
             if lost is not None:
                 self._lose_groups(worker, lost)
@@ -116,7 +107,7 @@ class SharedRollout:
                 data_set = self.groups.enter(finished, pending=True)
                 self._holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
                 self._flushing.discard((data_set, worker))
-                orders[worker].store.append(StoreOrder(self.number, finished.number, _destination(data_set)))
+                orders[worker].store.append(messages.StoreOrder(self.number, finished.number, _destination(data_set)))
             for shard in uploads:
                 path = shard.file.path
                 data_set = next(held for held in self._holders if path.startswith(f"{held.draft.version}/"))
@@ -141,9 +132,9 @@ class SharedRollout:
 
     def add(self, worker: Attended) -> None:
         self.loads[worker] = Load()
-        worker.orders.put_nowait(Orders(begin={self.number: self.plan}))
+        worker.orders.put_nowait(messages.Orders(begin={self.number: self.plan}))
 
-    def take(self, worker: Attended, report: Report) -> bool:
+    def take(self, worker: Attended, report: messages.Report) -> bool:
         """Note what a worker has reported of this rollout; return whether it has capacity."""
         load = self.loads.get(worker)
         if load is None or self.number not in report.capacities:
@@ -190,17 +181,17 @@ class SharedRollout:
         if group is None or load.capacity is None:
             return False
         plan = group.plan
-        order = GroupOrder(group.number, group.problem.problem_id, plan.name, plan.iteration, plan.policy)
-        worker.orders.put_nowait(Orders(groups={self.number: [order]}))
+        order = messages.GroupOrder(group.number, group.problem.problem_id, plan.name, plan.iteration, plan.policy)
+        worker.orders.put_nowait(messages.Orders(groups={self.number: [order]}))
         load.playing.add(group.number)
         load.sent += 1
         load.capacity -= 1
         return True
 
 
-def _destination(data_set: OpenDataSet) -> Destination:
+def _destination(data_set: OpenDataSet) -> messages.Destination:
     draft = data_set.draft
-    return Destination(draft.version, draft.kind, data_set.iteration)
+    return messages.Destination(draft.version, draft.kind, data_set.iteration)
 
 
 class ScoringJob:
@@ -221,15 +212,15 @@ class ScoringJob:
 
         Raises:
             WorkerLostError: the worker is gone.
-            WorkerFailedError: it cannot grade.
+            messages.WorkerFailedError: it cannot grade.
         """
         while self.waiting:
             path = next((path for path in worker.wrote if path in self.waiting), next(iter(self.waiting)))
             order = self.waiting.pop(path)
             try:
                 result = await worker.remote.score(order)
-                if isinstance(result, Failure):
-                    raise WorkerFailedError(result)
+                if isinstance(result, messages.Failure):
+                    raise messages.WorkerFailedError(result)
             except BaseException:
                 self.waiting[path] = order
                 raise

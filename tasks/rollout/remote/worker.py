@@ -23,16 +23,7 @@ from storage.versions.manifests import File
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Change, Stoppable, run_loop
-from tasks.rollout.remote.messages import (
-    Capacity,
-    Destination,
-    Failure,
-    GroupOrder,
-    Orders,
-    Report,
-    StoredShard,
-    StoreOrder,
-)
+from tasks.rollout.remote import messages
 from tasks.rollout.workers import LocalWorker
 
 BEAT_S = 2.0
@@ -63,10 +54,10 @@ class Worker:
         self._asked: PolicyVersion | None = None
         self._served: PolicyVersion | None = None
         self._finished: list[tuple[int, FinishedGroup]] = []
-        self._stored: list[StoredShard] = []
-        self._failure: Failure | None = None
+        self._stored: list[messages.StoredShard] = []
+        self._failure: messages.Failure | None = None
         self._has_events = self._closed = False
-        self._drafts: dict[Destination, _WorkersDraft] = {}  # used by the thread that stores
+        self._drafts: dict[messages.Destination, _WorkersDraft] = {}  # used by the thread that stores
         self._serving, self._storing = ThreadPoolExecutor(1, "serve"), ThreadPoolExecutor(1, "store")
         self._playing = ThreadPoolExecutor(thread_name_prefix="play")
 
@@ -86,12 +77,12 @@ class Worker:
         for draft in self._drafts.values():
             draft.__exit__()
 
-    def give(self, orders: Sequence[Orders]) -> None:
+    def give(self, orders: Sequence[messages.Orders]) -> None:
         """Carry out orders, without waiting."""
         for each in orders:
             self._carry_out(each)
 
-    def _carry_out(self, orders: Orders) -> None:
+    def _carry_out(self, orders: messages.Orders) -> None:
         if orders.policy:
             self._asked = orders.policy
             self._submit(self._serving, self._serve, orders.policy)
@@ -113,16 +104,18 @@ class Worker:
             ended.end()
             self._submit(self._storing, self._close_drafts, number)
 
-    def report(self) -> Report:
+    def report(self) -> messages.Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_events or self._closed, BEAT_S)
             capacities = {number: rollout.capacity for number, rollout in self._rollouts.items()}
-            report = Report(self._served, capacities, self._finished, self._stored, self._failure)
+            report = messages.Report(self._served, capacities, self._finished, self._stored, self._failure)
             self._finished, self._stored, self._has_events = [], [], False
             return report
 
-    def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
+    def note(
+        self, finished: tuple[int, FinishedGroup] | None = None, stored: messages.StoredShard | None = None
+    ) -> None:
         """Report something; without arguments, that the worker has capacity or serves another policy."""
         with self._changed:
             self._finished += [finished] if finished else []
@@ -138,7 +131,7 @@ class Worker:
                 action(*arguments)
             except BaseException as error:  # the flow raises it
                 logger.exception("the worker ends")
-                self._failure = self._failure or Failure.of(error)
+                self._failure = self._failure or messages.Failure.of(error)
                 self.note()
 
         threads.submit(act)
@@ -155,14 +148,14 @@ class Worker:
         if self._served:
             run_loop(rollout.play(self._local))
 
-    def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
+    def _write(self, rollout: "PlayedRollout", order: messages.StoreOrder) -> None:
         destination, rows_per_shard = order.destination, rollout.plan.config.rollout.rows_per_shard
         if destination not in self._drafts:
             self._drafts[destination] = _WorkersDraft(self._store, order, rows_per_shard, self.note)
         rows = [replace(row, iteration=destination.iteration) for row in rollout.take(order.number)]
         self._drafts[destination].writer.write_group(rows, order.number)
 
-    def _flush(self, destination: Destination) -> None:
+    def _flush(self, destination: messages.Destination) -> None:
         if draft := self._drafts.pop(destination, None):
             with draft:
                 draft.writer.flush()
@@ -180,7 +173,7 @@ class PlayedRollout:
         self.plan, self.changed = plan, Change()
         self._number, self._problems, self._note = number, problems, note
         self._lock = threading.Lock()
-        self._waiting: deque[GroupOrder] = deque()
+        self._waiting: deque[messages.GroupOrder] = deque()
         self._got = self._running = 0
         self._lacks = False
         """Whether it could have begun another group since it got the last one."""
@@ -189,13 +182,13 @@ class PlayedRollout:
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> messages.Capacity:
         """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
             free = max(self._at_once - self._running - len(self._waiting), int(self._lacks))
-            return Capacity(0 if self.complete else free, self._got)
+            return messages.Capacity(0 if self.complete else free, self._got)
 
-    def add(self, orders: Sequence[GroupOrder]) -> None:
+    def add(self, orders: Sequence[messages.GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
             self._got += len(orders)
@@ -244,12 +237,14 @@ class _WorkersDraft(Draft):
     The names of its shards differ from those of other workers, whose files will be in the same manifest.
     """
 
-    def __init__(self, store: Store, order: StoreOrder, rows_per_shard: int, note: Callable[..., None]) -> None:
+    def __init__(
+        self, store: Store, order: messages.StoreOrder, rows_per_shard: int, note: Callable[..., None]
+    ) -> None:
         super().__init__(store, order.destination.version, order.destination.kind)
         self.rollout, self._note = order.rollout, note
         self.writer = ShardWriter(self, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{self.nonce}")
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         file = super().add_shard(path, name, rows, notes)
-        self._note(stored=StoredShard(self.rollout, file, notes))
+        self._note(stored=messages.StoredShard(self.rollout, file, notes))
         return file
