@@ -24,10 +24,8 @@ _LONGEST_REASON = 400  # characters of one reason in a message that lists severa
 _ALARMING = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Shares of an iteration's episodes that raise an alarm."""
 _WHOSE = {
-    "policy": "the policy's own behaviour. Is there too little room in the context, or time, or does the policy avoid "
-    "answers",
-    "set-up": "a fault of the set-up, and cannot be trained on. What fails: the agent, the environment, a tool, the "
-    "engine",
+    "policy": "the policy's own behaviour. Is there too little room or time, or does the policy avoid answers",
+    "set-up": "the set-up, and are not trained on. What fails: the agent, the environment, a tool, the engine",
 }
 
 Counts = Counter[tuple[str, Any]]

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
-from configs.score import Score as ScoreSettings
+from configs import Config
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import datasets
@@ -45,9 +45,7 @@ class Workers(Protocol):
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """Play and store groups until nothing is left to do."""
 
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
-    ) -> Grades:
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """Grade stored trajectories, and add the scores to a draft."""
 
 
@@ -96,13 +94,11 @@ class LocalWorker:
             async with self.open_collector(plan) as collector:
                 await collector.collect(as_they_begin(groups, served), plan.together, store)
 
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
-    ) -> Grades:
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """See `Workers.score`."""
-        scorers = Scorers(settings, self._verifier)
+        scorers = Scorers(config.score, self._verifier)
         rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
-        return score_rows(rows, scorers, draft, rows_per_shard)
+        return score_rows(rows, scorers, draft, config.rollout.rows_per_shard)
 
     @asynccontextmanager
     async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:

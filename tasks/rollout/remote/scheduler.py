@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
-from configs.score import Score as ScoreSettings
+from configs import Config
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read
@@ -33,6 +32,9 @@ from tasks.score.scoring import Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0
 """Time between two checks for what nothing notes, such as a worker that never came."""
+
+
+OnLoss = Callable[[RemoteWorker, BaseException, bool], None]
 
 
 class Scheduler:
@@ -49,11 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        silence_s: float,
-        start_s: float,
-        progress: Callable[[str], None],
-        on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
+        self, silence_s: float, start_s: float, progress: Callable[[str], None], on_loss: OnLoss = lambda *_: None
     ) -> None:
         self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
@@ -78,7 +76,7 @@ class Scheduler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         finally:
@@ -109,12 +107,11 @@ class Scheduler:
             await asyncio.wait([playing])
             raise
 
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
-    ) -> Grades:
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """See `Workers.score`: workers grade the shards that they have stored, or else others."""
         files = [file for file in read(draft.store, trajectories).files if file.name.endswith(".parquet")]
-        orders = [ShardOrder(file, draft.version, settings, rows_per_shard) for file in files]
+        size = config.rollout.rows_per_shard
+        orders = [ShardOrder(file, draft.version, config.score, size) for file in files]
         scored = asyncio.run_coroutine_threadsafe(self._score(orders), self._loop).result()
         grades = Grades()
         for shard in scored:
