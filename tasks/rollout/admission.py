@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from numbers import Real
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "vers
     "calls", "ungraded", "follows", "reward_parts", "fault", "answers", "limits", "received", "asked",
     "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
-_identity = attrgetter(*_IDENTITY)
 _OF_TOKENS = ("action_mask", "logprobs", "versions")
 """Columns with a value for each token, besides the ids."""
 _OF_TURNS = ("follows", "limits", "received", "asked", "paid", "answers", "reward_parts")
@@ -117,9 +115,9 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[C
 def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
     if not isinstance(returned, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(returned)}: it may hold trajectories only")
-    if _identity(returned) != _identity(record):
-        name, value = next((n, v) for n in _IDENTITY if (v := getattr(returned, n)) != getattr(record, n))
-        raise RefusedError(f"a trajectory has {name}={shown(value)}: make it from prompt.record, and keep its {name}")
+    for name in _IDENTITY:
+        if (value := getattr(returned, name)) != getattr(record, name):
+            raise RefusedError(f"a trajectory has {name}={shown(value)}: make it from prompt.record, and keep it")
     trajectory = _typed(returned)
     if trajectory.fault and trajectory.status not in ("truncated", "failed"):
         raise RefusedError(f"fault={trajectory.fault!r}: only a truncated or failed episode has one")

@@ -185,12 +185,5 @@ def _stamp(trajectories: list[Trajectory], started_at: float, latency_s: float) 
     The separator is a colon, because a problem's id may end like a sample's: "a/0" is the first sample of "a", or a
     problem.
     """
-    return [
-        replace(
-            trajectory,
-            trajectory_id=f"{trajectory.trajectory_id}:{i}" if i else trajectory.trajectory_id,
-            started_at=started_at,
-            latency_s=latency_s,
-        )
-        for i, trajectory in enumerate(trajectories)
-    ]
+    first, *others = [replace(row, started_at=started_at, latency_s=latency_s) for row in trajectories]
+    return [first, *(replace(row, trajectory_id=f"{row.trajectory_id}:{i}") for i, row in enumerate(others, 1))]

@@ -22,6 +22,10 @@ LONGEST_TOGETHER = 64
 """Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
 
 
+Weights = Sequence[float] | None
+"""The chances of problems to be drawn, above 0; None: equal ones."""
+
+
 @dataclass(frozen=True)
 class Group:
     """The episodes of one problem; in a stream, `number` is its position among all groups that the run draws."""
@@ -106,9 +110,7 @@ class RolloutPlan:
         )
 
 
-def drawable(
-    problems: Sequence[Problem], weights: Mapping[str, float]
-) -> tuple[Sequence[Problem], Sequence[float] | None]:
+def drawable(problems: Sequence[Problem], weights: Mapping[str, float]) -> tuple[Sequence[Problem], Weights]:
     """Leave out problems of weight 0; return the others and their weights, or no weights if all are equal.
 
     Args:
@@ -125,15 +127,13 @@ def drawable(
     return left, chances if len(set(chances)) > 1 else None
 
 
-def draw(
-    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Sequence[float] | None = None
-) -> list[Problem]:
+def draw(problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None) -> list[Problem]:
     """Draw `count` problems for an iteration: the first ones of `in_order`, or all if there are not enough."""
     return list(itertools.islice(in_order(problems, count, iteration, seed, weights), count))
 
 
 def in_order(
-    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Sequence[float] | None = None
+    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None
 ) -> Iterator[Problem]:
     """Yield all problems in a seeded order: the `count` of an iteration, then the spare ones, for rejected groups.
 

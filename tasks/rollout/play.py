@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -232,15 +232,6 @@ class Stoppable:
             self.stopped = True
             if self._task and running:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-
-async def as_they_begin(groups: Groups, policy: Callable[[], PolicyVersion]) -> AsyncIterator[Group]:
-    """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
-    while not groups.complete:
-        if group := groups.next(policy()):
-            yield group
-        else:
-            await groups.changed.wait()
 
 
 def play(

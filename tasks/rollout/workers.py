@@ -22,7 +22,7 @@ from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
 from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Groups, SharedGroups, as_they_begin
+from tasks.rollout.play import Groups, SharedGroups
 from tasks.score.scorers import Scorers, private_metadata
 from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier
@@ -80,10 +80,6 @@ class LocalWorker:
     async def play(self, plan: RolloutPlan, groups: Groups) -> None:
         """See `Workers.play`."""
 
-        def served() -> PolicyVersion:
-            assert self._policy
-            return self._policy.version
-
         def store(group: Group, trajectories: list[Trajectory]) -> None:
             if self._engine and self._engine.closed:  # episodes may have failed only because it or the verifier is gone
                 raise EngineClosedError("the engine was closed while a rollout was playing")
@@ -92,7 +88,16 @@ class LocalWorker:
 
         with groups.changed.listening():
             async with self.open_collector(plan) as collector:
-                await collector.collect(as_they_begin(groups, served), plan.together, store)
+                await collector.collect(self._as_they_begin(groups), plan.together, store)
+
+    async def _as_they_begin(self, groups: Groups) -> AsyncIterator[Group]:
+        """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
+        assert self._policy
+        while not groups.complete:
+            if group := groups.next(self._policy.version):
+                yield group
+            else:
+                await groups.changed.wait()
 
     def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """See `Workers.score`."""

@@ -194,37 +194,12 @@ def _destination(data_set: OpenDataSet) -> messages.Destination:
     return messages.Destination(draft.version, draft.kind, data_set.iteration)
 
 
+@dataclass(slots=True)
 class ScoringJob:
-    """Deals out shards to workers that ask for more; the shard of a worker that is lost goes to another one.
+    """The shards that are dealt out to workers that ask for more. One event loop uses it."""
 
-    One event loop uses it.
-    """
-
-    def __init__(self, orders: Sequence[ShardOrder]) -> None:
-        self.changed = asyncio.Event()
-        """Set when a shard is done or waits again."""
-        self.scored: list[ScoredShard] = []
-        self.waiting = {order.shard.path: order for order in orders}
-        """The orders that no worker carries out yet, by path of the trajectories."""
-
-    async def grade(self, worker: Attended) -> None:
-        """Let a worker grade shards until none waits, first those that it wrote itself.
-
-        Raises:
-            WorkerLostError: the worker is gone.
-            messages.WorkerFailedError: it cannot grade.
-        """
-        while self.waiting:
-            path = next((path for path in worker.wrote if path in self.waiting), next(iter(self.waiting)))
-            order = self.waiting.pop(path)
-            try:
-                result = await worker.remote.score(order)
-                if isinstance(result, messages.Failure):
-                    raise messages.WorkerFailedError(result)
-            except BaseException:
-                self.waiting[path] = order
-                raise
-            finally:
-                self.changed.set()
-            self.scored.append(result)
-            worker.useful = True
+    waiting: dict[str, ShardOrder]
+    """The orders that no worker carries out yet, by path of the trajectories."""
+    scored: list[ScoredShard] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a shard is done or waits again."""

@@ -27,7 +27,7 @@ from tasks.inference.api import EngineClosedError, InferenceError
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups
 from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJob, SharedRollout
-from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.score.scoring import Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0
@@ -120,7 +120,7 @@ class Scheduler:
         return grades
 
     async def _score(self, orders: Sequence[ShardOrder]) -> list[ScoredShard]:
-        job = self._scoring = ScoringJob(orders)
+        job = self._scoring = ScoringJob({order.shard.path: order for order in orders})
         try:
             while len(job.scored) < len(orders):
                 self._check(able=bool(self._workers))
@@ -144,10 +144,24 @@ class Scheduler:
                     task.add_done_callback(worker.grading.discard)
 
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
-        try:
-            await job.grade(worker)
-        except (WorkerLostError, WorkerFailedError) as error:
-            self._lose(worker, error)
+        """Let a worker grade shards until none waits, first those that it wrote; if it is lost, another one goes on."""
+        while job.waiting:
+            path = next((path for path in worker.wrote if path in job.waiting), next(iter(job.waiting)))
+            order = job.waiting.pop(path)
+            try:
+                result = await worker.remote.score(order)
+                if isinstance(result, Failure):
+                    raise WorkerFailedError(result)
+                job.scored.append(result)
+                worker.useful = True
+            except BaseException as error:
+                job.waiting[path] = order
+                if not isinstance(error, WorkerLostError | WorkerFailedError):
+                    raise
+                self._lose(worker, error)
+                return
+            finally:
+                job.changed.set()
 
     async def _end(self) -> None:
         self._fail(EngineClosedError("the workers were ended while a rollout was playing"))
