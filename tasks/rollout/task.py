@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
 from prefect import State, get_run_logger, task
@@ -22,7 +22,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
-from tasks.rollout.plan import RolloutPlan, drawable, in_order
+from tasks.rollout.plan import RolloutPlan, Weights, drawable, in_order
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ def _wait_for(workspace: Workspace, stream: "Stream", iteration: int) -> Traject
 
 
 @functools.lru_cache(maxsize=1)
-def _read_pool(
-    workspace: Workspace, problem_set: ProblemsVersion
-) -> tuple[Sequence[Problem], Sequence[float] | None, Callable[[Problem], bool]]:
-    """Return the problems of a run, the chances of each to be drawn, and whether one may be played.
+def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> tuple[Sequence[Problem], Weights, Set[str]]:
+    """Return the problems of a run, the chances of each to be drawn, and the ids of those that may be played.
 
     Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
     """
@@ -92,17 +90,13 @@ def _read_pool(
     chances, curriculum = None, weights(workspace)
     if curriculum is not None:
         problems, chances = drawable(problems, curriculum)
-    versions = workspace.config.problems.exclusions
-    excluded = read_exclusions(workspace.store, versions, workspace.cache)
-    if versions:
-        count = len(problems) - len(left_of(problems, excluded))
+    left = problems
+    if versions := workspace.config.problems.exclusions:
+        left = left_of(problems, read_exclusions(workspace.store, versions, workspace.cache))
+        count = len(problems) - len(left)
         get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
     without_room = unplayable(workspace, layout.checkpoint(workspace.name, 0), problems)
-
-    def may_play(problem: Problem) -> bool:
-        return problem.problem_id not in without_room and not excluded.has_problem(problem)
-
-    return problems, chances, may_play
+    return problems, chances, {problem.problem_id for problem in left} - without_room
 
 
 def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> set[str]:
@@ -135,9 +129,10 @@ def _draw(
     Problems that `problems.exclusions` names, or that have no room, are replaced like rejected ones: the other problems
     stay the same.
     """
-    problems, chances, may_play = _read_pool(workspace, problem_set)
+    problems, chances, playable = _read_pool(workspace, problem_set)
     count, seed = workspace.config.rollout.problems_per_iteration, workspace.config.run.seed
-    left = filter(may_play, in_order(problems, count, iteration, seed, chances))
+    order = in_order(problems, count, iteration, seed, chances)
+    left = (problem for problem in order if problem.problem_id in playable)
     return list(itertools.islice(left, count)), left
 
 

@@ -79,30 +79,27 @@ class Worker:
 
     def give(self, orders: Sequence[messages.Orders]) -> None:
         """Carry out orders, without waiting."""
-        for each in orders:
-            self._carry_out(each)
-
-    def _carry_out(self, orders: messages.Orders) -> None:
-        if orders.policy:
-            self._asked = orders.policy
-            self._submit(self._serving, self._serve, orders.policy)
-        for number, plan in orders.begin.items():
-            rollout = PlayedRollout(number, plan, self._problems, self.note)
-            with self._changed:
-                self._rollouts[number] = rollout
-            self._submit(self._playing, self._play, rollout)
-            self.note()
-        for number, groups in orders.groups.items():
-            self._rollouts[number].add(groups)
-        for order in orders.store:
-            self._submit(self._storing, self._write, self._rollouts[order.rollout], order)
-        for destination in orders.flush:
-            self._submit(self._storing, self._flush, destination)
-        for number in orders.end:
-            with self._changed:
-                ended = self._rollouts.pop(number)
-            ended.end()
-            self._submit(self._storing, self._close_drafts, number)
+        for order in orders:
+            if order.policy:
+                self._asked = order.policy
+                self._submit(self._serving, self._serve, order.policy)
+            for number, plan in order.begin.items():
+                rollout = PlayedRollout(number, plan, self._problems, self.note)
+                with self._changed:
+                    self._rollouts[number] = rollout
+                self._submit(self._playing, self._play, rollout)
+                self.note()
+            for number, groups in order.groups.items():
+                self._rollouts[number].add(groups)
+            for finished in order.store:
+                self._submit(self._storing, self._write, self._rollouts[finished.rollout], finished)
+            for destination in order.flush:
+                self._submit(self._storing, self._flush, destination)
+            for number in order.end:
+                with self._changed:
+                    ended = self._rollouts.pop(number)
+                ended.end()
+                self._submit(self._storing, self._close_drafts, number)
 
     def report(self) -> messages.Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
