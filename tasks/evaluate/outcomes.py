@@ -136,15 +136,13 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
     failed_verdicts = [n < each.failed_verdicts for each in greedy for n in range(len(each.success))]
     failed_calls = [n < each.failed_calls for each in greedy for n in range(each.calls)]
     pairs = [(now > 0.5, after > 0.5) for each in greedy for now, after in pairwise(each.success)]
-    reached: dict[int, list[float]] = defaultdict(list)
-    for outcome in greedy:
-        for turn, success in enumerate(outcome.success):
-            reached[turn].append(success)
+    longest = max((len(each.success) for each in greedy), default=0)
+    reached = [[each.success[turn] for each in greedy if len(each.success) > turn] for turn in range(longest)]
     return {
         "episodes": len(greedy),
         "first_turn": proportion([each.first for each in greedy])._asdict(),
         "any_turn": proportion([each.any for each in greedy])._asdict(),
-        "by_turn": [proportion(reached[turn])._asdict() | {"episodes": len(reached[turn])} for turn in sorted(reached)],
+        "by_turn": [proportion(successes)._asdict() | {"episodes": len(successes)} for successes in reached],
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),

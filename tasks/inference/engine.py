@@ -70,7 +70,7 @@ class Engine(Collector):
             self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
-        self._history: list[int] = []
+        self.history: list[int] = []
         """Weight versions in the order in which they were served."""
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
@@ -104,7 +104,7 @@ class Engine(Collector):
             if self._policy and self._policy.version == policy.version:
                 return
             self._policy = policy
-            self._history.append(policy.number)
+            self.history.append(policy.number)
             try:
                 self._bring_in(policy)
             except BaseException as error:
@@ -113,7 +113,7 @@ class Engine(Collector):
                 for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
                     server.stop()
                 raise
-            self._settled = len(self._history) - 1
+            self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
         if not self._replicas:  # set before the first process exists, so that __exit__ ends all of them
@@ -140,10 +140,6 @@ class Engine(Collector):
 
         for replica, metrics in enumerate(asyncio.run(ask())):
             yield from labelled(metrics, "replica", str(replica))
-
-    def served(self, since: int) -> set[int]:
-        """Return the weight versions served since index `since` of the history; a swap may happen during a rollout."""
-        return set(self._history[since:])
 
     def repair(self, index: int) -> None:
         """Restart a server of this engine with the current policy, if it has died.
@@ -246,7 +242,7 @@ class Connection:
                             await asyncio.to_thread(self._engine.repair, replica)
                     completions = await self.clients[replica].generate(token_ids, gconfig, seed)
         answered = {version for completion in completions for version in completion.versions}
-        served = self._engine.served(self._since)
+        served = set(self._engine.history[self._since :])  # a swap may happen during a rollout
         if others := answered - served:
             url, expected = self.clients[replica].url, ", ".join(map(str, sorted(served)))
             raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 """Time for an agent's clean-up after its deadline; then the rollout goes on while the agent still cleans up."""
+_WHY = "its clean-up is slow, or it catches asyncio.CancelledError"
 
 
 class AgentError(Exception):
@@ -73,11 +74,7 @@ class Conversation:
             raise
         finally:
             for task in await cancel({player, *engine.close()}):
-                logger.warning(
-                    "%s still runs after its cancellation, and is not waited for: its clean-up is slow, or it catches "
-                    "asyncio.CancelledError",
-                    task.get_name(),
-                )
+                logger.warning("%s still runs after its cancellation, and is not waited for: %s", task.get_name(), _WHY)
             returned = player.done() and not player.cancelled() and not player.exception()
             self.left = player.result() if returned else []
 

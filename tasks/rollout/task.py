@@ -85,6 +85,7 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> tuple[Sequ
     """Return the problems of a run, the chances of each to be drawn, and the ids of those that may be played.
 
     Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
+    Problems that spell out control tokens are named in the log.
     """
     problems: Sequence[Problem] = read_problems(workspace, problem_set)
     chances, curriculum = None, weights(workspace)
@@ -95,7 +96,9 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> tuple[Sequ
         left = left_of(problems, read_exclusions(workspace.store, versions, workspace.cache))
         count = len(problems) - len(left)
         get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
-    without_room = unplayable(workspace, layout.checkpoint(workspace.name, 0), problems)
+    first = layout.checkpoint(workspace.name, 0)  # all policies of a run have the same tokenizer
+    warn_of_marks(workspace, first, problems)
+    without_room = unplayable(workspace, first, problems)
     return problems, chances, {problem.problem_id for problem in left} - without_room
 
 
@@ -148,7 +151,6 @@ class Rollouts:
         self._alarm = FaultAlarm()
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
-        self._warned = False  # whether problems that spell out control tokens were named
 
     def __enter__(self) -> Self:
         return self
@@ -164,9 +166,6 @@ class Rollouts:
         An alarm is logged if more episodes than before ended without a verdict.
         """
         workspace = self._workspace
-        if not self._warned:  # all policies of a run have the same tokenizer
-            warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set)[0])
-            self._warned = True
         if not workspace.config.run.overlap:
             version = rollout(workspace, self._workers, iteration, policy, self._problem_set)
         else:

@@ -8,7 +8,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from tasks.rollout.watch import location_of
 
@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 60.0
 _ADVICE = "what runs in asyncio.to_thread must end by itself, soon after the deadline of its episode"
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -37,7 +36,7 @@ class AgentThreads(ThreadPoolExecutor):
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._ended = False
 
-    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call in a thread of its own."""
         if self._ended:
             raise RuntimeError("the rollout has ended")

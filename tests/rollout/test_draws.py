@@ -69,6 +69,12 @@ def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]
     return everything[:COUNT], everything[COUNT:]
 
 
+@pytest.fixture(autouse=True)
+def without_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw without looking for marks of a policy's tokenizer in the problems: the runs here have no policy."""
+    monkeypatch.setattr(task, "warn_of_marks", lambda *_: None)
+
+
 @pytest.mark.parametrize("case", DRAWN, ids=lambda case: "+".join(sorted(case)) or "nothing")
 def test_draws_are_those_of_the_first_programs(case: Case, tmp_path: Path) -> None:
     """A run that is continued by this program draws what the program before it would have drawn, spares included."""
