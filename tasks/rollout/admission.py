@@ -162,9 +162,7 @@ def _typed(row: Trajectory) -> Trajectory:
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
         place = ".".join(map(str, detail["loc"][1:]))
-        raise RefusedError(
-            f"{place} is {shown(detail['input'])}: {detail['msg']}. Records hold Python's own types (NumPy: .tolist())"
-        ) from None
+        raise RefusedError(f"{place} is {shown(detail['input'])}: {detail['msg']} (NumPy: .tolist())") from None
 
 
 def _fault(trajectory: Trajectory) -> Fault:
@@ -227,10 +225,7 @@ def _check_starts(trajectory: Trajectory) -> None:
     starts = trajectory.sequence_starts
     rising = starts[:1] == [0] and all(a < b for a, b in pairwise([*starts, max(len(trajectory.token_ids), 1)]))
     if not rising or any(trajectory.action_mask[start] for start in starts if trajectory.token_ids):
-        raise RefusedError(
-            f"sequence_starts={starts!s:.80}: it must begin with 0 and rise, and each sequence must begin with a "
-            "prompt, not with a sampled token"
-        )
+        raise RefusedError(f"sequence_starts={starts!s:.80}: begin with 0, rise, and begin each one with a prompt")
 
 
 def _check_columns_of_turns(trajectory: Trajectory) -> None:

@@ -29,6 +29,7 @@ from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
 from tasks.score.scorers import SuccessRule
+from tasks.train.orders import Progress
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
@@ -48,7 +49,7 @@ class OpenDataSet:
     """
 
     def __init__(
-        self, draft: Draft, iteration: int, config: Config, progress: Callable[[str], None], *, numbered: bool = False
+        self, draft: Draft, iteration: int, config: Config, progress: Progress, *, numbered: bool = False
     ) -> None:
         self.draft, self.iteration = draft, iteration
         self.tally = Tally(progress, SuccessRule.while_playing(config.score))
@@ -239,7 +240,7 @@ def play(
     problems: Sequence[Problem],
     workers: "Workers",
     draft: Draft,
-    progress: Callable[[str], None],
+    progress: Progress,
     spare: Iterable[Problem] = (),
 ) -> dict[str, Any]:
     """Play the groups of all `problems` with the plan's policy, which `workers` serve; return the rollout's metrics.
@@ -253,7 +254,7 @@ def play(
         InferenceError: the engine refuses a request, or serves another version.
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
-    batch = _Batch(plan, problems, iter(spare), draft, progress)
+    batch = _Batch(plan, problems, spare, draft, progress)
     WAITING.labels(draft.kind).set_function(lambda: batch.available(plan.policy))
     run_loop(workers.play(plan, batch))
     return batch.data_set.end()
@@ -263,16 +264,11 @@ class _Batch(SharedGroups):
     """The groups of one data set: those of the drawn problems, then those that replace rejected ones, in rounds."""
 
     def __init__(
-        self,
-        plan: RolloutPlan,
-        problems: Sequence[Problem],
-        spares: Iterator[Problem],
-        draft: Draft,
-        progress: Callable[[str], None],
+        self, plan: RolloutPlan, problems: Sequence[Problem], spare: Iterable[Problem], draft: Draft, progress: Progress
     ) -> None:
         settings = plan.config.rollout
         self.changed = Change()
-        self._plan, self._spares, self._rounds = plan, spares, settings.max_resampling_rounds
+        self._plan, self._spares, self._rounds = plan, iter(spare), settings.max_resampling_rounds
         self.data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
         self._rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of all groups played
         self._lock = threading.RLock()

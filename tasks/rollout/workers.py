@@ -30,6 +30,8 @@ from tasks.tools import open_toolbox
 from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
 
+OpenPolicy = Callable[[PolicyVersion], Checkpoint]
+
 
 class Workers(Protocol):
     """The workers that play the groups of a rollout: this process, or others through a scheduler."""
@@ -60,11 +62,7 @@ class LocalWorker:
     """
 
     def __init__(
-        self,
-        engine: Engine | None,
-        verifier: Verifier,
-        open_policy: Callable[[PolicyVersion], Checkpoint],
-        cache: Path = Path("/nonexistent"),
+        self, engine: Engine | None, verifier: Verifier, open_policy: OpenPolicy, cache: Path = Path("/nonexistent")
     ) -> None:
         self._engine, self._verifier, self._open_policy, self._cache = engine, verifier, open_policy, cache
         self._policy: Checkpoint | None = None
@@ -131,15 +129,9 @@ async def open_collector(
     agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
     environment, context = plan.config.environment, EnvironmentContext(verifier)
     async with entered(agent):
-        yield Collector(
-            generator=generator,
-            agent=agent,
-            make_environment=lambda: ENVIRONMENTS.make(environment.type, context, environment.args),
-            chat=chat,
-            settings=plan.config.rollout,
-            gconfig=plan.gconfig,
-            private=private_metadata(plan.config.score),
-        )
+        make_environment = partial(ENVIRONMENTS.make, environment.type, context, environment.args)
+        private = private_metadata(plan.config.score)
+        yield Collector(generator, agent, make_environment, chat, plan.config.rollout, plan.gconfig, private)
 
 
 @lru_cache(maxsize=1)
