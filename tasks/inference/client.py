@@ -163,13 +163,16 @@ class Client:
         await self._post("/pause?mode=keep")
         if erase:
             await self._post("/weight_checker", {"action": "reset"})
+        await self._reload(model, version)
+        await self._post("/resume")
+
+    async def _reload(self, model: Path, version: int) -> None:
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
         reset, _ = await asyncio.gather(
             self._post("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )
         if not reset["success"]:
             raise InferenceError(f"{self.url} keeps the key-value cache of older weights: restart the server")
-        await self._post("/resume")
 
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})
