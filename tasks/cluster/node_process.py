@@ -21,9 +21,9 @@ def for_nodes(config: Config) -> dict[str, Any]:
     """Return the configuration with absolute paths, because a node's process has another working directory."""
     values = config.model_dump(mode="json")
     storage = values["storage"]
-    storage["cache"] = str(Path(storage["cache"]).expanduser().absolute())
-    if "://" not in storage["root"]:
-        storage["root"] = str(Path(storage["root"]).expanduser().absolute())
+    for name in ("cache", "root"):
+        if "://" not in storage[name]:
+            storage[name] = str(Path(storage[name]).expanduser().absolute())
     return values
 
 

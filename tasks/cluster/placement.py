@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -60,11 +60,8 @@ def check_ranks(nodes: Sequence[Node], ranks: int, cpus: float, gpus: float) -> 
     """Raise PlacementError unless the trainer's ranks fit on the nodes, each with some cores and GPUs."""
     most = sum(int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in nodes)
     if most < ranks:
-        having = "; ".join(map(_free, nodes)) or "no node"
-        raise PlacementError(
-            f"the trainer needs {cpus:g} core(s) and {gpus:g} GPU(s) for each of {ranks} rank(s), but the cluster has "
-            f"{having}. Wait for other jobs, add nodes, or change ppo.parallel"
-        )
+        wanted = f"the trainer needs {cpus:g} core(s) and {gpus:g} GPU(s) for each of {ranks} rank(s)"
+        raise _no_room(wanted, nodes, "change ppo.parallel")
 
 
 def place(nodes: Sequence[Node], needs: Needs, taken: Collection[Seat] = ()) -> list[Seat]:
@@ -95,14 +92,14 @@ def place(nodes: Sequence[Node], needs: Needs, taken: Collection[Seat] = ()) -> 
 
 def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
-    if any(seat.plays or needs.workers == 0 for seat in seats):
-        return
+    if not any(seat.plays or needs.workers == 0 for seat in seats):
+        wanted = f"a worker needs 1 core and {needs.gpus} GPU(s) on one node, besides what the trainer's ranks have"
+        raise _no_room(wanted, nodes, "lower inference.replicas or the parallel sizes in inference.extra_args")
+
+
+def _no_room(wanted: str, nodes: Sequence[Node], remedy: str) -> PlacementError:
     having = "; ".join(map(_free, nodes)) or "no node"
-    raise PlacementError(
-        f"a worker needs 1 core and {needs.gpus} GPU(s) on one node, the cluster has {having}, besides what ranks of "
-        "the trainer have taken. Wait for other jobs, add nodes, or lower inference.replicas or the parallel sizes in "
-        "inference.extra_args"
-    )
+    return PlacementError(f"{wanted}, but the cluster has {having}. Wait for other jobs, add nodes, or {remedy}")
 
 
 def table(nodes: Sequence[Node], seats: Sequence[Seat], needs: Needs) -> str:
@@ -125,9 +122,8 @@ class LostWorkers:
     """
 
     def __init__(self, rest_s: float = 0.0) -> None:
-        self._rest_s = rest_s
-        self._last: dict[str, float] = {}
-        self._losses: dict[str, int] = defaultdict(int)
+        self._rest_s, self._last = rest_s, dict[str, float]()
+        self._losses = Counter[str]()
         """Workers of each node that were lost before they finished an episode, since the last one that did."""
         self.broken: dict[str, BaseException] = {}
 

@@ -195,21 +195,17 @@ def _error_of(answer: Any) -> RayError | None:
     """Return the error of an answer; None if it has none, or is not there yet."""
     try:
         ray.get(answer, timeout=0)
-    except GetTimeoutError:
-        return None
     except RayError as error:
-        return error
+        return None if isinstance(error, GetTimeoutError) else error
     return None
 
 
 def _refuse_different(abouts: Sequence[dict[str, str]]) -> None:
     """Raise ValueError if what computes is not the same in all ranks."""
-    for name, expected in abouts[0].items():
-        for rank, about in enumerate(abouts):
-            if about[name] != expected:
-                raise ValueError(
-                    f"rank {rank} has {name} {about[name]}, rank 0 has {name} {expected}: install the same everywhere"
-                )
+    for rank, about in enumerate(abouts):
+        for name, expected in abouts[0].items():
+            if (own := about[name]) != expected:
+                raise ValueError(f"rank {rank} has {name} {own}, rank 0 has {expected}: install the same everywhere")
 
 
 def _bundle(config: Config) -> dict[str, float]:

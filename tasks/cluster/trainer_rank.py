@@ -120,11 +120,6 @@ class TrainerRank:
         return getattr(self._notes, action)(*arguments)
 
     @ray.method(concurrency_group=ASIDE)
-    def process(self) -> int:
-        """Return the number of this process."""
-        return os.getpid()
-
-    @ray.method(concurrency_group=ASIDE)
     def store_logs(self, folder: str) -> None:
         """Upload the ends of all logs of the run on this node."""
         store_logs(self._config, folder)

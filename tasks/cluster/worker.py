@@ -58,7 +58,13 @@ class NodeWorker:
         self._failure: Failure | None = None
         export_spans()
         try:
-            self._open(plays=plays)
+            score = self._config.score
+            self._store = self._open_store()
+            verifier = Verifier(score.workers, score.timeout_s, reading=score.reading)
+            self._verifier = self._stack.enter_context(verifier)
+            engine = self._engines.enter_context(self._open_engine()) if plays else None
+            local = LocalWorker(engine, self._verifier, self._open_policy, self._cache)
+            self._worker = self._stack.enter_context(Worker(local, self._store, self._problems))
         except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
             self._failure = Failure.of(error)
 
@@ -95,15 +101,6 @@ class NodeWorker:
         """End everything; what is not stored is lost."""
         self._engines.close()  # first, because a thread may wait for the start of a server
         self._stack.close()
-
-    def _open(self, *, plays: bool) -> None:
-        score = self._config.score
-        self._store = self._open_store()
-        verifier = Verifier(score.workers, score.timeout_s, reading=score.reading)
-        self._verifier = self._stack.enter_context(verifier)
-        engine = self._engines.enter_context(self._open_engine()) if plays else None
-        local = LocalWorker(engine, self._verifier, self._open_policy, self._cache)
-        self._worker = self._stack.enter_context(Worker(local, self._store, self._problems))
 
     def _end_without_flow(self) -> None:
         """End this process when the flow is silent; the body of a thread."""

@@ -86,10 +86,6 @@ class RayWorker:
         except RayError as error:
             raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
-    def close(self) -> Any:
-        """Let it end by itself; return what Ray waits for."""
-        return self.process.close.remote()
-
     def end(self) -> None:
         ray.kill(self.process)
 
@@ -132,15 +128,13 @@ class WorkerStarter(Collector):
         self._ended.set()
         self._watch.join()
         with self._lock:
-            workers = list(self._workers.values())
+            processes = [worker.process for worker in self._workers.values()]
         try:
             if isinstance(value, Exception):
                 causes = [self.scheduler.first_loss or value, value]
-                processes = [worker.process for worker in workers]
-                store = Store.of(self._config.storage)
-                keep_logs(store, self._config.run.name, processes, causes, self._progress)
+                keep_logs(Store.of(self._config.storage), self._config.run.name, processes, causes, self._progress)
             if kind is None or issubclass(kind, Exception):
-                closing = [worker.close() for worker in workers]
+                closing = [process.close.remote() for process in processes]  # let it end by itself
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
         finally:
             self.scheduler.__exit__(kind, value, tb)

@@ -13,7 +13,6 @@ from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets
 from tasks.evaluate.statistics import (
-    mcnemar,
     mean,
     paired_difference,
     paired_means,
@@ -137,15 +136,13 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
     failed_verdicts = [n < each.failed_verdicts for each in greedy for n in range(len(each.success))]
     failed_calls = [n < each.failed_calls for each in greedy for n in range(each.calls)]
     pairs = [(now > 0.5, after > 0.5) for each in greedy for now, after in pairwise(each.success)]
-    reached: dict[int, list[float]] = defaultdict(list)
-    for outcome in greedy:
-        for turn, success in enumerate(outcome.success):
-            reached[turn].append(success)
+    longest = max((len(each.success) for each in greedy), default=0)
+    reached = [[each.success[turn] for each in greedy if len(each.success) > turn] for turn in range(longest)]
     return {
         "episodes": len(greedy),
         "first_turn": proportion([each.first for each in greedy])._asdict(),
         "any_turn": proportion([each.any for each in greedy])._asdict(),
-        "by_turn": [proportion(reached[turn])._asdict() | {"episodes": len(reached[turn])} for turn in sorted(reached)],
+        "by_turn": [proportion(successes)._asdict() | {"episodes": len(successes)} for successes in reached],
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),
@@ -247,14 +244,17 @@ def _returns(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]]) -> di
 
 
 def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], measure: str) -> dict[str, Any]:
-    """Compare a measure by problem, with the test that fits one outcome of each problem, or several."""
+    """Compare a measure by problem, with the interval that fits one outcome of each problem, or several."""
     before, after = (
         [fmean(getattr(outcome, measure) for outcome in group) for group in groups.values()] for groups in (old, new)
     )
     numbers = {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after)._asdict()}
+    lost = won = score = adjusted = None
     if all(len(group) == 1 for groups in (old, new) for group in groups.values()):
-        test = mcnemar(before, after)
-        interval = paired_proportions(test.only_before, test.only_after, len(before))
-        return numbers | test._asdict() | {"score_interval": interval._asdict(), "adjusted_interval": None}
-    tested = {"only_before": None, "only_after": None, "p": sign_flip(before, after), "score_interval": None}
-    return numbers | tested | {"adjusted_interval": paired_means(before, after)._asdict()}
+        pairs = [(earlier > 0.5, later > 0.5) for earlier, later in zip(before, after, strict=True)]
+        lost, won = pairs.count((True, False)), pairs.count((False, True))
+        score = paired_proportions(lost, won, len(pairs))._asdict()
+    else:
+        adjusted = paired_means(before, after)._asdict()
+    tested = {"only_before": lost, "only_after": won, "p": sign_flip(before, after)}
+    return numbers | tested | {"score_interval": score, "adjusted_interval": adjusted}

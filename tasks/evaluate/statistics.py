@@ -22,14 +22,6 @@ class Estimate(NamedTuple):
     high: float
 
 
-class McNemar(NamedTuple):
-    """The numbers of pairs that differ, and the p-value of McNemar's test."""
-
-    only_before: int  # success before, failure after
-    only_after: int  # failure before, success after
-    p: float  # two-sided
-
-
 def proportion(successes: Sequence[float]) -> Estimate:
     """Compute the share of ones with Wilson's interval (Wilson 1927).
 
@@ -91,29 +83,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (comb(n, k) - comb(n - c, k)) / comb(n, k)  # integers until the division, so it is rounded once
 
 
-def mcnemar(before: Sequence[float], after: Sequence[float]) -> McNemar:
-    """Test exactly, two-sided, on paired successes (0 or 1), whether as many are won as lost (McNemar 1947).
-
-    Under the null hypothesis the pairs that differ are a binomial sample with probability 1/2. p is 1 if no pair
-    differs.
-
-    Raises:
-        ValueError: the numbers before and after differ.
-    """
-    from scipy.stats import binomtest
-
-    pairs = [(old > 0.5, new > 0.5) for old, new in zip(before, after, strict=True)]
-    lost, won = pairs.count((True, False)), pairs.count((False, True))
-    return McNemar(lost, won, float(binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0)
-
-
 def sign_flip(before: Sequence[float], after: Sequence[float]) -> float:
     """Compute the exact two-sided p of the paired permutation test, which flips signs of differences (Fisher 1935).
 
     The differences are taken in steps of 1/n, for the smallest n up to 120 of which all are multiples, as those of
     means of n episodes are; otherwise they are rounded to steps of 1/120. If all values are 0 or 1, the test is
-    McNemar's. The distribution of the sum is exact: drawn permutations would have a least p, 0.0002 with 9,999 of them,
-    but late looks of the gate ask for less.
+    McNemar's exact test (1947): among the pairs that differ, as many are won as lost. The distribution of the sum is
+    exact: drawn permutations would have a least p, 0.0002 with 9,999 of them, but late looks of the gate ask for less.
 
     Args:
         before: mean success of each problem, 0 to 1.

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
@@ -26,30 +25,35 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     evaluations = numbers["evaluations"]
     if not evaluations:
         return []
-    before, after = evaluations[0], evaluations[-1]
+    before, after = (_accuracies(each) for each in (evaluations[0], evaluations[-1]))
     improvement = numbers.get("improvement", {})
-    lines = [(label, before[key], after[key], improvement.get(key)) for label, key in _LINES]
-    turns = enumerate(zip_longest(before["by_turn"], after["by_turn"]), 1)
-    lines += [(f"turn {turn}, where reached", *cells, None) for turn, cells in turns]
-    if before["calls_failed"] or after["calls_failed"]:  # None: there was no call
-        lines += [(label, before[key], after[key], None) for label, key, _ in _CALLS]
-    lines += [
-        (name, *(each["rewards"].get(name) for each in (before, after)), improvement.get(name))
-        for name in before["rewards"] | after["rewards"]
-    ]
+    differences = {label: improvement.get(key) for label, key in (*_LINES.items(), ("return", "return"))}
     return [
         {
             "held-out accuracy": label,
-            "before": estimated(old),
-            "after": estimated(new),
-            "difference": estimated(difference, "+"),
+            "before": estimated(before.get(label)),
+            "after": estimated(after.get(label)),
+            "difference": estimated(differences.get(label), "+"),
         }
-        for label, old, new, difference in lines
+        for label in before | after
     ]
 
 
-_LINES = (("first turn", "first_turn"), ("any turn", "any_turn"))
-_CALLS = (("episodes with a call", "called", ".3f"), ("failed calls", "calls_failed", ".3f"))
+_LINES = {"first turn": "first_turn", "any turn": "any_turn"}
+_CALLS = {"episodes with a call": "called", "failed calls": "calls_failed"}
+
+
+def _accuracies(numbers: dict[str, Any]) -> dict[str, Mapping[str, float] | None]:
+    """Return the accuracies and rewards of an evaluation by their labels, of whatever it has, and shares of calls."""
+    lines = {label: numbers[key] for label, key in _LINES.items()}
+    if "sampled" in numbers:  # only the first turn: for any turn it equals pass@1
+        lines["first turn, sampled"] = numbers["sampled"]["first_turn"]
+    lines |= {f"turn {turn}, where reached": value for turn, value in enumerate(numbers["by_turn"], 1)}
+    lines |= {f"pass@{k}, any turn": value for k, value in numbers.get("pass_at", {}).items()}
+    if numbers.get("calls_failed"):  # None: there was no call; older evaluations have no key
+        lines |= {label: numbers[key] for label, key in _CALLS.items()}
+    lines |= numbers.get("rewards", {})
+    return lines
 
 
 def estimated(estimate: Mapping[str, float] | None, sign: str = "") -> str:
@@ -64,57 +68,47 @@ def estimated(estimate: Mapping[str, float] | None, sign: str = "") -> str:
 
 def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
     """Make a table of one evaluation, given the numbers of `summarise`; a cell without observations is empty."""
-    lines = [(label, numbers[key], ".3f") for label, key in _LINES]
-    if "sampled" in numbers:  # only the first turn: for any turn it equals pass@1
-        lines.append(("first turn, sampled", numbers["sampled"]["first_turn"], ".3f"))
-    lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
-    lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
-    lines += [(name, value, ".3f") for name, value in numbers.get("rewards", {}).items()]
-    calls = _CALLS if numbers.get("calls_failed") else ()  # None: there was no call; older evaluations have no key
-    lines += [(label, numbers[key], form) for label, key, form in (*_BEHAVIOUR, *calls)]
+    lines = _accuracies(numbers) | {label: numbers[key] for label, key in _BEHAVIOUR.items()}
     return [
         {
             "measure": label,
-            "value": f"{value['value']:{form}}" if value else "",
-            "95 % interval": f"[{value['low']:{form}}, {value['high']:{form}}]" if value else "",
+            "value": f"{value['value']:.3f}" if value else "",
+            "95 % interval": f"[{value['low']:.3f}, {value['high']:.3f}]" if value else "",
         }
-        for label, value, form in lines
+        for label, value in lines.items()
     ]
 
 
-_BEHAVIOUR = (
-    ("fix rate (wrong, then right)", "fix_rate", ".3f"),
-    ("break rate (right, then wrong)", "break_rate", ".3f"),
-    ("truncated episodes", "truncated", ".3f"),
-    ("failed verdicts", "failed_verdicts", ".3f"),
-    ("tokens of an answer", "answer_tokens", ".1f"),
-)
+_BEHAVIOUR = {
+    "fix rate (wrong, then right)": "fix_rate",
+    "break rate (right, then wrong)": "break_rate",
+    "truncated episodes": "truncated",
+    "failed verdicts": "failed_verdicts",
+    "tokens of an answer": "answer_tokens",
+}
 
 
 def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     """Make a table of the result of `compare`. Fixed: problems solved only after; broken: solved only before."""
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
-    cut = f"{truncated['after'] - truncated['before']:+.3f}"
-    longer = "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"
-    rows = []
-    for label, key in _LINES:
-        accuracy = comparison[key]
-        row = _comparison_row(label, accuracy, ".3f", estimated(accuracy["difference"], "+"))
-        row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older program
-        if accuracy["only_after"] is not None:  # one episode of a problem
-            row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
-        rows.append(row)
-    if earned := comparison.get("return"):  # older programs stored none
-        rows.append(_comparison_row("return", earned, ".3f", estimated(earned["difference"], "+")))
-    rows.append(_comparison_row("truncated episodes", truncated, ".3f", cut))
-    rows.append(_comparison_row("tokens of an answer", tokens, ".1f", longer))
-    return rows
-
-
-def _comparison_row(label: str, values: dict[str, Any], form: str, difference: str) -> Row:
-    before, after = ("" if values[key] is None else f"{values[key]:{form}}" for key in ("before", "after"))
-    row = {"measure": label, "before": before, "after": after, "difference": difference}
-    return row | {"p": "", "fixed / broken": ""}
+    lines: list[tuple[str, dict[str, Any], str | None]]
+    lines = [(label, comparison[key], None) for label, key in _LINES.items()]
+    if comparison.get("return"):  # older programs stored none
+        lines.append(("return", comparison["return"], None))
+    lines.append(("truncated episodes", truncated, f"{truncated['after'] - truncated['before']:+.3f}"))
+    lines.append(("tokens of an answer", tokens, "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"))
+    return [
+        {
+            "measure": label,
+            **{key: "" if values[key] is None else f"{values[key]:.3f}" for key in ("before", "after")},
+            "difference": estimated(values["difference"], "+") if difference is None else difference,
+            "p": "" if values.get("p") is None else f"{values['p']:.3g}",  # None: stored by an older program
+            "fixed / broken": (  # of problems with one episode
+                "" if values.get("only_after") is None else f"{values['only_after']} / {values['only_before']}"
+            ),
+        }
+        for label, values, difference in lines
+    ]
 
 
 def stage_rows(numbers: dict[str, Any]) -> list[Row]:

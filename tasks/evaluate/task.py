@@ -106,7 +106,7 @@ def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, prot
     assert version
     with Draft(workspace.store, scores, "scores") as draft:
         started = time.monotonic()
-        grades = workers.score(version, draft, config.score, config.rollout.rows_per_shard)
+        grades = workers.score(version, draft, config)
         metrics = metrics_of(grades, config.score, time.monotonic() - started)
         outcomes = join(datasets.rows(workspace.store, version, workspace.cache, COLUMNS), datasets.drafted(draft))
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)

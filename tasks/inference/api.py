@@ -1,9 +1,12 @@
 """The types of an agent's requests to an engine and of the answers."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from configs.knobs import check_temperature
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as validated
+
+from configs.knobs import Temperature
 
 
 class InferenceError(RuntimeError):
@@ -22,7 +25,7 @@ class ContextLengthError(ValueError):
     """A prompt leaves no room in the model's context."""
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True, slots=True, config=ConfigDict(strict=True))
 class GenerationConfig:
     """Sampling parameters of one request (`gconfig`).
 
@@ -33,32 +36,15 @@ class GenerationConfig:
         ValueError: vLLM would refuse the parameters, or sample with another temperature.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_new_tokens: int = 1024
+    n: Annotated[int, Field(ge=1)] = 1
+    temperature: Temperature = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    max_new_tokens: Annotated[int, Field(ge=1)] = 1024
     stop_token_ids: tuple[int, ...] = ()  # if sampled, it is returned like other tokens, as the last one
-    stop: tuple[str, ...] = ()  # texts that end a completion; their tokens are returned, too
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # end a completion; their tokens are returned, too
     seed: int | None = None  # the agent's own; episodes with the same number still differ
     json_schema: str = ""  # JSON of a schema: only tokens that it allows are sampled, and the logprobs are among these
-
-    def __post_init__(self) -> None:
-        for name, least in (("n", 1), ("max_new_tokens", 1), ("top_k", -1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"gconfig.{name}={value!r}: give a whole number, {least} or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"gconfig.top_p={self.top_p!r}: give a number above 0, at most 1")
-        if not isinstance(self.stop_token_ids, tuple):
-            raise ValueError(f"gconfig.stop_token_ids={self.stop_token_ids!r}: give a tuple of token ids")
-        if not (isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)):
-            raise ValueError(f"gconfig.stop={self.stop!r}: give a tuple of texts that are not empty")
-        if not isinstance(self.json_schema, str):
-            raise ValueError(f"gconfig.json_schema={self.json_schema!r}: give JSON of a schema, or an empty text")
-        if self.seed is not None and type(self.seed) is not int:
-            raise ValueError(f"gconfig.seed={self.seed!r}: give a whole number, or None")
-        check_temperature(self.temperature)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,10 @@ class Client:
     def __init__(
         self, url: str, api_key: str | None, timeout_s: float, max_model_len: int, longest_s: float | None = None
     ) -> None:
-        self.url = url
+        self.url, self._base = url, ""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._longest_s = longest_s or timeout_s
-        self._max_model_len = max_model_len
-        self._base = ""
+        self._longest_s, self._max_model_len = longest_s or timeout_s, max_model_len
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Client":
@@ -103,12 +101,8 @@ class Client:
             )
         limit = min(gconfig.max_new_tokens, self._max_model_len - len(token_ids))
         parameters: dict[str, Any] = {
-            "n": gconfig.n,
-            "temperature": gconfig.temperature,
-            "top_p": gconfig.top_p,
-            "top_k": gconfig.top_k,
+            **{name: getattr(gconfig, name) for name in ("n", "temperature", "top_p", "top_k", "stop_token_ids")},
             "max_tokens": limit,
-            "stop_token_ids": gconfig.stop_token_ids,
             "seed": seed,
             "logprobs": 0,  # of the sampled token only
             "detokenize": bool(gconfig.stop),
@@ -136,11 +130,8 @@ class Client:
             if not done:
                 logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
                 ids, patience = {"request_ids": [f"generate-tokens-{identity}"]}, aiohttp.ClientTimeout(total=CUT_S)
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # then the request ends at its own limit
-                    async with self._session.post(
-                        f"{self._base}/inference/v1/abort_requests", json=ids, timeout=patience
-                    ):
-                        pass
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, InferenceError):  # it ends at its own limit
+                    await self._post("/inference/v1/abort_requests", ids, patience)
             return await asked, not done
         finally:
             asked.cancel()

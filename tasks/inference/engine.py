@@ -70,7 +70,7 @@ class Engine(Collector):
             self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
-        self._history: list[int] = []
+        self.history: list[int] = []
         """Weight versions in the order in which they were served."""
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
@@ -104,7 +104,7 @@ class Engine(Collector):
             if self._policy and self._policy.version == policy.version:
                 return
             self._policy = policy
-            self._history.append(policy.number)
+            self.history.append(policy.number)
             try:
                 self._bring_in(policy)
             except BaseException as error:
@@ -113,43 +113,33 @@ class Engine(Collector):
                 for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
                     server.stop()
                 raise
-            self._settled = len(self._history) - 1
+            self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
-        if self._replicas:
-            everywhere = self.settings.swap == "restart"
-            self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
-        elif self.settings.urls:
-            self._replicas = [_Replica(url, None) for url in self.settings.urls]
-        else:
-            logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
+        if not self._replicas:  # set before the first process exists, so that __exit__ ends all of them
             servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
-            # Set before the first process exists, so that __exit__ ends all of them.
-            self._replicas = [_Replica(server.url, server) for server in servers]
-            self._restart(self._replicas, policy)
+            own = [_Replica(server.url, server) for server in servers]
+            self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
+        everywhere = self.settings.swap == "restart"
+        self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
         asyncio.run(self._establish(self._replicas, policy))
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:
         """Connect clients to all replicas, for one event loop."""
-        assert self._policy is not None, "serve a policy first"
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
             yield Connection(self, clients, since=self._settled)
 
     def collect(self) -> Iterator[Metric]:
         """Yield vLLM's own metrics of the servers that answer, with the label `replica`, when Prometheus asks."""
-        for replica, metrics in enumerate(asyncio.run(self._metrics())):
+
+        async def ask() -> list[list[Metric]]:
+            async with self.connect() as connection:
+                return await asyncio.gather(*(client.metrics() for client in connection.clients))
+
+        for replica, metrics in enumerate(asyncio.run(ask())):
             yield from labelled(metrics, "replica", str(replica))
-
-    async def _metrics(self) -> list[list[Metric]]:
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
-            return await asyncio.gather(*(client.metrics() for client in clients))
-
-    def served(self, since: int) -> set[int]:
-        """Return the weight versions served since index `since` of the history; a swap may happen during a rollout."""
-        return set(self._history[since:])
 
     def repair(self, index: int) -> None:
         """Restart a server of this engine with the current policy, if it has died.
@@ -165,7 +155,7 @@ class Engine(Collector):
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
             if not replica.alive:
-                logger.warning("vLLM at %s has died: restarting it", replica.url)
+                logger.warning("vLLM at %s has died", replica.url)
                 self._restart([replica], self._policy)
                 asyncio.run(self._establish([replica], self._policy))
 
@@ -175,6 +165,7 @@ class Engine(Collector):
             replica.proven = None
         for server in servers:
             server.stop()
+            logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
             server.start_serving(policy.model)
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
@@ -220,7 +211,7 @@ class Connection:
     """The engine in one event loop; it is the collector's `Generator`."""
 
     def __init__(self, engine: Engine, clients: list[Client], since: int) -> None:
-        self._engine, self._clients, self._since = engine, clients, since
+        self._engine, self.clients, self._since = engine, clients, since
         self._repairs = [asyncio.Lock() for _ in clients]  # one caller repairs, the others wait
         self._retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TRANSIENT),
@@ -232,7 +223,7 @@ class Connection:
 
     @property
     def replicas(self) -> int:
-        return len(self._clients)
+        return len(self.clients)
 
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
@@ -249,10 +240,10 @@ class Connection:
                     if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                         async with self._repairs[replica]:
                             await asyncio.to_thread(self._engine.repair, replica)
-                    completions = await self._clients[replica].generate(token_ids, gconfig, seed)
+                    completions = await self.clients[replica].generate(token_ids, gconfig, seed)
         answered = {version for completion in completions for version in completion.versions}
-        served = self._engine.served(self._since)
+        served = set(self._engine.history[self._since :])  # a swap may happen during a rollout
         if others := answered - served:
-            url, expected = self._clients[replica].url, ", ".join(map(str, sorted(served)))
+            url, expected = self.clients[replica].url, ", ".join(map(str, sorted(served)))
             raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")
         return completions

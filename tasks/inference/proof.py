@@ -75,8 +75,7 @@ class Proof:
                 f"inference.canary_tolerance={self._tolerance:g}. On a CPU, tied embeddings are not reloaded in place: "
                 "try inference.swap=restart. For half precision, raise the tolerance"
             )
-        before = self._before
-        if before is None:
+        if (before := self._before) is None:
             return Proven(policy, error)
         if self._old is not None:
             new = await client.weight_checksums()
@@ -86,8 +85,7 @@ class Proof:
                     f"{before.policy.version}. Either the new weights were not loaded, or the update was so small that "
                     "inference.dtype rounds it away: then raise optimizer.lr or use float32"
                 )
-            known = client.url, policy.version, before.policy.version
-            logger.info("%s: its checksums distinguish %s from %s, the canary cannot", *known)
+            logger.info("%s: checksums distinguish %s, the canary does not", client.url, policy.version)
             return Proven(policy, error, new)
         if error > _NEARER * (other := _distance(served, before.policy.canary.logprobs)):
             raise InferenceError(

@@ -7,24 +7,16 @@ A refused value fails only its episode; the reason says what was wrong and what 
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from numbers import Real
-from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from storage.records import (
-    HIGHEST_LOGPROB,
-    LAST_TURN_CUT,
-    LOWEST_LOGPROB,
-    Call,
-    CallStatus,
-    Fault,
-    Status,
-    Trajectory,
-    Turn,
-)
+from configs.rollout import Rollout
+from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, LOWEST_LOGPROB, Fault, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.train.returns import in_order
 
@@ -41,14 +33,14 @@ _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "vers
     "calls", "ungraded", "follows", "reward_parts", "fault", "answers", "limits", "received", "asked",
     "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
-_identity = attrgetter(*_IDENTITY)
-_OF_TOKENS: dict[str, set[type]] = {"action_mask": {bool}, "logprobs": {float, int}, "versions": {int}}
+_OF_TOKENS = ("action_mask", "logprobs", "versions")
 """Columns with a value for each token, besides the ids."""
-_OF_TURNS: dict[str, set[type]] = {
-    **{name: {int} for name in ("follows", "limits", "received", "asked", "paid")},
-    **{"answers": {str, type(None)}, "reward_parts": {dict}},
-}
+_OF_TURNS = ("follows", "limits", "received", "asked", "paid", "answers", "reward_parts")
 """Columns with a value for each turn, or none."""
+_ROWS = TypeAdapter(
+    list[Trajectory], config=ConfigDict(strict=True, revalidate_instances="always", str_max_length=LONGEST_TEXT)
+)
+"""Checks that all values have exactly the types of the record: Arrow would refuse or convert others."""
 
 
 class RefusedError(ValueError):
@@ -67,7 +59,7 @@ def check_observation(observation: Any) -> Observation:
 
 
 def check_request(
-    token_ids: Any, gconfig: Any, vocabulary: int, sampling: GenerationConfig | None = None, *, biased: bool = False
+    token_ids: Any, gconfig: Any, vocabulary: int, settings: Rollout, sampling: GenerationConfig | None
 ) -> tuple[list[int], GenerationConfig]:
     """Check a request and return it with its ids copied. The engine itself refuses a prompt that is too long.
 
@@ -75,8 +67,8 @@ def check_request(
         token_ids: the prompt.
         gconfig: how to sample.
         vocabulary: number of token ids that the policy knows.
-        sampling: what the agent was given, whose distribution it must sample from; None: any.
-        biased: whether a schema may leave out tokens of that distribution.
+        settings: whether it may sample from another distribution, or leave out tokens of it by a schema.
+        sampling: what the agent was given, whose distribution it must sample from otherwise; None: any.
 
     Raises:
         RefusedError: the engine could not answer it.
@@ -85,7 +77,7 @@ def check_request(
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
         raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
-    for name in ("temperature", "top_p", "top_k") if sampling else ():
+    for name in ("temperature", "top_p", "top_k") if sampling and not settings.allow_own_sampling else ():
         asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
         if asked != given:
             raise RefusedError(
@@ -93,10 +85,9 @@ def check_request(
                 "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
                 "rollout.allow_own_sampling=true"
             )
-    if gconfig.json_schema and not biased:
-        raise RefusedError(
-            "gconfig.json_schema biases the recorded logprobs: leave it out, or set rollout.allow_biased_sampling=true"
-        )
+    if gconfig.json_schema and not settings.allow_biased_sampling:
+        remedy = "leave it out, or set rollout.allow_biased_sampling=true"
+        raise RefusedError(f"gconfig.json_schema biases the recorded logprobs: {remedy}")
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")
@@ -121,49 +112,57 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[C
     return [_admit(trajectory, record, vocabulary, served) for trajectory in returned]
 
 
-def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
-    if not isinstance(trajectory, Trajectory):
-        raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
-    if _identity(trajectory) != _identity(record):
-        name, value = next((n, v) for n in _IDENTITY if (v := getattr(trajectory, n)) != getattr(record, n))
-        raise RefusedError(
-            f"the agent returned a trajectory with {name}={shown(value)}: make it from prompt.record and leave its "
-            f"{name} unchanged"
-        )
-    if trajectory.status not in get_args(Status):
-        raise RefusedError(f"status={shown(trajectory.status)}: give one of {', '.join(get_args(Status))}")
-    check_text("reason", trajectory.reason)
-    if trajectory.fault not in (get_args(Fault) if trajectory.status in ("truncated", "failed") else ("",)):
-        raise RefusedError(
-            f"fault={shown(trajectory.fault)}: give policy or set-up if the episode is truncated or failed, or nothing"
-        )
+def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
+    if not isinstance(returned, Trajectory):
+        raise RefusedError(f"the agent returned a list with {shown(returned)}: it may hold trajectories only")
+    for name in _IDENTITY:
+        if (value := getattr(returned, name)) != getattr(record, name):
+            raise RefusedError(f"a trajectory has {name}={shown(value)}: make it from prompt.record, and keep it")
+    trajectory = _typed(returned)
+    if trajectory.fault and trajectory.status not in ("truncated", "failed"):
+        raise RefusedError(f"fault={trajectory.fault!r}: only a truncated or failed episode has one")
     _check_sampling(trajectory.sampling)
     _check_columns(trajectory, vocabulary)
     _check_served(trajectory, served)
     _check_starts(trajectory)
-    if type(trajectory.unplayed_turns) is not int or not -1 <= trajectory.unplayed_turns < 2**31:
-        raise RefusedError(f"unplayed_turns={shown(trajectory.unplayed_turns)}: give a number, or -1 for unknown")
-    discount = number("turn_discount", trajectory.turn_discount)
-    if not 0 <= discount <= 1:
-        raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
-    turns = [_checked_turn(f"turn {index}", turn) for index, turn in enumerate(trajectory.turns)]
-    _check_calls(trajectory.calls)
+    if not -1 <= trajectory.unplayed_turns < 2**31:
+        raise RefusedError(f"unplayed_turns={trajectory.unplayed_turns}: give a number, or -1 for unknown")
+    if not 0 <= trajectory.turn_discount <= 1:
+        raise RefusedError(f"turn_discount={trajectory.turn_discount}: give a number from 0 to 1")
+    for index, turn in enumerate(trajectory.turns):
+        if turn.finish_reason not in ("stop", "length"):
+            raise RefusedError(f"finish_reason of turn {index} is {turn.finish_reason!r:.80}: keep the completion's")
+        if not -(2**63) <= turn.seed < 2**63:
+            raise RefusedError(f"seed of turn {index} has more than 64 bits: keep that of the outputs")
     _check_columns_of_turns(trajectory)
-    for name in {name for parts in trajectory.reward_parts for name in parts}:
-        check_text("the name of a reward's part", name)
+    # The problem comes from our record: the agent may still change the list that it returned.
+    whole = dataclasses.replace(trajectory, fault=trajectory.fault or _fault(trajectory))
+    return dataclasses.replace(whole, prompt=record.prompt, solutions=record.solutions, metadata=record.metadata)
+
+
+def _typed(row: Trajectory) -> Trajectory:
+    """Return a copy of an agent's trajectory whose values have the record's types, without the texts of the problem.
+
+    Rewards and other numbers may be NumPy's, or truth values.
+    """
+    check_kinds("turns", row.turns, {Turn})
+    check_kinds("reward_parts", row.reward_parts, {dict})
+    turns = list[Turn]()
+    for index, turn in enumerate(row.turns):
+        reward, latency = (number(f"{name} of turn {index}", getattr(turn, name)) for name in ("reward", "latency_s"))
+        turns.append(dataclasses.replace(turn, reward=reward, latency_s=latency))
     parts = [
         {name: number(f"part {name!r} of a reward", value) for name, value in named.items()}
-        for named in trajectory.reward_parts
+        for named in row.reward_parts
     ]
-    # The gold answers come from our record: the agent may still change the list that it returned.
-    return dataclasses.replace(
-        trajectory,
-        turns=turns,
-        turn_discount=discount,
-        solutions=record.solutions,
-        reward_parts=parts,
-        fault=trajectory.fault or _fault(trajectory),
-    )
+    discount = number("turn_discount", row.turn_discount)
+    plain = dataclasses.replace(row, turns=turns, reward_parts=parts, turn_discount=discount)
+    try:
+        return _ROWS.validate_python([dataclasses.replace(plain, prompt="", solutions=[], metadata="")])[0]
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        place = ".".join(map(str, detail["loc"][1:]))
+        raise RefusedError(f"{place} is {shown(detail['input'])}: {detail['msg']} (NumPy: .tolist())") from None
 
 
 def _fault(trajectory: Trajectory) -> Fault:
@@ -178,10 +177,8 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     """Check that tokens, mask, logprobs and versions have one length and plain numbers, and agree with the turns."""
     ids, mask = trajectory.token_ids, trajectory.action_mask
     check_ids("token_ids", ids, vocabulary)
-    for name, kinds in _OF_TOKENS.items():
-        column = getattr(trajectory, name)
-        check_kinds(name, column, kinds)
-        if len(column) != len(ids):
+    for name in _OF_TOKENS:
+        if len(column := getattr(trajectory, name)) != len(ids):
             raise RefusedError(f"{name} has {len(column)} values for {len(ids)} tokens: every token needs one")
     if mask != _spans(trajectory.turns, len(ids)):
         raise RefusedError("action_mask must be true for the turns' tokens and no others: use Episode.add_completion")
@@ -190,9 +187,7 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     rows = zip(mask, trajectory.logprobs, trajectory.versions, strict=True)
     for index, (sampled, logprob, version) in enumerate(rows):
         if not sampled and (logprob != 0 or version != -1):
-            raise RefusedError(
-                f"token {index} was not sampled, but has a logprob or version: give it the logprob 0.0 and version -1"
-            )
+            raise RefusedError(f"token {index} was not sampled: give it the logprob 0.0 and version -1")
         if sampled and not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
             raise RefusedError(
                 f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. Keep the completion's; if it "
@@ -216,15 +211,11 @@ def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
 
 def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
     """Return the action mask that the turns define, and check that they do not overlap."""
-    check_kinds("turns", turns, {Turn})
     mask, begin = [False] * length, 0
     for index, turn in enumerate(turns):
-        check_kinds(f"start and end of turn {index}", [turn.start, turn.end], {int})
         if not begin <= turn.start <= turn.end <= length:
-            raise RefusedError(
-                f"turn {index} is token_ids[{turn.start}:{turn.end}], which overlaps the turn before or ends after the "
-                f"{length} tokens"
-            )
+            span = f"token_ids[{turn.start}:{turn.end}]"
+            raise RefusedError(f"turn {index}, {span}, overlaps the turn before or ends after the {length} tokens")
         mask[turn.start : turn.end] = [True] * (turn.end - turn.start)
         begin = turn.end
     return mask
@@ -232,74 +223,35 @@ def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
 
 def _check_starts(trajectory: Trajectory) -> None:
     starts = trajectory.sequence_starts
-    check_kinds("sequence_starts", starts, {int})
     rising = starts[:1] == [0] and all(a < b for a, b in pairwise([*starts, max(len(trajectory.token_ids), 1)]))
     if not rising or any(trajectory.action_mask[start] for start in starts if trajectory.token_ids):
-        raise RefusedError(
-            f"sequence_starts={shown(starts)}: it must begin with 0 and rise, and each sequence must begin with a "
-            "prompt, not with a sampled token"
-        )
-
-
-def _check_calls(calls: Sequence[Call]) -> None:
-    check_kinds("calls", calls, {Call})
-    for call in calls:
-        for name in ("id", "name", "arguments", "output"):
-            check_text(f"{name} of a call", getattr(call, name))
-        if call.status not in get_args(CallStatus):
-            raise RefusedError(f"status={shown(call.status)} of a call: give one of {', '.join(get_args(CallStatus))}")
+        raise RefusedError(f"sequence_starts={starts!s:.80}: begin with 0, rise, and begin each one with a prompt")
 
 
 def _check_columns_of_turns(trajectory: Trajectory) -> None:
     """Check the columns that name turns of this trajectory or have a value for each, and that they are possible."""
     count = len(trajectory.turns)
-    for name, kinds in _OF_TURNS.items():
-        values = getattr(trajectory, name)
-        check_kinds(name, values, kinds)
-        if len(values) not in (0, count):
+    for name in _OF_TURNS:
+        if len(values := getattr(trajectory, name)) not in (0, count):
             raise RefusedError(f"{name} has {len(values)} values for {count} turns: give one each, or []")
     named = {"turn of a call": [call.turn for call in trajectory.calls], "ungraded": trajectory.ungraded}
     for name, turns in {**named, "follows": trajectory.follows}.items():
-        check_kinds(name, turns, {int})
         least = -1 if name == "follows" else 0
         if not all(least <= turn < count for turn in turns):
-            raise RefusedError(
-                f"{name}: {shown(str(turns))} names a turn that the trajectory, of {count}, does not have"
-            )
-    for answer in trajectory.answers:
-        check_text("an answer", answer or "")
+            raise RefusedError(f"{name} names a turn that the trajectory, of {count}, does not have: {turns!s:.80}")
     if not all(0 < limit < 2**31 for limit in trajectory.limits):
-        raise RefusedError(f"limits={shown(str(trajectory.limits))}: give numbers above 0")
+        raise RefusedError(f"limits={trajectory.limits!s:.80}: give numbers above 0")
     if not in_order(trajectory):
-        columns = trajectory.received, trajectory.asked, trajectory.paid
-        raise RefusedError(
-            "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
-            "three columns, or none".format(*(shown(str(column)) for column in columns))
-        )
+        order = ", ".join(f"{name}={getattr(trajectory, name)!s:.80}" for name in ("received", "asked", "paid"))
+        raise RefusedError(f"{order} is not possible: count the completions that the agent had, or give no column")
 
 
-def _checked_turn(where: str, turn: Turn) -> Turn:
-    """Check a turn and return it with its numbers converted to Python's own."""
-    for name in ("text", "verdict", "feedback"):
-        check_text(f"{name} of {where}", getattr(turn, name))
-    if turn.finish_reason not in ("stop", "length"):
-        raise RefusedError(f"finish_reason of {where} is {shown(turn.finish_reason)}: keep the completion's")
-    if type(turn.seed) is not int or not -(2**63) <= turn.seed < 2**63:
-        raise RefusedError(f"seed of {where}: {shown(turn.seed)} is not a 64-bit number: keep that of the outputs")
-    reward, latency = (number(f"{name} of {where}", getattr(turn, name)) for name in ("reward", "latency_s"))
-    return dataclasses.replace(turn, reward=reward, latency_s=latency)
-
-
-def _check_sampling(sampling: Any) -> None:
-    check_text("sampling", sampling)
-    try:
+def _check_sampling(sampling: str) -> None:
+    parameters = None
+    with suppress(ValueError):
         parameters = json.loads(sampling)
-    except ValueError:
-        parameters = None
     if not isinstance(parameters, dict) or type(parameters.get("max_new_tokens")) is not int:
-        raise RefusedError(
-            f"sampling={shown(sampling)}: keep the value of prompt.record, or give JSON with all of its keys"
-        )
+        raise RefusedError(f"sampling={shown(sampling)}: keep that of prompt.record, or give JSON with all its keys")
 
 
 def check_ids(name: str, ids: Any, vocabulary: int) -> None:
@@ -319,17 +271,6 @@ def check_kinds(name: str, values: Any, kinds: set[type]) -> None:
         expected = " or ".join(sorted(kind.__name__ for kind in kinds))
         actual = ", ".join(sorted(kind.__name__ for kind in strange))
         raise RefusedError(f"{name} holds values of type {actual}, not {expected}: convert them (numpy: .tolist())")
-
-
-def check_text(name: str, text: Any) -> None:
-    if type(text) is not str:
-        raise RefusedError(f"{name}: {shown(text)} is not a text")
-    if len(text) > LONGEST_TEXT:
-        raise RefusedError(f"{name}: {len(text):,} characters are too many, a text has at most {LONGEST_TEXT:,}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RefusedError(f"{name} cannot be stored as UTF-8: {error.reason} at character {error.start}") from None
 
 
 def number(name: str, value: Any) -> float:

@@ -19,38 +19,34 @@ finishes before 1 and 2, it is stored in data set 2, because 1 and 2 need both p
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
+@dataclass
 class Assignment:
     """The free places of data sets and the running groups. A group's number identifies it.
 
-    Args:
-        first: the first data set that is not yet trained on.
+    Attributes:
+        first: the first data set that is not closed; at the beginning the first that is not yet trained on.
         end: the run has the data sets before this one.
         size: groups of a data set that are not rejected.
         staleness: `rollout.max_head_offpolicyness`.
         most_played: with so many groups, rejected ones included, a data set is closed although places are free.
-        accepted: groups that a data set holds already; by data set.
+        accepted: groups that a data set holds; by data set.
         rejected: the same for rejected groups.
-        committed: data sets that are committed already.
+        committed: data sets that are committed: nothing in them can be lost.
     """
 
-    def __init__(
-        self,
-        first: int,
-        end: int,
-        size: int,
-        staleness: int,
-        most_played: int,
-        accepted: Mapping[int, int] | None = None,
-        rejected: Mapping[int, int] | None = None,
-        committed: set[int] | None = None,
-    ) -> None:
-        self._first, self._end, self._size, self._staleness = first, end, size, staleness
-        self._most_played = most_played
-        self._accepted, self._rejected = Counter(accepted or {}), Counter(rejected or {})
-        self._committed = set(committed or ())
+    first: int
+    end: int
+    size: int
+    staleness: int
+    most_played: int
+    accepted: Counter[int] = field(default_factory=Counter)
+    rejected: Counter[int] = field(default_factory=Counter)
+    committed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         self._due: dict[int, int] = {}  # by running group
         self._running = Counter[int]()  # groups by the data set in which they are due
         self._ahead = 1  # data sets after the one in training for which groups may begin
@@ -65,12 +61,12 @@ class Assignment:
     @property
     def complete(self) -> bool:
         """True if all data sets of the run are closed."""
-        return self._first == self._end
+        return self.first == self.end
 
     def is_closed(self, data_set: int) -> bool:
         """Return whether a data set has all its groups."""
-        full = data_set in self._committed or self._accepted[data_set] >= self._size
-        return full or data_set < self._first
+        full = data_set in self.committed or self.accepted[data_set] >= self.size
+        return full or data_set < self.first
 
     def may_begin(self, version: int) -> bool:
         """Return whether a group may begin with a policy version: training wants it, and a place remains in time."""
@@ -80,7 +76,7 @@ class Assignment:
         """Return how many more groups training needs that begin with a policy version."""
         if self.complete:
             return 0
-        return max(0, self._free_until(min(version + self._ahead, self._end - 1)) - self.running)
+        return max(0, self._free_until(min(version + self._ahead, self.end - 1)) - self.running)
 
     def begin(self, number: int, version: int) -> None:
         """Begin a group with a policy version; `may_begin` must be true."""
@@ -94,29 +90,27 @@ class Assignment:
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due = self._stop(number)
+        due = self.lose(number)
         if rejected:
-            data_set = self._first
-            self._rejected[data_set] += 1
+            data_set = self.first
+            self.rejected[data_set] += 1
         else:
-            data_set = next(i for i in range(self._first, due + 1) if self._has_place(i, due))
-            self._accepted[data_set] += 1
+            data_set = next(i for i in range(self.first, due + 1) if self._has_place(i, due))
+            self.accepted[data_set] += 1
         self._skip_closed()
         return data_set
 
-    def commit(self, data_set: int) -> None:
-        """Note that a data set is committed: nothing in it can be lost."""
-        self._committed.add(data_set)
-
-    def lose(self, number: int) -> None:
-        """Take back the beginning of a group that runs: it may begin again."""
-        self._stop(number)
+    def lose(self, number: int) -> int:
+        """Take a group off the running ones: it may begin again. Return the data set in which it was due."""
+        due = self._due.pop(number)
+        self._running[due] -= 1
+        return due
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:
         """Take back the finish of a group that `data_set` should have stored: its place is free again."""
-        counts = self._rejected if rejected else self._accepted
+        counts = self.rejected if rejected else self.accepted
         counts[data_set] -= 1
-        self._first = min(self._first, data_set)
+        self.first = min(self.first, data_set)
         self._skip_closed()
 
     def take(self, data_set: int) -> None:
@@ -124,26 +118,18 @@ class Assignment:
         waiting = self.is_closed(data_set) and self.is_closed(data_set + 1)
         self._plenty = self._plenty + 1 if waiting else 0
         if not self.is_closed(data_set):
-            self._ahead = min(self._ahead + 1, self._staleness)
+            self._ahead = min(self._ahead + 1, self.staleness)
         elif self._plenty > self._ahead:
             self._ahead, self._plenty = max(self._ahead - 1, 1), 0
 
-    def _stop(self, number: int) -> int:
-        """Take a group off the running ones; return the data set in which it was due."""
-        due = self._due.pop(number)
-        self._running[due] -= 1
-        if not self._running[due]:
-            del self._running[due]
-        return due
-
     def _due_of(self, version: int) -> int:
-        return min(version + self._staleness, self._end - 1)
+        return min(version + self.staleness, self.end - 1)
 
     def _free(self, data_set: int) -> int:
-        return 0 if self.is_closed(data_set) else self._size - self._accepted[data_set]
+        return 0 if self.is_closed(data_set) else self.size - self.accepted[data_set]
 
     def _free_until(self, data_set: int) -> int:
-        return sum(map(self._free, range(self._first, data_set + 1)))
+        return sum(map(self._free, range(self.first, data_set + 1)))
 
     def _running_until(self, data_set: int) -> int:
         """Return how many running groups are due in `data_set` or earlier."""
@@ -155,24 +141,25 @@ class Assignment:
         return in_time and self._free(data_set) > 0
 
     def _skip_closed(self) -> None:
-        """Set `_first` to the first data set that is not closed; close it if it holds too many rejected groups."""
-        while self._first < self._end and (self.is_closed(self._first) or self._gives_up()):
-            self._first += 1
+        """Set `first` to the first data set that is not closed.
 
-    def _gives_up(self) -> bool:
-        """Return whether the first data set has played too many groups, and no running group needs its places."""
-        return self._is_spent and self._suffices(self._first, more=0)
+        It is closed, too, if it has played too many groups and no running group needs its places.
+        """
+        while not self.complete and (
+            self.is_closed(self.first) or (self._is_spent and self._suffices(self.first, more=0))
+        ):
+            self.first += 1
 
     @property
     def _is_spent(self) -> bool:
         """True if the first data set has played so many groups that no more may begin for it."""
-        return self._accepted[self._first] + self._rejected[self._first] >= self._most_played
+        return self.accepted[self.first] + self.rejected[self.first] >= self.most_played
 
     def _suffices(self, first_due: int, more: int) -> bool:
         """Return whether the free places suffice for the running groups and `more` that are due in `first_due`.
 
         The places of a spent data set do not count.
         """
-        lost = self._free(self._first) if self._is_spent else 0
+        lost = self._free(self.first) if self._is_spent else 0
         dues = range(first_due, max([first_due, *self._running]) + 1)
         return all(self._running_until(j) + more <= self._free_until(j) - lost for j in dues)

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
+from tasks.inference.api import ContextLengthError, GenerationConfig, Generator, InferenceError
 from tasks.rollout.admission import RefusedError
 from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.plan import Group
@@ -73,10 +73,8 @@ class Collector:
             except asyncio.CancelledError:
                 if collecting.cancelling():
                     raise
-                raise RuntimeError(
-                    "an episode or a group of the rollout was cancelled by an agent, or by other code: an agent must "
-                    "cancel only tasks that it started"
-                ) from None
+                remedy = "an agent must cancel only tasks that it started"
+                raise RuntimeError(f"an agent, or other code, has cancelled an episode or a group: {remedy}") from None
             finally:
                 loads[replica] -= 1
 
@@ -102,33 +100,22 @@ class Collector:
     async def _play(
         self, group: Group, replica: int, group_slots: asyncio.Semaphore, slots: asyncio.Semaphore
     ) -> list[Trajectory]:
-        """Play all episodes of a group, on one replica, to use its prefix cache.
+        """Play all episodes of a group on one replica.
 
         Each begins when it gets one of the `group_slots`, and gives it back to the rollout's `slots` when it ends.
         """
-
-        def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
-            # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
-            stop_token_ids = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
-            gconfig = replace(gconfig, stop_token_ids=stop_token_ids)
-            return self.generator.generate(token_ids, gconfig, seed, replica)
-
-        turns = TurnBatcher(len(group.prompts), generate)
+        turns = TurnBatcher(len(group.prompts), self, replica)
 
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await group_slots.acquire()
             try:
-                knobs, vocabulary = self.settings, self.chat.vocabulary
-                conversation = Conversation(prompt, turns, vocabulary, knobs, self.gconfig, self.private)
                 with PLAYING.track_inprogress():
-                    return await self._episode(conversation)
+                    return await self._episode(Conversation(prompt, turns, self))
             finally:
                 slots.release()
 
         # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
-        playing = [
-            asyncio.create_task(play_episode(prompt), name=prompt.record.trajectory_id) for prompt in group.prompts
-        ]
+        playing = [asyncio.create_task(play_episode(each), name=each.record.trajectory_id) for each in group.prompts]
         return [trajectory for played in await asyncio.gather(*playing) for trajectory in played]
 
     async def _episode(self, conversation: Conversation) -> list[Trajectory]:
@@ -136,7 +123,7 @@ class Collector:
         started_at, started = time.time(), time.monotonic()
         try:
             async with asyncio.timeout(self.settings.episode_deadline_s) as deadline:
-                trajectories = await conversation.play(self.agent, self.make_environment, deadline)
+                trajectories = await conversation.play(deadline)
             if not trajectories:
                 trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
         except InferenceError:
@@ -186,12 +173,8 @@ async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:
         await asyncio.wait(cleaning, timeout=CLEAN_UP_S)
     rest = asyncio.all_tasks() - before
     for task in await cancel(rest) if rest else ():
-        logger.warning(
-            "%s still runs after its cancellation, and the rollout ends without it: an agent must end within %g s of "
-            "its cancellation, and must not catch asyncio.CancelledError",
-            task.get_name(),
-            CLEAN_UP_S,
-        )
+        remedy = "an agent must end then, and must not catch asyncio.CancelledError"
+        logger.warning("%s still runs %g s after its cancellation: %s", task.get_name(), CLEAN_UP_S, remedy)
         asyncio.tasks._unregister_task(task)  # Python documents it for implementers of tasks
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
@@ -202,12 +185,5 @@ def _stamp(trajectories: list[Trajectory], started_at: float, latency_s: float) 
     The separator is a colon, because a problem's id may end like a sample's: "a/0" is the first sample of "a", or a
     problem.
     """
-    return [
-        replace(
-            trajectory,
-            trajectory_id=f"{trajectory.trajectory_id}:{i}" if i else trajectory.trajectory_id,
-            started_at=started_at,
-            latency_s=latency_s,
-        )
-        for i, trajectory in enumerate(trajectories)
-    ]
+    first, *others = [replace(row, started_at=started_at, latency_s=latency_s) for row in trajectories]
+    return [first, *(replace(row, trajectory_id=f"{row.trajectory_id}:{i}") for i, row in enumerate(others, 1))]

@@ -6,25 +6,27 @@ The agent makes its trajectory with `tasks.agents.episode.Episode`, whose docstr
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Set
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from configs.rollout import Rollout
 from storage import interrupts
 from storage.records import Problem, Trajectory
 from tasks.agents.faults import reason_of
-from tasks.agents.interface import Agent, EpisodeSpec, QueueAgent
+from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import GenerationConfig
 from tasks.rollout.admission import RefusedError, admit
 from tasks.rollout.turns import BatchedEngine, TurnBatcher, play_with_queues
+
+if TYPE_CHECKING:
+    from tasks.rollout.collector import Collector
 
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 """Time for an agent's clean-up after its deadline; then the rollout goes on while the agent still cleans up."""
+_WHY = "its clean-up is slow, or it catches asyncio.CancelledError"
 
 
 class AgentError(Exception):
@@ -37,33 +39,19 @@ class Conversation:
     Args:
         prompt: the episode to play.
         turns: answers the observations, together with those of its group.
-        vocabulary: number of token ids that the policy knows.
-        settings: how long completions may take, and whether observations may sample in a way of their own.
-        gconfig: what they must sample with otherwise; None: anything.
-        private: keys of the problem's metadata that the agent does not get.
+        shared: what all episodes share.
     """
 
-    def __init__(
-        self,
-        prompt: EpisodeSpec,
-        turns: TurnBatcher,
-        vocabulary: int,
-        settings: Rollout,
-        gconfig: GenerationConfig | None,
-        private: Set[str] = frozenset(),
-    ) -> None:
-        self.prompt, self._vocabulary = prompt, vocabulary
-        self._shown = without(prompt.problem.metadata, private)
-        sampling = None if settings.allow_own_sampling else gconfig
-        self.engine = BatchedEngine(prompt, turns, vocabulary, sampling, settings)
+    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, shared: "Collector") -> None:
+        self.prompt, self._shared = prompt, shared
+        self._shown = without(prompt.problem.metadata, shared.private)
+        self.engine = BatchedEngine(prompt, turns, shared)
         self.left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False
         """Whether the deadline came while the engine sampled, and sampling took more than half of the time."""
 
-    async def play(
-        self, agent: Agent, make_environment: Callable[[], Environment], deadline: asyncio.Timeout
-    ) -> list[Trajectory]:
+    async def play(self, deadline: asyncio.Timeout) -> list[Trajectory]:
         """Play the episode; return the agent's trajectories after they passed admission.
 
         Raises:
@@ -72,7 +60,7 @@ class Conversation:
             Exception: an error of the engine, or asyncio's at the deadline.
         """
         engine = self.engine
-        player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
+        player = asyncio.create_task(self._run_agent(), name=self.prompt.record.trajectory_id)
         waiting: set[asyncio.Future[Any]] = {engine.failed, player}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -86,25 +74,21 @@ class Conversation:
             raise
         finally:
             for task in await cancel({player, *engine.close()}):
-                logger.warning(
-                    "%s still runs after its cancellation: its clean-up is slow, or it catches "
-                    "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
-                    task.get_name(),
-                )
+                logger.warning("%s still runs after its cancellation, and is not waited for: %s", task.get_name(), _WHY)
             returned = player.done() and not player.cancelled() and not player.exception()
             self.left = player.result() if returned else []
 
-    async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
+    async def _run_agent(self) -> list[Trajectory]:
         """Run the agent and check its trajectories.
 
         Every exception of the agent fails the episode, also CancelledError and SystemExit, unless a signal raised it.
         """
-        task = asyncio.current_task()
+        task, agent = asyncio.current_task(), self._shared.agent
         assert task
         try:
             asked = _copy_for_agent(self.prompt, self._shown)
             async with AsyncExitStack() as stack:
-                environment, metadata = make_environment(), self.prompt.problem.metadata
+                environment, metadata = self._shared.make_environment(), self.prompt.problem.metadata
                 if close := getattr(environment, "close", None):
                     stack.push_async_callback(close)
                 whole = cast(Environment, WholeProblem(environment, self._shown, metadata))
@@ -114,7 +98,7 @@ class Conversation:
                     returned = await agent.play(asked, whole, self.engine)
             served = [completion for outputs in self.engine.exchanges for completion in outputs.completions]
             record = self.prompt.record
-            admitted = admit(returned, replace(record, metadata=self._shown), self._vocabulary, served)
+            admitted = admit(returned, replace(record, metadata=self._shown), self._shared.chat.vocabulary, served)
             return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
         except RefusedError:
             raise
@@ -201,7 +185,4 @@ class WholeProblem:
         return getattr(vars(self)["_environment"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "reset":
-            super().__setattr__(name, value)
-        else:
-            setattr(self._environment, name, value)
+        setattr(self._environment, name, value)

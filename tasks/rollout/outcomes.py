@@ -3,7 +3,6 @@
 Episodes that are not selected are stored, too, as `rejected` with a reason.
 """
 
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +21,11 @@ from tasks.train.samples import build_samples, with_known_returns
 _DIGITS = 6  # rewards are stored with seven
 _PROGRESS_S = 5.0
 _LONGEST_REASON = 400  # characters of one reason in a message that lists several
-LEAST = 0.05
-"""Share of an iteration's episodes from which on a doubling raises an alarm."""
+_ALARMING = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Shares of an iteration's episodes that raise an alarm."""
 _WHOSE = {
-    "policy": "the policy's own behaviour. Is there too little room in the context, or time, or does the policy avoid "
-    "answers",
-    "set-up": "a fault of the set-up, and cannot be trained on. What fails: the agent, the environment, a tool, the "
-    "engine",
+    "policy": "the policy's own behaviour. Is there too little room or time, or does the policy avoid answers",
+    "set-up": "the set-up, and are not trained on. What fails: the agent, the environment, a tool, the engine",
 }
 
 Counts = Counter[tuple[str, Any]]
@@ -118,8 +115,8 @@ def answered(row: Trajectory) -> list[int]:
 
 def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> bool:
     """Return whether `select_episodes` rejected all episodes of a group that would be trained on."""
-    before, after = ([row for row in rows if is_trainable(row, config.reward)] for rows in (group, selected))
-    return bool(before) and not after
+    before, after = (any(is_trainable(row, config.reward) for row in rows) for rows in (group, selected))
+    return before and not after
 
 
 def _rank(row: Trajectory, config: Config) -> tuple[bool, bool, float, int, int]:
@@ -188,13 +185,18 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
 
 
 class Tally:
-    """The counts of a data set while it is played; `rule` says which turns are right."""
+    """The counts of a data set while it is played; `rule` says which turns are right.
+
+    Attributes:
+        counts: the sums over the trajectories of finished groups.
+        started: when the measured time began, on the monotonic clock: with this attempt, unless set.
+    """
 
     def __init__(self, progress: Callable[[str], None], rule: SuccessRule) -> None:
         self._progress, self._rule = progress, rule
         self._expected = self._groups = self._resumed = self._resumed_tokens = 0
-        self._started = self._reported = time.monotonic()
-        self._counts = Counts()
+        self.started = self._reported = time.monotonic()
+        self.counts = Counts()
 
     @property
     def policies(self) -> set[int]:
@@ -208,23 +210,11 @@ class Tally:
 
     def resume(self, trajectories: Iterable[Trajectory]) -> None:
         """Count episodes that a killed attempt played; they do not count for the speed of this attempt."""
-        for trajectory in trajectories:
-            self.add(counts_of([trajectory], self._rule))
+        self.counts.update(counts_of(trajectories, self._rule))
         self._resumed, self._resumed_tokens = self._done, self._sum("generated")
         if self._resumed:
             self._progress(f"{self._resumed} episodes were already stored: going on from there")
-        self._started = self._reported = time.monotonic()
-
-    def start(self, at: float) -> None:
-        """Measure the speed from a time of the monotonic clock, instead of the beginning of this attempt."""
-        self._started = at
-
-    def add(self, counts: Counts) -> None:
-        self._counts.update(counts)
-
-    def remove(self, counts: Counts) -> None:
-        """Take back what `add` added."""
-        self._counts.subtract(counts)
+        self.started = self._reported = time.monotonic()
 
     def report(self, *, last: bool = False) -> None:
         """Report progress, every few seconds and at the end."""
@@ -254,13 +244,13 @@ class Tally:
 
     def _of(self, kind: str) -> Counter[Any]:
         """Return the counts of a kind by their second key."""
-        return Counter({key: count for (name, key), count in self._counts.items() if name == kind and count})
+        return Counter({key: count for (name, key), count in self.counts.items() if name == kind and count})
 
     def _sum(self, kind: str) -> int:
-        return self._counts[kind, None]
+        return self.counts[kind, None]
 
     def _rate(self, now: float) -> float:
-        return (self._sum("generated") - self._resumed_tokens) / (now - self._started)
+        return (self._sum("generated") - self._resumed_tokens) / (now - self.started)
 
     def metrics(self, groups_rejected: int) -> dict[str, Any]:
         """Return the metrics for the manifest; `seconds` and the speed belong to the last attempt."""
@@ -282,8 +272,8 @@ class Tally:
             "reward": self._sum("reward") / max(1, turns.total()),
             "return_mean": self._sum("reward") / max(1, self._sum("graded")),
             "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
-            "parts": {name: self._counts["part", name] / count for name, count in sorted(self._of("parts").items())},
-            "seconds": now - self._started,
+            "parts": {name: self.counts["part", name] / count for name, count in sorted(self._of("parts").items())},
+            "seconds": now - self.started,
         }
 
 
@@ -294,16 +284,14 @@ class FaultAlarm:
     """
 
     def __init__(self) -> None:
-        self._highest = Counter[str]()
+        self._raised: set[tuple[str, float]] = set()
 
     def raised_by(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return the alarms that the metrics of an iteration raise; older programs counted no faults."""
         alarms = list[str]()
         for fault, share in metrics.get("faults", {}).items():
-            before = self._highest[fault]
-            # How often each has doubled since `LEAST`; -1 below it.
-            level, known = (math.floor(math.log2(max(value, LEAST / 2) / LEAST)) for value in (share, before))
-            if level > known:
+            reached = {(fault, level) for level in _ALARMING if share >= level}
+            if not reached <= self._raised:
                 alarms.append(f"{share:.1%} of the episodes ended without a verdict by {_WHOSE[fault]}?")
-            self._highest[fault] = max(share, before)
+            self._raised |= reached
         return alarms

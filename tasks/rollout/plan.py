@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from tasks.seeds import derive
 
 LONGEST_TOGETHER = 64
 """Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
+
+
+Weights = Sequence[float] | None
+"""The chances of problems to be drawn, above 0; None: equal ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class RolloutPlan:
     def record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
         """Return the record of an episode before it is played."""
         agent, environment = self.config.agent, self.config.environment
-        sampling = {"temperature": self.gconfig.temperature, "top_p": self.gconfig.top_p, "top_k": self.gconfig.top_k}
+        sampling = {name: getattr(self.gconfig, name) for name in ("temperature", "top_p", "top_k", "max_new_tokens")}
+        columns: dict[str, Any] = {name: [] for name in ("token_ids", "action_mask", "logprobs", "versions", "turns")}
         return Trajectory(
             trajectory_id=f"{self.name}/{problem.problem_id}/{sample}",
             run=self.config.run.name,
@@ -84,18 +90,14 @@ class RolloutPlan:
             sample=sample,
             status="completed",
             reason="",
-            token_ids=[],
-            action_mask=[],
-            logprobs=[],
-            versions=[],
-            turns=[],
+            **columns,
             turn_discount=1.0,
             prompt=problem.prompt,
             solutions=problem.solutions,
             problem_set=self.problem_set,
             policy=self.policy,
             policy_version=self.policy.number,
-            sampling=json.dumps(sampling | {"max_new_tokens": self.gconfig.max_new_tokens}),
+            sampling=json.dumps(sampling),
             agent=agent.type,
             agent_args=json.dumps(agent.args),
             environment=environment.type,
@@ -108,9 +110,7 @@ class RolloutPlan:
         )
 
 
-def drawable(
-    problems: Sequence[Problem], weights: Mapping[str, float]
-) -> tuple[Sequence[Problem], Sequence[float] | None]:
+def drawable(problems: Sequence[Problem], weights: Mapping[str, float]) -> tuple[Sequence[Problem], Weights]:
     """Leave out problems of weight 0; return the others and their weights, or no weights if all are equal.
 
     Args:
@@ -127,16 +127,22 @@ def drawable(
     return left, chances if len(set(chances)) > 1 else None
 
 
-def draw(
-    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Sequence[float] | None = None
-) -> list[Problem]:
-    """Draw `count` problems for an iteration, in a seeded order that goes through all problems before one repeats.
+def draw(problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None) -> list[Problem]:
+    """Draw `count` problems for an iteration: the first ones of `in_order`, or all if there are not enough."""
+    return list(itertools.islice(in_order(problems, count, iteration, seed, weights), count))
 
-    Each pass through the problems (epoch) has its own order. An iteration may span two epochs; it never contains a
-    problem twice, and has fewer than `count` problems if there are not enough.
+
+def in_order(
+    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None
+) -> Iterator[Problem]:
+    """Yield all problems in a seeded order: the `count` of an iteration, then the spare ones, for rejected groups.
+
+    The draws go through all problems before one repeats. Each pass through the problems (epoch) has its own order. An
+    iteration may span two epochs; it never contains a problem twice.
 
     With `weights` (see `drawable`), each iteration draws on its own, without replacement, with chances proportional to
-    the weights.
+    the remaining weights. Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir", sort by u^(1/w),
+    descending. Sorting by -log(u) / w, ascending, gives the same order and does not underflow.
 
     Raises:
         ValueError: there are no problems.
@@ -144,7 +150,10 @@ def draw(
     if not problems:
         raise ValueError("the training problem set is empty")
     if weights is not None:
-        return list(itertools.islice(_by_weight(problems, weights, iteration, seed), count))
+        generator = random.Random(derive(seed, "curriculum", iteration))
+        keys = [-math.log(1.0 - generator.random()) / weight for weight in weights]
+        yield from (problems[index] for index in np.argsort(keys, kind="stable").tolist())
+        return
     drawn: dict[str, Problem] = {}
     first, index = divmod(iteration * count, len(problems))
     positions = (position for epoch in itertools.count(first) for position in _order(len(problems), seed, epoch))
@@ -152,27 +161,8 @@ def draw(
         drawn.setdefault(problems[position].problem_id, problems[position])
         if len(drawn) == min(count, len(problems)):
             break
-    return list(drawn.values())
-
-
-def spares(
-    problems: Sequence[Problem],
-    drawn: Sequence[Problem],
-    iteration: int,
-    seed: int,
-    weights: Sequence[float] | None = None,
-) -> Iterator[Problem]:
-    """Yield all other problems, in a seeded order of this iteration; they replace rejected groups.
-
-    With the same `weights` as in `draw`, the order continues where the draw ended. Nothing is computed before the first
-    problem is taken.
-    """
-    taken = {problem.problem_id for problem in drawn}
-    if weights is not None:
-        order = _by_weight(problems, weights, iteration, seed)
-        yield from (problem for problem in order if problem.problem_id not in taken)
-        return
-    others = [problem for problem in problems if problem.problem_id not in taken]
+    yield from drawn.values()
+    others = [problem for problem in problems if problem.problem_id not in drawn]
     random.Random(derive(seed, "spares", iteration)).shuffle(others)
     yield from others
 
@@ -182,14 +172,3 @@ def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
     order = list(range(size))
     random.Random(derive(seed, "problem order", epoch)).shuffle(order)
     return order
-
-
-def _by_weight(problems: Sequence[Problem], weights: Sequence[float], iteration: int, seed: int) -> Iterator[Problem]:
-    """Yield all `problems` in a random order, drawn one by one with chances proportional to the remaining weights.
-
-    Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir", sort by u^(1/w), descending. Sorting by
-    -log(u) / w, ascending, gives the same order and does not underflow.
-    """
-    generator = random.Random(derive(seed, "curriculum", iteration))
-    keys = [-math.log(1.0 - generator.random()) / weight for weight in weights]
-    return (problems[index] for index in np.argsort(keys, kind="stable").tolist())

@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -24,10 +24,12 @@ from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from storage.versions.manifests import File
+from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.threads import AgentThreads
 from tasks.score.scorers import SuccessRule
+from tasks.train.orders import Progress
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
@@ -47,7 +49,7 @@ class OpenDataSet:
     """
 
     def __init__(
-        self, draft: Draft, iteration: int, config: Config, progress: Callable[[str], None], *, numbered: bool = False
+        self, draft: Draft, iteration: int, config: Config, progress: Progress, *, numbered: bool = False
     ) -> None:
         self.draft, self.iteration = draft, iteration
         self.tally = Tally(progress, SuccessRule.while_playing(config.score))
@@ -58,7 +60,7 @@ class OpenDataSet:
         """The groups that finished since, by number."""
         self.pending: set[int] = set()
         """Those among them whose trajectories a worker of another process has not stored yet."""
-        self._numbered = numbered
+        self._numbered, self._max_failed_share = numbered, config.rollout.max_failed_share
         self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, config.rollout.rows_per_shard)
 
     @property
@@ -82,7 +84,7 @@ class OpenDataSet:
         self.entered[finished.number] = finished
         if pending:
             self.pending.add(finished.number)
-        self.tally.add(finished.counts)
+        self.tally.counts.update(finished.counts)
         kind = self.draft.kind
         GENERATED.labels(kind).inc(finished.counts["generated", None])
         for (name, key), number in finished.counts.items():
@@ -104,7 +106,7 @@ class OpenDataSet:
         """Take back a group that is pending: the worker with its trajectories is gone."""
         self.pending.remove(number)
         finished = self.entered.pop(number)
-        self.tally.remove(finished.counts)
+        self.tally.counts.subtract(finished.counts)
         return finished
 
     def note(self, finished: FinishedGroup) -> dict[str, Any]:
@@ -112,22 +114,20 @@ class OpenDataSet:
         note = {"problem_id": finished.problem_id, "rejected": finished.rejected}
         return note | {"group": finished.number} if self._numbered else note
 
-    def flush(self) -> None:
-        """Store what is still in memory."""
-        self._writer.flush()
+    def end(self) -> dict[str, Any]:
+        """Store what is still in memory; return the metrics.
 
-    def check(self, max_failed_share: float) -> None:
-        """Raise ValueError if too many episodes failed; the next attempt then plays all of them again."""
+        Raises:
+            ValueError: too many episodes failed; the next attempt plays all of them again.
+        """
+        self._writer.flush()
         self.tally.report(last=True)
         try:
-            self.tally.check(max_failed_share)
+            self.tally.check(self._max_failed_share)
         except ValueError:
             self.draft.discard()
             raise
-
-    def close(self) -> None:
-        """Delete the local files."""
-        self.draft.__exit__()
+        return self.tally.metrics(groups_rejected=self.rejected)
 
 
 class Groups(Protocol):
@@ -204,13 +204,35 @@ class Change:
         self._noted.clear()
 
 
-async def as_they_begin(groups: Groups, policy: Callable[[], PolicyVersion]) -> AsyncIterator[Group]:
-    """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
-    while not groups.complete:
-        if group := groups.next(policy()):
-            yield group
-        else:
-            await groups.changed.wait()
+class Stoppable:
+    """Play that another thread may stop, which is no error then."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._task: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+
+    async def play(self, playing: Callable[[], Awaitable[None]]) -> None:
+        """Await `playing` until its end, unless it is stopped."""
+        with self._lock:
+            if self.stopped:
+                return
+            self._task = asyncio.current_task()
+        try:
+            await playing()
+        except (asyncio.CancelledError, EngineClosedError):
+            if not self.stopped:
+                raise
+        finally:
+            with self._lock:
+                self._task = None  # no more calls to its loop, which closes now
+
+    def stop(self, *, running: bool = True) -> None:
+        """Begin nothing more, and cancel what runs, if anything does."""
+        with self._lock:
+            self.stopped = True
+            if self._task and running:
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
 def play(
@@ -218,7 +240,7 @@ def play(
     problems: Sequence[Problem],
     workers: "Workers",
     draft: Draft,
-    progress: Callable[[str], None],
+    progress: Progress,
     spare: Iterable[Problem] = (),
 ) -> dict[str, Any]:
     """Play the groups of all `problems` with the plan's policy, which `workers` serve; return the rollout's metrics.
@@ -232,27 +254,22 @@ def play(
         InferenceError: the engine refuses a request, or serves another version.
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
-    batch = _Batch(plan, problems, iter(spare), draft, progress)
+    batch = _Batch(plan, problems, spare, draft, progress)
     WAITING.labels(draft.kind).set_function(lambda: batch.available(plan.policy))
     run_loop(workers.play(plan, batch))
-    return batch.end()
+    return batch.data_set.end()
 
 
 class _Batch(SharedGroups):
     """The groups of one data set: those of the drawn problems, then those that replace rejected ones, in rounds."""
 
     def __init__(
-        self,
-        plan: RolloutPlan,
-        problems: Sequence[Problem],
-        spares: Iterator[Problem],
-        draft: Draft,
-        progress: Callable[[str], None],
+        self, plan: RolloutPlan, problems: Sequence[Problem], spare: Iterable[Problem], draft: Draft, progress: Progress
     ) -> None:
         settings = plan.config.rollout
         self.changed = Change()
-        self._plan, self._spares, self._rounds = plan, spares, settings.max_resampling_rounds
-        self._data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
+        self._plan, self._spares, self._rounds = plan, iter(spare), settings.max_resampling_rounds
+        self.data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
         self._rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of all groups played
         self._lock = threading.RLock()
         self._round: Sequence[Problem] = ()
@@ -261,11 +278,12 @@ class _Batch(SharedGroups):
         """By number of the group."""
         self._running: set[int] = set()
         self._begin_round(problems)
+        self._begin_next_rounds()
 
     @property
     def complete(self) -> bool:
         with self._lock:
-            return self._all_played and not self._data_set.pending
+            return self._all_played and not self.data_set.pending
 
     def next(self, policy: PolicyVersion) -> Group | None:
         with self._lock:
@@ -282,20 +300,18 @@ class _Batch(SharedGroups):
 
     def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         with self._lock:
-            self._data_set.enter(finished, pending=pending)
+            self.data_set.enter(finished, pending=pending)
             self._rejected[finished.problem_id] = finished.rejected
             self._running.remove(finished.number)
-            if self._all_played and self._rounds:
-                self._rounds -= 1
-                self._begin_round(self._replacements())
-        return self._data_set
+            self._begin_next_rounds()
+        return self.data_set
 
     def settle(self) -> None:
         self.changed.note()
 
     def unstored(self) -> list[OpenDataSet]:
         with self._lock:
-            return [self._data_set] if self._all_played and self._data_set.pending else []
+            return [self.data_set] if self._all_played and self.data_set.pending else []
 
     def lose(self, number: int) -> None:
         with self._lock:
@@ -303,34 +319,26 @@ class _Batch(SharedGroups):
             if number in self._running:
                 self._running.remove(number)
             else:
-                self._data_set.lose(number)
+                self.data_set.lose(number)
                 del self._rejected[problem.problem_id]
             self._waiting.appendleft(problem)
         self.changed.note()
-
-    def end(self) -> dict[str, Any]:
-        """Store what is still in memory; return the metrics."""
-        self._data_set.flush()
-        self._data_set.check(self._plan.config.rollout.max_failed_share)
-        return self._data_set.tally.metrics(groups_rejected=sum(self._rejected.values()))
 
     @property
     def _all_played(self) -> bool:
         return not self._waiting and not self._running
 
     def _begin_round(self, problems: Sequence[Problem]) -> None:
-        """Begin a round, or the first later one that killed attempts have not played."""
         self._round = problems
-        self._data_set.tally.expect(len(problems), self._plan.group_size)
+        self.data_set.tally.expect(len(problems), self._plan.group_size)
         self._waiting.extend(problem for problem in problems if problem.problem_id not in self._rejected)
-        if problems and not self._waiting and self._rounds:
-            self._rounds -= 1
-            self._begin_round(self._replacements())
 
-    def _replacements(self) -> Sequence[Problem]:
-        """Return spare problems for the rejected ones of this round."""
-        count = sum(self._rejected[problem.problem_id] for problem in self._round)
-        return list(itertools.islice(self._spares, count))
+    def _begin_next_rounds(self) -> None:
+        """After a round, begin the next one that killed attempts have not played, of spares for rejected problems."""
+        while self._round and self._all_played and self._rounds:
+            self._rounds -= 1
+            count = sum(self._rejected[problem.problem_id] for problem in self._round)
+            self._begin_round(list(itertools.islice(self._spares, count)))
 
 
 def run_loop(playing: Coroutine[Any, Any, None], *, freeze: bool = True) -> None:

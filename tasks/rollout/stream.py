@@ -10,11 +10,10 @@ of a data set lists the numbers of its groups, so that a stream that is continue
 out. The ids of trajectories name the draw.
 """
 
-import asyncio
 import functools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,11 +28,10 @@ from storage.telemetry.metrics import WAITING
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import JournaledDraft, Provenance
-from tasks.inference.api import EngineClosedError
 from tasks.rollout.assignment import Assignment
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Change, OpenDataSet, SharedGroups, run_loop
+from tasks.rollout.play import Change, OpenDataSet, SharedGroups, Stoppable, run_loop
 from tasks.rollout.workers import Workers
 
 _DRAWS = 16
@@ -91,14 +89,13 @@ class Stream(SharedGroups):
             self._per_data_set,
             settings.max_head_offpolicyness,
             self._per_data_set * (1 + settings.max_resampling_rounds),
-            {index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()},
-            {index: data_set.rejected for index, data_set in self._open_data_sets.items()},
+            Counter({index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()}),
+            Counter({index: data_set.rejected for index, data_set in self._open_data_sets.items()}),
             self._committed,
         )
         self._last_commit = time.monotonic()
         self._condition = threading.Condition()  # guards everything above that changes, and what follows
-        self._task: asyncio.Task[None] | None = None
-        self._stopping = self._ended = False
+        self._playing, self._ended = Stoppable(), False
         self._error: BaseException | None = None
 
     def play(self) -> bool:
@@ -112,13 +109,13 @@ class Stream(SharedGroups):
             self.settle()  # an earlier flow run may have been killed just before it committed a data set
             WAITING.labels("trajectories").set_function(lambda: self.available(self._newest))
             context.attach(context.Context())  # its spans are of no iteration; the context is the thread's own
-            run_loop(self._play())
+            run_loop(self._playing.play(lambda: self._workers.play(self._plan, self)))
         except BaseException as error:
             self._error = error
             raise
         finally:
             for data_set in self._open_data_sets.values():
-                data_set.close()
+                data_set.draft.__exit__()  # deletes the local files
             with self._condition:
                 self._ended = True
                 self._condition.notify_all()
@@ -147,10 +144,7 @@ class Stream(SharedGroups):
 
     def stop(self) -> None:
         """Cancel what runs. The next flow run continues from the shards in the journals."""
-        with self._condition:
-            self._stopping = True
-            if self._task:
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        self._playing.stop()
 
     @property
     def complete(self) -> bool:
@@ -211,20 +205,6 @@ class Stream(SharedGroups):
             self._unplayed.append(number)
         self.changed.note()
 
-    async def _play(self) -> None:
-        with self._condition:
-            if self._stopping:
-                return
-            self._task = asyncio.current_task()
-        try:
-            await self._workers.play(self._plan, self)
-        except (asyncio.CancelledError, EngineClosedError):
-            if not self._stopping:
-                raise
-        finally:
-            with self._condition:
-                self._task = None  # no more calls to its loop, which closes now
-
     def _take(self) -> tuple[int, Problem]:
         """Take the next group that is still to be played: its number and its problem."""
         while True:
@@ -253,21 +233,18 @@ class Stream(SharedGroups):
         with self._condition:
             begun = self._begun
             later = [n for n, other in self._data_set_of.items() if other is None or other > index]
-        data_set.flush()
-        data_set.tally.start(self._last_commit)
-        data_set.check(self._plan.config.rollout.max_failed_share)
-        metrics = data_set.tally.metrics(groups_rejected=data_set.rejected)
+        data_set.tally.started = self._last_commit
+        metrics = data_set.end()
         metrics["groups"] = data_set.groups
         metrics["stream"] = {"groups": data_set.numbers, "begun": begun, "later": sorted(later)}
         run = self._plan.config.run.name
         policies = [layout.checkpoint(run, number) for number in sorted(data_set.tally.policies, reverse=True)]
         data_set.draft.commit(self._provenance, [*policies, self._plan.problem_set], metrics)
-        data_set.close()
+        data_set.draft.__exit__()
         with self._condition:
             del self._open_data_sets[index]
             self._last_commit = time.monotonic()
             self._committed.add(index)
-            self._assignment.commit(index)
             self._condition.notify_all()
 
     def _resume(self, data_sets: range) -> None:

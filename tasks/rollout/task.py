@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
 from prefect import State, get_run_logger, task
@@ -22,7 +22,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
-from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
+from tasks.rollout.plan import RolloutPlan, Weights, drawable, in_order
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -81,28 +81,25 @@ def _wait_for(workspace: Workspace, stream: "Stream", iteration: int) -> Traject
 
 
 @functools.lru_cache(maxsize=1)
-def _read_pool(
-    workspace: Workspace, problem_set: ProblemsVersion
-) -> tuple[Sequence[Problem], Sequence[float] | None, Callable[[Problem], bool]]:
-    """Return the problems of a run, the chances of each to be drawn, and whether one may be played.
+def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> tuple[Sequence[Problem], Weights, Set[str]]:
+    """Return the problems of a run, the chances of each to be drawn, and the ids of those that may be played.
 
     Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
+    Problems that spell out control tokens are named in the log.
     """
     problems: Sequence[Problem] = read_problems(workspace, problem_set)
     chances, curriculum = None, weights(workspace)
     if curriculum is not None:
         problems, chances = drawable(problems, curriculum)
-    versions = workspace.config.problems.exclusions
-    excluded = read_exclusions(workspace.store, versions, workspace.cache)
-    if versions:
-        count = len(problems) - len(left_of(problems, excluded))
+    left = problems
+    if versions := workspace.config.problems.exclusions:
+        left = left_of(problems, read_exclusions(workspace.store, versions, workspace.cache))
+        count = len(problems) - len(left)
         get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
-    without_room = unplayable(workspace, layout.checkpoint(workspace.name, 0), problems)
-
-    def may_play(problem: Problem) -> bool:
-        return problem.problem_id not in without_room and not excluded.has_problem(problem)
-
-    return problems, chances, may_play
+    first = layout.checkpoint(workspace.name, 0)  # all policies of a run have the same tokenizer
+    warn_of_marks(workspace, first, problems)
+    without_room = unplayable(workspace, first, problems)
+    return problems, chances, {problem.problem_id for problem in left} - without_room
 
 
 def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> set[str]:
@@ -135,10 +132,10 @@ def _draw(
     Problems that `problems.exclusions` names, or that have no room, are replaced like rejected ones: the other problems
     stay the same.
     """
-    problems, chances, may_play = _read_pool(workspace, problem_set)
+    problems, chances, playable = _read_pool(workspace, problem_set)
     count, seed = workspace.config.rollout.problems_per_iteration, workspace.config.run.seed
-    drawn = draw(problems, count, iteration, seed, chances)
-    left = filter(may_play, itertools.chain(drawn, spares(problems, drawn, iteration, seed, chances)))
+    order = in_order(problems, count, iteration, seed, chances)
+    left = (problem for problem in order if problem.problem_id in playable)
     return list(itertools.islice(left, count)), left
 
 
@@ -154,7 +151,6 @@ class Rollouts:
         self._alarm = FaultAlarm()
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
-        self._warned = False  # whether problems that spell out control tokens were named
 
     def __enter__(self) -> Self:
         return self
@@ -170,14 +166,22 @@ class Rollouts:
         An alarm is logged if more episodes than before ended without a verdict.
         """
         workspace = self._workspace
-        if not self._warned:  # all policies of a run have the same tokenizer
-            warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set)[0])
-            self._warned = True
         if not workspace.config.run.overlap:
             version = rollout(workspace, self._workers, iteration, policy, self._problem_set)
         else:
             if self._stream is None:
-                self._stream = self._begin(iteration, policy)
+                from tasks.rollout.stream import Stream
+
+                self._workers.serve(policy)
+                self._stream = Stream(
+                    _plan(workspace, policy.number, policy, self._problem_set),
+                    max(workspace.config.run.iterations, iteration + 1),
+                    lambda draw: _draw(workspace, self._problem_set, draw)[0],
+                    self._workers,
+                    workspace.store,
+                    workspace.provenance(),
+                    get_run_logger().info,
+                )
                 self._playing = _play_stream.submit(self._stream)
             version = _wait_for(workspace, self._stream, iteration)
         workspace.record(version)
@@ -192,18 +196,3 @@ class Rollouts:
         if self._stream:
             self._workers.serve(policy)
             self._stream.advance(policy)
-
-    def _begin(self, iteration: int, policy: PolicyVersion) -> "Stream":
-        from tasks.rollout.stream import Stream
-
-        workspace, problem_set = self._workspace, self._problem_set
-        self._workers.serve(policy)
-        return Stream(
-            _plan(workspace, policy.number, policy, problem_set),
-            max(workspace.config.run.iterations, iteration + 1),
-            lambda draw: _draw(workspace, problem_set, draw)[0],
-            self._workers,
-            workspace.store,
-            workspace.provenance(),
-            get_run_logger().info,
-        )

@@ -8,15 +8,15 @@ import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from tasks.rollout.watch import location_of
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
+_ADVICE = "what runs in asyncio.to_thread must end by itself, soon after the deadline of its episode"
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -36,7 +36,7 @@ class AgentThreads(ThreadPoolExecutor):
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._ended = False
 
-    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call in a thread of its own."""
         if self._ended:
             raise RuntimeError("the rollout has ended")
@@ -61,8 +61,5 @@ class AgentThreads(ThreadPoolExecutor):
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                logger.warning(
-                    "a thread of an agent still runs, %s, and the rollout ends without it: what runs in "
-                    "asyncio.to_thread must end by itself, soon after the deadline of its episode",
-                    location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0))),
-                )
+                where = location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0)))
+                logger.warning("the rollout ends without a thread of an agent that still runs, %s: %s", where, _ADVICE)

@@ -4,21 +4,20 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from configs.rollout import Rollout
 from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 from tasks.inference.client import CUT_S
 from tasks.rollout.admission import RefusedError, check_observation, check_request
 from tasks.rollout.plan import LONGEST_TOGETHER
 from tasks.seeds import derive
 
-Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
-"""(token ids, gconfig, seed) -> completions"""
+if TYPE_CHECKING:
+    from tasks.rollout.collector import Collector
 
 MOST_AT_ONCE = 128
 """Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
@@ -48,11 +47,13 @@ class TurnBatcher:
 
     Args:
         episodes: episodes in the group.
-        generate: sends a request.
+        shared: what all episodes share.
+        replica: the replica that answers the group, to use its prefix cache.
     """
 
-    def __init__(self, episodes: int, generate: Generate) -> None:
-        self._coming, self._generate = episodes, generate  # episodes that may ask next
+    def __init__(self, episodes: int, shared: "Collector", replica: int) -> None:
+        self._coming = episodes  # episodes that may ask next
+        self._shared, self._replica = shared, replica
         self._waiting: list[_Pending] = []
         self._patience: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
@@ -112,7 +113,10 @@ class TurnBatcher:
         _, token_ids, gconfig = batch[0].observation
         started, n, seed = time.monotonic(), gconfig.n, batch[0].seed
         try:
-            completions = await self._generate(list(token_ids), replace(gconfig, n=n * len(batch)), seed)
+            # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
+            stop_token_ids = (*gconfig.stop_token_ids, *self._shared.chat.stop_token_ids)
+            gconfig = replace(gconfig, n=n * len(batch), stop_token_ids=stop_token_ids)
+            completions = await self._shared.generator.generate(list(token_ids), gconfig, seed, self._replica)
             spans = [range(position * n, (position + 1) * n) for position in range(len(batch))]
             answers = [([completions[i] for i in span], [seed + i for i in span]) for span in spans]
         except BaseException as error:  # passed on to every episode that waits
@@ -136,9 +140,7 @@ class BatchedEngine:
     Args:
         prompt: the episode.
         turns: answers its observations, together with those of its group.
-        vocabulary: number of token ids that the policy knows.
-        sampling: what observations must sample with; None: anything.
-        settings: after which time the engine cuts completions, and whether sampling may be biased.
+        shared: what all episodes share.
 
     Attributes:
         exchanges: all answers so far, as copies that the agent cannot change.
@@ -146,16 +148,8 @@ class BatchedEngine:
         failed: the error that ends the episode.
     """
 
-    def __init__(
-        self,
-        prompt: EpisodeSpec,
-        turns: TurnBatcher,
-        vocabulary: int,
-        sampling: GenerationConfig | None,
-        settings: Rollout,
-    ) -> None:
-        self._prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
-        self._sampling, self._settings = sampling, settings
+    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, shared: "Collector") -> None:
+        self._prompt, self._turns, self._shared = prompt, turns, shared
         self.exchanges: list[BundledGenerationOutputs] = []
         self.slots = asyncio.Semaphore(MOST_ANSWERED)
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -198,15 +192,15 @@ class BatchedEngine:
         if not self._asked:
             return False
         now = time.monotonic()
-        overdue = now - min(self._asked.values()) > self._settings.longest_completion_s + CUT_S
+        overdue = now - min(self._asked.values()) > self._shared.settings.longest_completion_s + CUT_S
         return not overdue and 2 * self._idle_s < now - self._began
 
     async def _answer(self, observation: Observation, number: int, before: Answer | None) -> BundledGenerationOutputs:
         """Answer the observation with this number in the episode."""
-        qid, token_ids, gconfig = observation
+        (qid, token_ids, gconfig), shared = observation, self._shared
         try:
-            biased = self._settings.allow_biased_sampling
-            token_ids, gconfig = check_request(token_ids, gconfig, self._vocabulary, self._sampling, biased=biased)
+            known = shared.chat.vocabulary
+            token_ids, gconfig = check_request(token_ids, gconfig, known, shared.settings, shared.gconfig)
             if before:
                 await asyncio.wait([before])
             if self._closed:

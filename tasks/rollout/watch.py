@@ -15,6 +15,8 @@ import sys
 import threading
 import traceback
 
+from storage.frames import is_own
+
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.5
@@ -23,7 +25,10 @@ WARN_S = 10.0
 LEAST_S = 60.0
 """Shortest time after which the process is ended: with short deadlines a busy machine may only be slow."""
 _OWN = os.path.dirname(__file__)
-_LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
+_LAST_WORDS = (
+    "%s has blocked all episodes until its deadline, and only the end of this process can end that: %s. The same "
+    "command continues from the stored shards"
+)
 _ADVICE = "await slow operations, or run them in a thread (asyncio.to_thread)"
 
 
@@ -50,21 +55,14 @@ class Watch:
         self._watcher.join()
 
     def _watch(self) -> None:
-        warned = False
         while not self._end.wait(CHECK_S):
             blocked_s = self._unanswered * CHECK_S
-            if blocked_s > WARN_S and not warned:
+            if self._unanswered == int(WARN_S / CHECK_S) + 1:  # once
                 logger.warning("%s has blocked all episodes for %.0f s: %s", self._culprit(), blocked_s, _ADVICE)
             if blocked_s > self._last_s:
-                logger.critical(
-                    "%s has blocked all episodes until its deadline, and only the end of this process can end that: "
-                    "%s. The same command continues from the stored shards",
-                    self._culprit(),
-                    _ADVICE,
-                )
+                logger.critical(_LAST_WORDS, self._culprit(), _ADVICE)
                 logging.shutdown()
                 os._exit(1)
-            warned = blocked_s > WARN_S
             self._unanswered += 1
             self._loop.call_soon_threadsafe(self._on_response)
 
@@ -82,6 +80,6 @@ def location_of(stack: traceback.StackSummary) -> str:
     frames = [frame for frame in stack if frame.filename != __file__]
     rollout = max((index for index, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
     frames = frames[rollout + 1 :] or frames[-1:]
-    own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)] or frames
+    own = [frame for frame in frames if is_own(frame.filename)] or frames
     ends = dict.fromkeys(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in (own[-1], own[0]))
     return "in " + ", called from ".join(ends)

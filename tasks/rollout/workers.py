@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
-from configs.score import Score as ScoreSettings
+from configs import Config
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import datasets
@@ -22,13 +22,15 @@ from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
 from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Groups, SharedGroups, as_they_begin
+from tasks.rollout.play import Groups, SharedGroups
 from tasks.score.scorers import Scorers, private_metadata
 from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
 from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
+
+OpenPolicy = Callable[[PolicyVersion], Checkpoint]
 
 
 class Workers(Protocol):
@@ -45,9 +47,7 @@ class Workers(Protocol):
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """Play and store groups until nothing is left to do."""
 
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
-    ) -> Grades:
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """Grade stored trajectories, and add the scores to a draft."""
 
 
@@ -62,11 +62,7 @@ class LocalWorker:
     """
 
     def __init__(
-        self,
-        engine: Engine | None,
-        verifier: Verifier,
-        open_policy: Callable[[PolicyVersion], Checkpoint],
-        cache: Path = Path("/nonexistent"),
+        self, engine: Engine | None, verifier: Verifier, open_policy: OpenPolicy, cache: Path = Path("/nonexistent")
     ) -> None:
         self._engine, self._verifier, self._open_policy, self._cache = engine, verifier, open_policy, cache
         self._policy: Checkpoint | None = None
@@ -82,10 +78,6 @@ class LocalWorker:
     async def play(self, plan: RolloutPlan, groups: Groups) -> None:
         """See `Workers.play`."""
 
-        def served() -> PolicyVersion:
-            assert self._policy
-            return self._policy.version
-
         def store(group: Group, trajectories: list[Trajectory]) -> None:
             if self._engine and self._engine.closed:  # episodes may have failed only because it or the verifier is gone
                 raise EngineClosedError("the engine was closed while a rollout was playing")
@@ -94,25 +86,31 @@ class LocalWorker:
 
         with groups.changed.listening():
             async with self.open_collector(plan) as collector:
-                await collector.collect(as_they_begin(groups, served), plan.together, store)
+                await collector.collect(self._as_they_begin(groups), plan.together, store)
 
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
-    ) -> Grades:
+    async def _as_they_begin(self, groups: Groups) -> AsyncIterator[Group]:
+        """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
+        assert self._policy
+        while not groups.complete:
+            if group := groups.next(self._policy.version):
+                yield group
+            else:
+                await groups.changed.wait()
+
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """See `Workers.score`."""
-        scorers = Scorers(settings, self._verifier)
+        scorers = Scorers(config.score, self._verifier)
         rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
-        return score_rows(rows, scorers, draft, rows_per_shard)
+        return score_rows(rows, scorers, draft, config.rollout.rows_per_shard)
 
     @asynccontextmanager
     async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:
         """Open a collector that plays a plan with the engine."""
         assert self._engine
         assert self._policy, "serve a policy first"
-        chat = load_chat(self._policy)
         async with (
             self._engine.connect() as connection,
-            open_collector(plan, connection, chat, self._verifier) as collector,
+            open_collector(plan, connection, load_chat(self._policy), self._verifier) as collector,
         ):
             yield collector
 
@@ -131,15 +129,9 @@ async def open_collector(
     agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
     environment, context = plan.config.environment, EnvironmentContext(verifier)
     async with entered(agent):
-        yield Collector(
-            generator=generator,
-            agent=agent,
-            make_environment=lambda: ENVIRONMENTS.make(environment.type, context, environment.args),
-            chat=chat,
-            settings=plan.config.rollout,
-            gconfig=plan.gconfig,
-            private=private_metadata(plan.config.score),
-        )
+        make_environment = partial(ENVIRONMENTS.make, environment.type, context, environment.args)
+        private = private_metadata(plan.config.score)
+        yield Collector(generator, agent, make_environment, chat, plan.config.rollout, plan.gconfig, private)
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,7 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
     if not manifests.committed(store, version):
         with stage("score", version, iteration), Draft(store, version, "scores") as draft:
             started = time.monotonic()
-            grades = workers.score(trajectories, draft, settings.score, settings.rollout.rows_per_shard)
+            grades = workers.score(trajectories, draft, settings)
             metrics = metrics_of(grades, settings.score, time.monotonic() - started)
             draft.commit(workspace.provenance(), [trajectories], metrics)
     workspace.record(version)

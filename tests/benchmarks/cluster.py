@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 from configs import Config
 from configs.agent import Agent
-from configs.score import Score
 from storage import layout
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Problem
@@ -108,7 +107,7 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
                 time.sleep(0.1)
             with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
                 start = time.perf_counter()
-                workers.scheduler.score(graded, draft, Score(), 1000)
+                workers.scheduler.score(graded, draft, config)
                 return time.perf_counter() - start
 
 

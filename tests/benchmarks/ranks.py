@@ -3,6 +3,7 @@
 Everything runs on the same cores, one after the other, so ratios are those of this machine.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -107,7 +108,7 @@ def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
         with connected(run.config(*settings)), _ranks(run, *settings) as ranks:
             for iteration in range(2):
                 run.train(ranks, iteration)
-            peaks = [peak_memory_mb(ray.get(rank.process.remote())) for rank in ranks._ranks]
+            peaks = [peak_memory_mb(ray.get(rank.__ray_call__.remote(lambda _: os.getpid()))) for rank in ranks._ranks]
         yield Row(f"peak memory of a rank, {shard} shards", f"{max(peaks):.0f} MB", detail="libraries included")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import random
 import re
 import signal
@@ -58,7 +59,7 @@ def processes_of(ranks: "RayTrainer") -> list[psutil.Process]:
     """Return the processes of the ranks that have started, in their order."""
     import ray
 
-    return [psutil.Process(ray.get(rank.process.remote())) for rank in ranks._ranks]
+    return [psutil.Process(ray.get(rank.__ray_call__.remote(lambda _: os.getpid()))) for rank in ranks._ranks]
 
 
 MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2), (1, 4), (1, 1), (4, 1)])
@@ -225,7 +226,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     """Ranks whose libraries differ, and ranks for which there is no room."""
     from tasks.cluster.trainer import _refuse_different
 
-    with pytest.raises(ValueError, match="rank 1 has torch 2.1, rank 0 has torch 2.0: install the same everywhere"):
+    with pytest.raises(ValueError, match="rank 1 has torch 2.1, rank 0 has 2.0: install the same everywhere"):
         _refuse_different([{"torch": "2.0"}, {"torch": "2.1"}])
     nodes = [Node("a", "first", cpus=3.0, gpus=2.0), Node("b", "second", cpus=8.0, gpus=1.0)]
     check_ranks(nodes, 3, 1.0, 1.0)

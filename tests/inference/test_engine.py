@@ -141,7 +141,7 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
     """Make vLLM abort a request after `delay_s`; return its answer and how often the request was sent."""
     server = engine.servers[0]
     async with engine.connect() as connection, Client(server.url, None, 600, 128) as other:
-        (client,) = connection._clients
+        (client,) = connection.clients
         with patch.object(client, "generate", wraps=client.generate) as sent:
             await other._post("/pause?mode=keep")  # the request stays unanswered until the abort
             asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))

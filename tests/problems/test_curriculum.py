@@ -9,7 +9,7 @@ from configs.problems import ProblemSampling
 from storage.records import Problem, ProblemHistory
 from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows
 from tasks.problems.problem_set import key
-from tasks.rollout.plan import draw, drawable, spares
+from tasks.rollout.plan import draw, drawable, in_order
 
 MIDDLE = ProblemSampling(prefer="middle")
 STRICT = ProblemSampling(prefer="middle", retire_at=0.95, leave_out_suspects=True)
@@ -95,8 +95,7 @@ def draw_all(
 ) -> tuple[list[Problem], list[Problem]]:
     """Draw as a run with these weights does; return the iteration's problems and all spare ones."""
     left, chances = drawable(problems, weights)
-    drawn = draw(left, count, iteration, seed, chances)
-    return drawn, list(spares(left, drawn, iteration, seed, chances))
+    return draw(left, count, iteration, seed, chances), list(in_order(left, count, iteration, seed, chances))[count:]
 
 
 @given(weights=WEIGHTS, count=st.integers(1, 15), iteration=st.integers(0, 9), seed=st.integers(0, 5))

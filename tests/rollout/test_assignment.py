@@ -93,7 +93,7 @@ def test_any_order_of_events(
             plan.take(version)
         elif event == "commit":
             committed.add(data_set := dice.choice(closed))
-            plan.commit(data_set)
+            plan.committed.add(data_set)
         elif event == "lose":
             losses -= 1
             number = dice.choice([*running, *pending])
@@ -160,7 +160,7 @@ def test_the_stream_runs_no_further_ahead_than_training_needs() -> None:
 @pytest.mark.parametrize("staleness", [1, 4])
 def test_a_continued_stream_keeps_what_data_sets_hold(staleness: int) -> None:
     """Committed data sets get no more groups, and the others only as many as are missing."""
-    plan = Assignment(3, 6, 4, staleness, 8, accepted={3: 3, 5: 1}, committed={4})
+    plan = Assignment(3, 6, 4, staleness, 8, accepted=Counter({3: 3, 5: 1}), committed={4})
     plan.take(3)
     numbers = list[int]()
     while plan.may_begin(3):

@@ -16,7 +16,7 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.problems.exclusions import Excluded, commit_exclusions, left_of
 from tasks.problems.problem_set import key
 from tasks.rollout import task
-from tasks.rollout.plan import draw, drawable, spares
+from tasks.rollout.plan import drawable, in_order
 from tasks.run.workspace import Workspace
 
 COUNT, SEED, ITERATIONS = 5, 3, 12
@@ -63,11 +63,16 @@ def commit(workspace: Workspace, version: str, kind: Any, schema: Any, rows: lis
 def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]]:
     """Draw from everything, as the first programs did in each iteration: all spares, and all problems' keys."""
     problems, chances = drawable(PROBLEMS, WEIGHTS) if "curriculum" in case else (PROBLEMS, None)
-    drawn = draw(problems, COUNT, iteration, SEED, chances)
-    everything = [*drawn, *spares(problems, drawn, iteration, SEED, chances)]
+    everything = list(in_order(problems, COUNT, iteration, SEED, chances))
     if "exclusions" in case:
         everything = left_of(everything, Excluded(problems=frozenset(map(key, EXCLUDED))))
     return everything[:COUNT], everything[COUNT:]
+
+
+@pytest.fixture(autouse=True)
+def without_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw without looking for marks of a policy's tokenizer in the problems: the runs here have no policy."""
+    monkeypatch.setattr(task, "warn_of_marks", lambda *_: None)
 
 
 @pytest.mark.parametrize("case", DRAWN, ids=lambda case: "+".join(sorted(case)) or "nothing")

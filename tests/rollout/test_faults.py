@@ -15,7 +15,9 @@ def tallied(*faults: Fault) -> Tally:
     """Return the counts of a completed episode and of failed ones with these faults."""
     rule, failed = SuccessRule(), make_trajectory("t", [[10]], status="failed", reason="it broke")
     tally = Tally(lambda _: None, rule)
-    tally.add(counts_of([make_trajectory("t", [[10]]), *(replace(failed, fault=fault) for fault in faults)], rule))
+    tally.counts.update(
+        counts_of([make_trajectory("t", [[10]]), *(replace(failed, fault=fault) for fault in faults)], rule)
+    )
     return tally
 
 

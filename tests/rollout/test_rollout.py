@@ -98,7 +98,9 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert (trajectory.source, json.loads(trajectory.metadata)) == ("game", {"pays": -0.5})
     tally = Tally(lambda _: None, SuccessRule())
     call = Call(0, "call-1", "calculator", "{}", "3", "answered")
-    tally.add(counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])], SuccessRule()))
+    tally.counts.update(
+        counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])], SuccessRule())
+    )
     metrics = tally.metrics(0)
     assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})

@@ -14,7 +14,6 @@ from functools import partial
 import pytest
 
 from configs import Config, load
-from configs.score import Score
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
@@ -252,11 +251,11 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
         made.workers[0].full = True
         threading.Timer(0.05, made.workers[1].kill).start()
         with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft:
-            grades = made.scheduler.score(trajectories, draft, Score(), 1000)
+            grades = made.scheduler.score(trajectories, draft, settings())
             scored = list(datasets.drafted(draft))
         with Draft(store, layout.scores(RUN, 0, "5c0f"), "scores") as draft:
             local = LocalWorker(None, verifier, lambda version: policy(version.number))
-            alone = local.score(trajectories, draft, Score(), 1000)
+            alone = local.score(trajectories, draft, settings())
             expected = list(datasets.drafted(draft))
     assert grades.verdicts == alone.verdicts
     assert grades.verdicts.total() == sum(len(row.turns) for row in rows)
@@ -292,5 +291,5 @@ def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifie
             Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft,
             pytest.raises(RuntimeError, match=cause if "sent" in cause else "there was no worker") as raised,
         ):
-            made.scheduler.score(layout.trajectories(RUN, 0), draft, Score(), 1000)
+            made.scheduler.score(layout.trajectories(RUN, 0), draft, settings())
     assert cause in str(raised.value.__cause__ or raised.value)

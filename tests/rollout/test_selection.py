@@ -17,7 +17,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
 from tasks.rollout.outcomes import is_rejected, select_episodes, success_rate
-from tasks.rollout.plan import RolloutPlan, spares
+from tasks.rollout.plan import RolloutPlan, draw, in_order
 from tasks.rollout.play import play
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
@@ -170,9 +170,11 @@ def test_an_episode_that_the_policy_ended_counts_as_wrong() -> None:
 def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
     """Spares are no problems of the iteration, and each iteration has another order."""
     problems = [Problem(str(i), "", ["0"]) for i in range(30)]
-    orders = [[p.problem_id for p in spares(problems, problems[:10], iteration, 1)] for iteration in (0, 1, 0)]
-    assert set(orders[0]) == {str(i) for i in range(10, 30)}
-    assert orders[0] == orders[2] != orders[1]
+    orders = [[p.problem_id for p in in_order(problems, 10, iteration, 1)] for iteration in (0, 1, 0)]
+    drawn = {problem.problem_id for problem in draw(problems, 10, 0, 1)}
+    assert set(orders[0][10:]) == {str(i) for i in range(30)} - drawn
+    assert orders[0] == orders[2]
+    assert orders[0][10:] != orders[1][10:]
 
 
 @pytest.mark.parametrize(

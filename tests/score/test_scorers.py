@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from configs import load
 from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
@@ -317,7 +318,8 @@ def stored(tmp_path: Path, rows: list[Trajectory]) -> Store:
 def scored(store: Store, tmp_path: Path, verifier: Verifier, settings: ScoreSettings) -> tuple[list[Score], Grades]:
     workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), tmp_path / "cache")
     with Draft(store, f"runs/r/scores/000000-{scorer_fingerprint(settings)}", "scores") as draft:
-        grades = workers.score(VERSION, draft, settings, 2)  # type: ignore[arg-type]
+        config = load("smoke", ["rollout.rows_per_shard=2"]).model_copy(update={"score": settings})
+        grades = workers.score(VERSION, draft, config)  # type: ignore[arg-type]
         return [to_score(each) for each in datasets.drafted(draft)], grades
 
 

@@ -7,22 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from storage.version_names import PolicyVersion
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import OpenDataSet, SharedGroups
-from tasks.rollout.remote.messages import (
-    Destination,
-    Failure,
-    GroupOrder,
-    Orders,
-    Report,
-    StoredShard,
-    StoreOrder,
-    WorkerFailedError,
-)
+from tasks.rollout.remote import messages
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 
@@ -33,11 +24,11 @@ class RemoteWorker(Protocol):
     plays: bool
     """False for a worker that only grades."""
 
-    async def give(self, orders: Sequence[Orders]) -> None: ...
+    async def give(self, orders: Sequence[messages.Orders]) -> None: ...
 
-    async def report(self) -> Report: ...
+    async def report(self) -> messages.Report: ...
 
-    async def score(self, order: ShardOrder) -> ScoredShard | Failure: ...
+    async def score(self, order: ShardOrder) -> ScoredShard | messages.Failure: ...
 
     def end(self) -> None:
         """End its process, without waiting; it may be lost already."""
@@ -48,7 +39,7 @@ class Attended:
     """What the flow knows of a worker."""
 
     remote: RemoteWorker
-    orders: asyncio.Queue[Orders] = field(default_factory=asyncio.Queue)
+    orders: asyncio.Queue[messages.Orders] = field(default_factory=asyncio.Queue)
     """Orders that it has not got yet."""
     policy: PolicyVersion | None = None
     asked: float = 0.0
@@ -80,85 +71,70 @@ SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(NamedTuple):
     """The events that a worker has reported. If it is lost, `lost` has the numbers of the groups that it played."""
 
     worker: Attended
     finished: Sequence[FinishedGroup] = ()
-    stored: Sequence[StoredShard] = ()
+    stored: Sequence[messages.StoredShard] = ()
     lost: set[int] | None = None
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The finished groups of the rollout with a number and the workers that hold them; used by one thread at a time."""
-
-    rollout: int
-    groups: SharedGroups
-    holders: dict[OpenDataSet, dict[Attended, set[int]]] = field(default_factory=dict)
-    flushing: set[tuple[OpenDataSet, Attended]] = field(default_factory=set)
-    """Workers that were told to flush, and got nothing more to store since."""
-
-    def enter(self, events: Sequence[Events]) -> dict[Attended, Orders]:
-        """Enter what workers have reported, commit what is complete, and return the orders that follow."""
-        orders: dict[Attended, Orders] = defaultdict(Orders)
-        shards: dict[OpenDataSet, list[StoredShard]] = defaultdict(list)
-        for each in events:
-            if each.lost is not None:
-                self._lose(each.worker, each.lost)
-            for finished in each.finished:
-                data_set = self.groups.enter(finished, pending=True)
-                self.holders.setdefault(data_set, {}).setdefault(each.worker, set()).add(finished.number)
-                self.flushing.discard((data_set, each.worker))
-                order = StoreOrder(self.rollout, finished.number, _destination(data_set))
-                orders[each.worker].store.append(order)
-            for shard in each.stored:
-                path = shard.file.path
-                data_set = next(held for held in self.holders if path.startswith(f"{held.draft.version}/"))
-                self.holders[data_set][each.worker].difference_update(shard.numbers)
-                shards[data_set].append(shard)
-        for data_set, stored in shards.items():
-            data_set.accept([(shard.file, shard.numbers) for shard in stored])
-            if not any(self.holders[data_set].values()):
-                del self.holders[data_set]
-        self.groups.settle()
-        for data_set in self.groups.unstored():
-            for worker, numbers in self.holders.get(data_set, {}).items():
-                if numbers and (data_set, worker) not in self.flushing:
-                    self.flushing.add((data_set, worker))
-                    orders[worker].flush.append(_destination(data_set))
-        return orders
-
-    def _lose(self, worker: Attended, playing: set[int]) -> None:
-        held = [holders.pop(worker, set()) for holders in self.holders.values()]
-        for number in sorted(playing.union(*held)):
-            self.groups.lose(number)
-
-
-def _destination(data_set: OpenDataSet) -> Destination:
-    draft = data_set.draft
-    return Destination(draft.version, draft.kind, data_set.iteration)
-
-
 class SharedRollout:
-    """A rollout that is played; only the scheduler's thread uses it, and `ledger_thread` its ledger."""
+    """A rollout that is played. Only the scheduler's thread uses it, and `ledger_thread`, which calls `enter`."""
 
     def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
         self.number, self.plan, self.groups = number, plan, groups
         self.loads: dict[Attended, Load] = {}
-        self.ledger = Ledger(number, groups)
         self.ledger_thread = ThreadPoolExecutor(1, "ledger")
         self.events: list[Events] = []
         """What is not entered yet, in order."""
         self.entering: asyncio.Task[None] | None = None
         self.stopping = False
+        self._holders: dict[OpenDataSet, dict[Attended, set[int]]] = {}
+        """The ledger: the finished groups with a number, by the workers that hold them."""
+        self._flushing: set[tuple[OpenDataSet, Attended]] = set()
+        """Workers that were told to flush, and got nothing more to store since."""
+
+    def enter(self, events: Sequence[Events]) -> dict[Attended, messages.Orders]:
+        """Enter what workers have reported, commit what is complete, and return the orders that follow."""
+        orders: dict[Attended, messages.Orders] = defaultdict(messages.Orders)
+        shards: dict[OpenDataSet, list[messages.StoredShard]] = defaultdict(list)
+        for worker, groups, uploads, lost in events:
+            if lost is not None:
+                self._lose_groups(worker, lost)
+            for finished in groups:
+                data_set = self.groups.enter(finished, pending=True)
+                self._holders.setdefault(data_set, {}).setdefault(worker, set()).add(finished.number)
+                self._flushing.discard((data_set, worker))
+                orders[worker].store.append(messages.StoreOrder(self.number, finished.number, _destination(data_set)))
+            for shard in uploads:
+                path = shard.file.path
+                data_set = next(held for held in self._holders if path.startswith(f"{held.draft.version}/"))
+                self._holders[data_set][worker].difference_update(shard.numbers)
+                shards[data_set].append(shard)
+        for data_set, stored in shards.items():
+            data_set.accept([(shard.file, shard.numbers) for shard in stored])
+            if not any(self._holders[data_set].values()):
+                del self._holders[data_set]
+        self.groups.settle()
+        for data_set in self.groups.unstored():
+            for worker, numbers in self._holders.get(data_set, {}).items():
+                if numbers and (data_set, worker) not in self._flushing:
+                    self._flushing.add((data_set, worker))
+                    orders[worker].flush.append(_destination(data_set))
+        return orders
+
+    def _lose_groups(self, worker: Attended, playing: set[int]) -> None:
+        held = [holders.pop(worker, set()) for holders in self._holders.values()]
+        for number in sorted(playing.union(*held)):
+            self.groups.lose(number)
 
     def add(self, worker: Attended) -> None:
         self.loads[worker] = Load()
-        worker.orders.put_nowait(Orders(begin={self.number: self.plan}))
+        worker.orders.put_nowait(messages.Orders(begin={self.number: self.plan}))
 
-    def take(self, worker: Attended, report: Report) -> bool:
+    def take(self, worker: Attended, report: messages.Report) -> bool:
         """Note what a worker has reported of this rollout; return whether it has capacity."""
         load = self.loads.get(worker)
         if load is None or self.number not in report.capacities:
@@ -205,45 +181,25 @@ class SharedRollout:
         if group is None or load.capacity is None:
             return False
         plan = group.plan
-        order = GroupOrder(group.number, group.problem.problem_id, plan.name, plan.iteration, plan.policy)
-        worker.orders.put_nowait(Orders(groups={self.number: [order]}))
+        order = messages.GroupOrder(group.number, group.problem.problem_id, plan.name, plan.iteration, plan.policy)
+        worker.orders.put_nowait(messages.Orders(groups={self.number: [order]}))
         load.playing.add(group.number)
         load.sent += 1
         load.capacity -= 1
         return True
 
 
+def _destination(data_set: OpenDataSet) -> messages.Destination:
+    draft = data_set.draft
+    return messages.Destination(draft.version, draft.kind, data_set.iteration)
+
+
+@dataclass(slots=True)
 class ScoringJob:
-    """Deals out shards to workers that ask for more; the shard of a worker that is lost goes to another one.
+    """The shards that are dealt out to workers that ask for more. One event loop uses it."""
 
-    One event loop uses it.
-    """
-
-    def __init__(self, orders: Sequence[ShardOrder]) -> None:
-        self.changed = asyncio.Event()
-        """Set when a shard is done or waits again."""
-        self.scored: list[ScoredShard] = []
-        self.waiting = {order.shard.path: order for order in orders}
-        """The orders that no worker carries out yet, by path of the trajectories."""
-
-    async def grade(self, worker: Attended) -> None:
-        """Let a worker grade shards until none waits, first those that it wrote itself.
-
-        Raises:
-            WorkerLostError: the worker is gone.
-            WorkerFailedError: it cannot grade.
-        """
-        while self.waiting:
-            path = next((path for path in worker.wrote if path in self.waiting), next(iter(self.waiting)))
-            order, result = self.waiting.pop(path), None
-            try:
-                result = await worker.remote.score(order)
-            finally:
-                if isinstance(result, ScoredShard):
-                    self.scored.append(result)
-                    worker.useful = True
-                else:  # the worker is lost or has failed
-                    self.waiting[path] = order
-                self.changed.set()
-            if isinstance(result, Failure):
-                raise WorkerFailedError(result)
+    waiting: dict[str, ShardOrder]
+    """The orders that no worker carries out yet, by path of the trajectories."""
+    scored: list[ScoredShard] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a shard is done or waits again."""

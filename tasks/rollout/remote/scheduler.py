@@ -3,7 +3,7 @@
 A worker gets a group when it has capacity for it, and may begin it (`SharedGroups.next`). When it reports the group as
 finished, the flow says which data set stores it. When it reports a shard, the flow enters that into the journal of the
 data set; only then its groups are safe. A data set with all its groups is flushed by each worker that still holds some,
-then it is committed (`tasks.rollout.remote.jobs.Ledger`).
+then it is committed (`tasks.rollout.remote.jobs.SharedRollout.enter`).
 
 A worker that is lost (`RemoteWorker.report` raises, or does not answer) loses the groups that it played and those that
 it had not stored: they are handed out again. Whatever it still uploads is named by no journal and no manifest.
@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
-from configs.score import Score as ScoreSettings
+from configs import Config
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read
@@ -28,11 +27,14 @@ from tasks.inference.api import EngineClosedError, InferenceError
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups
 from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJob, SharedRollout
-from tasks.rollout.remote.messages import Orders, Report, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.score.scoring import Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0
 """Time between two checks for what nothing notes, such as a worker that never came."""
+
+
+OnLoss = Callable[[RemoteWorker, BaseException, bool], None]
 
 
 class Scheduler:
@@ -49,11 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        silence_s: float,
-        start_s: float,
-        progress: Callable[[str], None],
-        on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
+        self, silence_s: float, start_s: float, progress: Callable[[str], None], on_loss: OnLoss = lambda *_: None
     ) -> None:
         self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
@@ -78,7 +76,7 @@ class Scheduler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         finally:
@@ -109,12 +107,11 @@ class Scheduler:
             await asyncio.wait([playing])
             raise
 
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
-    ) -> Grades:
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
         """See `Workers.score`: workers grade the shards that they have stored, or else others."""
         files = [file for file in read(draft.store, trajectories).files if file.name.endswith(".parquet")]
-        orders = [ShardOrder(file, draft.version, settings, rows_per_shard) for file in files]
+        size = config.rollout.rows_per_shard
+        orders = [ShardOrder(file, draft.version, config.score, size) for file in files]
         scored = asyncio.run_coroutine_threadsafe(self._score(orders), self._loop).result()
         grades = Grades()
         for shard in scored:
@@ -123,7 +120,7 @@ class Scheduler:
         return grades
 
     async def _score(self, orders: Sequence[ShardOrder]) -> list[ScoredShard]:
-        job = self._scoring = ScoringJob(orders)
+        job = self._scoring = ScoringJob({order.shard.path: order for order in orders})
         try:
             while len(job.scored) < len(orders):
                 self._check(able=bool(self._workers))
@@ -147,10 +144,24 @@ class Scheduler:
                     task.add_done_callback(worker.grading.discard)
 
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
-        try:
-            await job.grade(worker)
-        except (WorkerLostError, WorkerFailedError) as error:
-            self._lose(worker, error)
+        """Let a worker grade shards until none waits, first those that it wrote; if it is lost, another one goes on."""
+        while job.waiting:
+            path = next((path for path in worker.wrote if path in job.waiting), next(iter(job.waiting)))
+            order = job.waiting.pop(path)
+            try:
+                result = await worker.remote.score(order)
+                if isinstance(result, Failure):
+                    raise WorkerFailedError(result)
+                job.scored.append(result)
+                worker.useful = True
+            except BaseException as error:
+                job.waiting[path] = order
+                if not isinstance(error, WorkerLostError | WorkerFailedError):
+                    raise
+                self._lose(worker, error)
+                return
+            finally:
+                job.changed.set()
 
     async def _end(self) -> None:
         self._fail(EngineClosedError("the workers were ended while a rollout was playing"))
@@ -292,7 +303,7 @@ class Scheduler:
             while rollout.events:
                 events, rollout.events = rollout.events, []
                 within = contextvars.copy_context().run  # Prefect's context
-                entering = self._loop.run_in_executor(rollout.ledger_thread, within, rollout.ledger.enter, events)
+                entering = self._loop.run_in_executor(rollout.ledger_thread, within, rollout.enter, events)
                 for worker, own in (await entering).items():
                     worker.orders.put_nowait(own)
         except Exception as error:  # noqa: BLE001 # the rollout ends with it

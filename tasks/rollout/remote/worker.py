@@ -4,7 +4,6 @@ It stores trajectories, and never commits. `give` and `report` are its interface
 way to call two methods of another process connects it (`tasks.cluster` uses Ray).
 """
 
-import asyncio
 import functools
 import logging
 import threading
@@ -21,20 +20,10 @@ from storage.version_names import PolicyVersion
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
 from storage.versions.manifests import File
-from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Change, run_loop
-from tasks.rollout.remote.messages import (
-    Capacity,
-    Destination,
-    Failure,
-    GroupOrder,
-    Orders,
-    Report,
-    StoredShard,
-    StoreOrder,
-)
+from tasks.rollout.play import Change, Stoppable, run_loop
+from tasks.rollout.remote import messages
 from tasks.rollout.workers import LocalWorker
 
 BEAT_S = 2.0
@@ -48,7 +37,8 @@ Problems = Callable[[str], Mapping[str, Problem]]
 class Worker:
     """Plays groups with `local`, and uploads shards to `store`; a context manager that ends its threads.
 
-    One thread serves policies, one stores finished groups, and each rollout is played in one of its own.
+    One thread serves policies, one stores finished groups, and each rollout is played in one of its own, from the
+    first policy that is served on.
 
     Args:
         local: plays in this process.
@@ -64,13 +54,12 @@ class Worker:
         self._asked: PolicyVersion | None = None
         self._served: PolicyVersion | None = None
         self._finished: list[tuple[int, FinishedGroup]] = []
-        self._stored: list[StoredShard] = []
-        self._failure: Failure | None = None
+        self._stored: list[messages.StoredShard] = []
+        self._failure: messages.Failure | None = None
         self._has_events = self._closed = False
-        self._drafts: dict[Destination, _WorkersDraft] = {}  # used by the thread that stores
-        self._storing = ThreadPoolExecutor(1, "store")
-        self._threads: list[threading.Thread] = []
-        self._start_thread(self._serve)
+        self._drafts: dict[messages.Destination, _WorkersDraft] = {}  # used by the thread that stores
+        self._serving, self._storing = ThreadPoolExecutor(1, "serve"), ThreadPoolExecutor(1, "store")
+        self._playing = ThreadPoolExecutor(thread_name_prefix="play")
 
     def __enter__(self) -> Self:
         return self
@@ -83,48 +72,47 @@ class Worker:
             self._changed.notify_all()
         for rollout in rollouts:
             rollout.end()
-        for thread in self._threads:
-            thread.join()
-        self._storing.shutdown(cancel_futures=True)
+        for threads in (self._serving, self._playing, self._storing):
+            threads.shutdown(cancel_futures=True)
         for draft in self._drafts.values():
             draft.__exit__()
 
-    def give(self, orders: Sequence[Orders]) -> None:
+    def give(self, orders: Sequence[messages.Orders]) -> None:
         """Carry out orders, without waiting."""
-        for each in orders:
-            self._carry_out(each)
-
-    def _carry_out(self, orders: Orders) -> None:
-        with self._changed:
-            self._asked = orders.policy or self._asked
-            for number, plan in orders.begin.items():
+        for order in orders:
+            if order.policy:
+                self._asked = order.policy
+                self._submit(self._serving, self._serve, order.policy)
+            for number, plan in order.begin.items():
                 rollout = PlayedRollout(number, plan, self._problems, self.note)
-                self._rollouts[number] = rollout
-                self._start_thread(self._play, rollout)
-            self._has_events |= bool(orders.begin)
-            self._changed.notify_all()
-        for number, groups in orders.groups.items():
-            self._rollouts[number].add(groups)
-        for order in orders.store:
-            self._storing.submit(self._guarded, self._write, self._rollouts[order.rollout], order)
-        for destination in orders.flush:
-            self._storing.submit(self._guarded, self._flush, destination)
-        for number in orders.end:
-            with self._changed:
-                ended = self._rollouts.pop(number)
-            ended.end()
-            self._storing.submit(self._guarded, self._close_drafts, number)
+                with self._changed:
+                    self._rollouts[number] = rollout
+                self._submit(self._playing, self._play, rollout)
+                self.note()
+            for number, groups in order.groups.items():
+                self._rollouts[number].add(groups)
+            for finished in order.store:
+                self._submit(self._storing, self._write, self._rollouts[finished.rollout], finished)
+            for destination in order.flush:
+                self._submit(self._storing, self._flush, destination)
+            for number in order.end:
+                with self._changed:
+                    ended = self._rollouts.pop(number)
+                ended.end()
+                self._submit(self._storing, self._close_drafts, number)
 
-    def report(self) -> Report:
+    def report(self) -> messages.Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`)."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_events or self._closed, BEAT_S)
             capacities = {number: rollout.capacity for number, rollout in self._rollouts.items()}
-            report = Report(self._served, capacities, self._finished, self._stored, self._failure)
+            report = messages.Report(self._served, capacities, self._finished, self._stored, self._failure)
             self._finished, self._stored, self._has_events = [], [], False
             return report
 
-    def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
+    def note(
+        self, finished: tuple[int, FinishedGroup] | None = None, stored: messages.StoredShard | None = None
+    ) -> None:
         """Report something; without arguments, that the worker has capacity or serves another policy."""
         with self._changed:
             self._finished += [finished] if finished else []
@@ -132,50 +120,39 @@ class Worker:
             self._has_events = True
             self._changed.notify_all()
 
-    def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._guarded, args=[action, *arguments], name=action.__name__, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _submit(self, threads: ThreadPoolExecutor, action: Callable[..., None], *arguments: Any) -> None:
         """Do something in a thread; report its error."""
-        try:
-            action(*arguments)
-        except BaseException as error:  # the flow raises it
-            logger.exception("the worker ends")
-            self._failure = self._failure or Failure.of(error)
-            self.note()
 
-    def _serve(self) -> None:
-        """Serve each policy that is asked for; the body of a thread."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._asked != self._served)
-                if self._closed:
-                    return
-                asked = self._asked
-            assert asked
-            self._local.serve(asked)
-            self._served = asked
+        def act() -> None:
+            try:
+                action(*arguments)
+            except BaseException as error:  # the flow raises it
+                logger.exception("the worker ends")
+                self._failure = self._failure or messages.Failure.of(error)
+                self.note()
+
+        threads.submit(act)
+
+    def _serve(self, policy: PolicyVersion) -> None:
+        if policy == self._asked != self._served and not self._closed and not self._failure:  # no newer one waits
+            self._local.serve(policy)
+            self._served = policy
             self.note()
 
     def _play(self, rollout: "PlayedRollout") -> None:
-        """Play groups of a rollout, from the first policy that is served on; the body of a thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._served or self._closed or rollout.complete)
-            if self._served is None or rollout.complete:
-                return
-        run_loop(rollout.play(self._local))
+        if self._served:
+            run_loop(rollout.play(self._local))
 
-    def _write(self, rollout: "PlayedRollout", order: StoreOrder) -> None:
+    def _write(self, rollout: "PlayedRollout", order: messages.StoreOrder) -> None:
         destination, rows_per_shard = order.destination, rollout.plan.config.rollout.rows_per_shard
         if destination not in self._drafts:
             self._drafts[destination] = _WorkersDraft(self._store, order, rows_per_shard, self.note)
         rows = [replace(row, iteration=destination.iteration) for row in rollout.take(order.number)]
         self._drafts[destination].writer.write_group(rows, order.number)
 
-    def _flush(self, destination: Destination) -> None:
+    def _flush(self, destination: messages.Destination) -> None:
         if draft := self._drafts.pop(destination, None):
             with draft:
                 draft.writer.flush()
@@ -193,23 +170,22 @@ class PlayedRollout:
         self.plan, self.changed = plan, Change()
         self._number, self._problems, self._note = number, problems, note
         self._lock = threading.Lock()
-        self._waiting: deque[GroupOrder] = deque()
+        self._waiting: deque[messages.GroupOrder] = deque()
         self._got = self._running = 0
-        self._ended = False
         self._lacks = False
         """Whether it could have begun another group since it got the last one."""
-        self._task: asyncio.Task[None] | None = None
+        self._playing = Stoppable()
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> messages.Capacity:
         """The capacity for more groups. While the last episodes of a group run, others may begin already."""
         with self._lock:
             free = max(self._at_once - self._running - len(self._waiting), int(self._lacks))
-            return Capacity(0 if self._ended else free, self._got)
+            return messages.Capacity(0 if self.complete else free, self._got)
 
-    def add(self, orders: Sequence[GroupOrder]) -> None:
+    def add(self, orders: Sequence[messages.GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
             self._got += len(orders)
@@ -217,23 +193,11 @@ class PlayedRollout:
         self.changed.note()
 
     async def play(self, local: LocalWorker) -> None:
-        with self._lock:
-            self._task = asyncio.current_task()
-        try:
-            await local.play(self.plan, self)
-        except (asyncio.CancelledError, EngineClosedError):
-            if not self._ended:
-                raise
-        finally:
-            with self._lock:
-                self._task = None
+        await self._playing.play(lambda: local.play(self.plan, self))
 
     def end(self) -> None:
         """Play no more groups, and cancel those that run: the flow does not want them."""
-        with self._lock:
-            self._ended = True
-            if self._task and self._running:
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        self._playing.stop(running=self._running > 0)
         self.changed.note()
 
     def take(self, number: int) -> list[Trajectory]:
@@ -243,7 +207,7 @@ class PlayedRollout:
 
     @property
     def complete(self) -> bool:
-        return self._ended
+        return self._playing.stopped
 
     def next(self, policy: PolicyVersion) -> Group | None:  # a newer one may be served by now
         with self._lock:
@@ -270,12 +234,14 @@ class _WorkersDraft(Draft):
     The names of its shards differ from those of other workers, whose files will be in the same manifest.
     """
 
-    def __init__(self, store: Store, order: StoreOrder, rows_per_shard: int, note: Callable[..., None]) -> None:
+    def __init__(
+        self, store: Store, order: messages.StoreOrder, rows_per_shard: int, note: Callable[..., None]
+    ) -> None:
         super().__init__(store, order.destination.version, order.destination.kind)
         self.rollout, self._note = order.rollout, note
         self.writer = ShardWriter(self, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{self.nonce}")
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         file = super().add_shard(path, name, rows, notes)
-        self._note(stored=StoredShard(self.rollout, file, notes))
+        self._note(stored=messages.StoredShard(self.rollout, file, notes))
         return file
