@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import datasets
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.metrics.line import seconds_left
+from tasks.metrics.rows import Spent
 from tasks.watch.page import create_app
 from tasks.watch.state import read_state
 from tests.support.metrics_run import CONFIG, ROLLOUT, SCORES, UPDATE, commit, commit_iteration, commit_run
@@ -43,8 +46,8 @@ def test_each_commit_moves_the_run_on(store: Store) -> None:
     """The stage that is going on follows from what is committed; tokens and seconds are sums over the iterations."""
     state = read_state(store, "r")
     assert (state.done, state.total, state.stage, state.is_working) == (2, 4, "evaluation", False)
-    rollout = next(each for each in state.spent if each.stage == "rollout")
-    assert (rollout.newest_s, rollout.seconds, rollout.tokens, rollout.per_second) == (2.0, 4.0, 160, 40.0)
+    assert state.spent[0] == Spent("rollout", [2.0, 2.0], 160)
+    assert state.spent[0].per_second == 40
     commit(store, layout.trajectories("r", 2), "trajectories", ROLLOUT)
     assert read_state(store, "r").stage == "score"
     commit(store, layout.scores("r", 2, "5c0e"), "scores", SCORES)
@@ -52,7 +55,7 @@ def test_each_commit_moves_the_run_on(store: Store) -> None:
     commit(store, layout.checkpoint("r", 3), "checkpoint", UPDATE)
     commit_iteration(store, 3)
     state = read_state(store, "r")
-    assert (state.done, state.left_s, state.expected) == (4, 0, 0)
+    assert (state.done, state.left_s, state.expected) == (4, None, 0)  # nothing is known of its flow runs
     with pytest.raises(StorageError, match="is no run: check the name"):
         read_state(store, "another")
 
@@ -68,7 +71,12 @@ def test_time_counts_while_a_lease_is_held(store: Store) -> None:
     ]
     state = read_state(store, "r")
     assert state.worked_s == pytest.approx(held[0].seconds + held[2].seconds)
-    assert (state.is_working, state.holder) == (False, held[2])
+    assert (state.is_working, state.holder, state.left_s) == (False, held[2], None)
+    with Lease(store, "r", label="flow run c"):
+        commit_iteration(store, 2)
+        assert read_state(store, "r").left_s is not None
+    night = [{"stage": "train", "at": f"2026-11-{at}+00:00"} for at in ("27T22:00:10", "28T08:00:20", "28T08:00:50")]
+    assert seconds_left(datetime(2026, 11, 28, 8, tzinfo=UTC), night, 3) == 75  # of 20 and 30 seconds
 
 
 def test_the_journal_tells_of_an_unfinished_rollout(store: Store, tmp_path: Path) -> None:
