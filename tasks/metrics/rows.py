@@ -60,7 +60,7 @@ def row_of(manifest: Manifest) -> Row | None:
     """Make the row of a committed version; None if it is no stage of an iteration and no evaluation's scores."""
     version, metrics, stage = manifest.version, manifest.metrics, STAGES.get(manifest.kind)
     number = layout.number_of(version)
-    if stage is None or number is None or not metrics or (stage == "train" and number == 0):
+    if stage is None or number is None or (stage == "train" and number == 0):
         return None
     head: Row = {"run": layout.run_of(version), "iteration": number, "stage": stage, "version": version}
     head["at"] = manifest.created_at.isoformat()

@@ -212,11 +212,11 @@ def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str],
     numbers = run_flow("smoke", [*settings, "run.iterations=4"])
     assert before.items() <= nonces(tmp_path).items()
     store = Store(f"{tmp_path}/var")
-    for iteration, metrics in enumerate(numbers["training"]):
+    for iteration in range(numbers["iterations"]):
         manifest = manifests.read(store, layout.trajectories("smoke", iteration))
         rows = list(datasets.trajectories(store, manifest.version, tmp_path))
         versions = {version for row in rows for version in row.versions} - {-1}
-        assert versions == set(metrics["policy_versions"]) <= set(range(max(0, iteration - 2), iteration + 1))
+        assert versions == set(manifest.metrics["policy_versions"]) <= set(range(max(0, iteration - 2), iteration + 1))
         assert {layout.checkpoint("smoke", v) for v in versions} < {parent.version for parent in manifest.parents}
     assert trajectories == layout.trajectories("smoke", 2)
 
@@ -252,7 +252,7 @@ def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str])
     bounds = "rollout={problems_per_iteration: 4, group_size: 4, success_rate_lb: 1.0, max_resampling_rounds: 1}"
     numbers = run_flow("smoke", [*overrides, bounds, "run.iterations=2"])
     assert [metrics["trajectories"] for metrics in numbers["training"]] == [0, 0]
-    assert [metrics["groups_rejected"] for metrics in numbers["training"]] == [8, 8]
+    assert [metrics["groups/rejected"] for metrics in numbers["training"]] == [8, 8]
     assert "train" not in numbers["stages"]
 
 
