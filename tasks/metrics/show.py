@@ -47,7 +47,7 @@ def curve(rows: Sequence[Row], name: str) -> dict[int, float]:
     return {number: row[name] for number, row in merged.items() if name in row}
 
 
-def table_of(runs: Mapping[str, Sequence[Row]], names: Sequence[str], most: int) -> Table:
+def table_of(runs: Mapping[str, Sequence[Row]], names: Sequence[str], most: int = 8) -> Table:
     """Make a table with a row for each metric and run, and a column for each of at most `most` iterations.
 
     These are the iterations with an evaluation or, if they are too many or too few, evenly spread ones.

@@ -1,6 +1,7 @@
 """The progress of a run: its newest policy, and its iterations with their lines, artifacts and budget."""
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from uuid import UUID
@@ -41,7 +42,8 @@ def iterations(workspace: Workspace) -> Iterator[int]:
 
     The tokens of the budget count over the whole run, its minutes over this flow run only.
     """
-    run, first, begun = workspace.config.run, finished_iterations(workspace), datetime.now(UTC)
+    run, first = workspace.config.run, finished_iterations(workspace)
+    started, begun = time.monotonic(), datetime.now(UTC)
     progress = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
     table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")
     assert isinstance(progress, UUID)
@@ -50,7 +52,7 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     tokens = sum(row.get("tokens/generated", 0) for row in rows)
     get_run_logger().info(Fleeting("the first iteration begins"), extra={"iterations": (first, run.iterations)})
     for iteration in range(first, run.iterations):
-        minutes = (datetime.now(UTC) - begun).total_seconds() / 60
+        minutes = (time.monotonic() - started) / 60
         for name, limit, used in (("max_tokens", run.max_tokens, tokens), ("max_minutes", run.max_minutes, minutes)):
             if limit and used >= limit:
                 text = "run.%s=%g is spent: the run ends with %d iterations"

@@ -3,7 +3,6 @@
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 
 from fastapi import FastAPI, Request, Response
@@ -18,7 +17,7 @@ from tasks.metrics.rows import Row
 from tasks.metrics.show import plot, shown
 from tasks.tracking.interface import Transcript
 from tasks.tracking.points import read_transcripts
-from tasks.watch.state import read_state
+from tasks.watch.state import State
 
 REFRESH_S = 5
 """Seconds after which the page loads itself again."""
@@ -40,17 +39,16 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
 
     @lru_cache(maxsize=1)
     def transcripts(data_set: str) -> list[Transcript]:
-        with TemporaryDirectory(prefix="transcripts-") as scratch:
-            return read_transcripts(store, data_set, Path(scratch))
+        return read_transcripts(store, data_set)
 
     @app.api_route("/", methods=["GET", "HEAD"])
     def watch(request: Request) -> Response:
-        state = read_state(store, run, per_hour)
+        state = State(store, run, per_hour)
         return render(
             "page.html",
             state=state,
             names=shown({run: state.rows}),
-            transcripts=transcripts(state.data_set) if state.data_set else [],
+            transcripts=transcripts(state.data_sets[-1]) if state.data_sets else [],
             most_alarms=MOST_ALARMS,
             refresh_s=0 if "still" in request.query_params else REFRESH_S,
         )

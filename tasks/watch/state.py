@@ -1,82 +1,56 @@
 """Where a run is, from the store alone: from its manifests, metrics, lease and the journal of an unfinished rollout."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from configs.audit import Audit
 from storage import layout
 from storage.errors import StorageError
-from storage.logs.leases import Tenure, tenures
+from storage.logs.leases import tenures
 from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import shards
 from storage.versions.manifests import Manifest
 from tasks.metrics.line import seconds_left
 from tasks.metrics.log import read_rows
-from tasks.metrics.rows import Row, Spent, by_iteration, spent
+from tasks.metrics.rows import Row, by_iteration, spent
 from tasks.rollout.outcomes import FaultAlarm
 
 
-@dataclass(frozen=True, slots=True)
 class State:
-    """A run as the store shows it at one moment."""
-
-    rows: list[Row]
-    total: int  # iterations
-    done: int  # iterations with a checkpoint
-    stage: str  # what is going on or comes next
-    holder: Tenure | None  # the newest flow run
-    stored: int  # episodes of the unfinished data set
-    expected: int  # episodes of a whole data set; 0: no rollout is left
-    left_s: float | None
-    worked_s: float  # time in which flow runs held the lease
-    spent: list[Spent]
-    other_s: float | None  # what is left of that time; None: stages overlap
-    alarms: list[tuple[int, str]]  # iteration and sentence, newest first
-    data_set: str | None  # the newest one
-    per_hour: float | None
-
-    @property
-    def is_working(self) -> bool:
-        return self.holder is not None and not self.holder.ended
-
-
-def read_state(store: Store, run: str, per_hour: float | None = None) -> State:
-    """Read where a run is; `per_hour` is a price instead of the run's `cost.per_hour`.
+    """A run as the store shows it at one moment; `per_hour` is a price instead of the run's `cost.per_hour`.
 
     Raises:
         StorageError: there is no such run, or something of it is damaged.
     """
-    begun = manifests.find(store, layout.run(run))
-    if begun is None:
-        raise StorageError(f"{store.uri(f'runs/{run}')} is no run: check the name and --root")
-    rows = read_rows(store, run)
-    versions = [row["version"] for row in rows if row["stage"] != "evaluate"]
-    newest = manifests.read(store, versions[-1]) if versions else begun  # some knobs change while a run lasts
-    total, merged = int(newest.number("run.iterations")), by_iteration(rows)
-    iterations = [*merged.values()]
-    done = max((row["iteration"] + 1 for row in iterations if row["stage"] == "train"), default=0)
-    held = [tenure for tenure in tenures(store, run) if tenure.label != "gc"]
-    worked_s, stages = sum(tenure.seconds for tenure in held), spent(iterations)
-    expected = (seconds_left(tenure.begun, iterations, max(0, total - done)) for tenure in reversed(held))
-    data_sets = [row["version"] for row in rows if row["stage"] == "rollout"]
-    stored, whole = _unfinished(store, run, len(data_sets), total, newest)
-    return State(
-        rows=rows,
-        total=total,
-        done=done,
-        stage=_stage(store, run, rows, done, total, int(newest.number("evaluation.every"))),
-        holder=held[-1] if held else None,
-        stored=stored,
-        expected=whole,
-        left_s=next((seconds for seconds in expected if seconds is not None), None),
-        worked_s=worked_s,
-        spent=stages,
-        other_s=None if newest.knob("run.overlap") else max(0.0, worked_s - sum(sum(each.seconds) for each in stages)),
-        alarms=sorted(_alarms(merged, newest), key=lambda alarm: -alarm[0]),
-        data_set=data_sets[-1] if data_sets else None,
-        per_hour=per_hour or newest.knob("cost.per_hour"),
-    )
+
+    def __init__(self, store: Store, run: str, per_hour: float | None = None) -> None:
+        begun = manifests.find(store, layout.run(run))
+        if begun is None:
+            raise StorageError(f"{store.uri(f'runs/{run}')} is no run: check the name and --root")
+        self.rows = read_rows(store, run)
+        merged = by_iteration(self.rows)
+        iterations, stages = [*merged.values()], [row["version"] for row in self.rows if row["stage"] != "evaluate"]
+        newest = manifests.read(store, stages[-1]) if stages else begun  # some knobs change while a run lasts
+        self.total = int(newest.number("run.iterations"))
+        self.done = max((row["iteration"] + 1 for row in iterations if row["stage"] == "train"), default=0)
+        self.stage = _stage(store, run, self.rows, self.done, self.total, int(newest.number("evaluation.every")))
+        """What is going on or comes next."""
+        self.data_sets = [row["version"] for row in self.rows if row["stage"] == "rollout"]
+        self.stored, self.expected = _unfinished(store, run, len(self.data_sets), self.total, newest)
+        held = [tenure for tenure in tenures(store, run) if tenure.label != "gc"]
+        self.holder = held[-1] if held else None
+        """The newest flow run."""
+        self.is_working = self.holder is not None and not self.holder.ended
+        left = (seconds_left(tenure.begun, iterations, max(0, self.total - self.done)) for tenure in reversed(held))
+        self.left_s = next((seconds for seconds in left if seconds is not None), None)
+        self.worked_s = sum(tenure.seconds for tenure in held)
+        self.spent = spent(iterations)
+        own_s = sum(sum(each.seconds) for each in self.spent)
+        self.other_s = 0.0 if newest.knob("run.overlap") else max(0.0, self.worked_s - own_s)
+        """Worked seconds of no stage."""
+        self.alarms = sorted(_alarms(merged, newest), key=lambda alarm: -alarm[0])
+        """Iterations and sentences, newest first."""
+        self.per_hour = per_hour or newest.knob("cost.per_hour")
 
 
 def _stage(store: Store, run: str, rows: list[Row], done: int, total: int, every: int) -> str:
