@@ -33,12 +33,12 @@ def catch_up(store: Store, run: str) -> None:
 
     The flow run before may have been killed, older programs wrote none, and a damaged file is made again.
     """
+    known = set[str]()
     try:
-        rows = _logged(store, run) or []
+        known.update(row["version"] for row in _logged(store, run) or ())
     except DamagedError as error:
         logger.warning("%s", error)
-        rows = []
-    _write(store, _made(store, run, {row["version"] for row in rows}))
+    _write(store, _made(store, run, known))
     if not store.exists(first := layout.metrics(run, 0)):
         store.write(first, b"")  # readers need not look for other versions of a run that has just begun
 
@@ -87,7 +87,9 @@ def _write(store: Store, rows: Iterable[Row]) -> None:
     """Add rows to their files, each of which is written once; a damaged one loses the others until `catch_up`."""
     files = defaultdict[str, dict[str, Row]](dict)
     for row in rows:
-        files[_file(row)][row["version"]] = row
+        of_hundred = layout.metrics(row["run"], row["iteration"] // PER_FILE * PER_FILE)
+        key = layout.metrics_of_evaluation(row["version"]) if row["stage"] == "evaluate" else of_hundred
+        files[key][row["version"]] = row
     for key, new in files.items():
         try:
             known = {row["version"]: row for row in _read(store, key)}
@@ -96,12 +98,6 @@ def _write(store: Store, rows: Iterable[Row]) -> None:
         if known | new != known:
             lines = [f"{json.dumps(row)}\n" for row in sorted((known | new).values(), key=order)]
             store.write(key, "".join(lines).encode())
-
-
-def _file(row: Row) -> str:
-    if row["stage"] == "evaluate":
-        return layout.metrics_of_evaluation(row["version"])
-    return layout.metrics(row["run"], row["iteration"] // PER_FILE * PER_FILE)
 
 
 def _made(store: Store, run: str, known: Collection[str] = ()) -> list[Row]:

@@ -78,16 +78,14 @@ def plot(
         dark: for a dark ground.
     """
     from matplotlib import style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     across = min(3, len(names))
     down = -(-len(names) // across)
     with style.context("dark_background" if dark else "default"):
         figure = Figure(figsize=(4.2 * across, 2.7 * down), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(down, across, squeeze=False).flatten()
-        for panel, name in zip(panels, names, strict=False):
+        for place, name in enumerate(names, 1):
+            panel = figure.add_subplot(down, across, place)
             panel.set_title(visible(name), fontsize=10, parse_math=False)
             panel.grid(alpha=0.3)
             panel.locator_params(axis="x", integer=True)
@@ -99,9 +97,7 @@ def plot(
                     draw_estimates(panel, estimates, "-o", f"C{number}", run)
                 else:
                     panel.plot(list(points), list(points.values()), f"C{number}.-", label=run, linewidth=1.2)
-        for panel in panels[len(names) :]:
-            panel.set_visible(False)
         if len(runs) > 1:
-            panels[0].legend(fontsize=8)
+            figure.axes[0].legend(fontsize=8)
         is_file = isinstance(target, Path)
         figure.savefig(target, dpi=110, format=None if is_file else "svg", transparent=not is_file)

@@ -21,19 +21,16 @@ class Tensorboard:
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.folder / "tensorboard" / f"{run.name}-{run.key[:6]}"
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
-        self._event, self._writer = Event, EventFileWriter(str(folder))
-        self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)))  # a reader forgets what it has
+        self._event, self._summary, self._writer = Event, Summary, EventFileWriter(str(folder))
+        self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)))  # readers forget what they have
         self._write(0, 0.0, {"config": "\n".join(f"{k}: {v}" for k, v in run.config.items())}, [])
 
     def log(self, point: Point) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=number) for name, number in point.numbers.items()]
+        values = [self._summary.Value(tag=name, simple_value=number) for name, number in point.numbers.items()]
         values += [self._histogram(name, each) for name, each in point.histograms.items()]
         texts = {"versions": "\n".join(f"{stage}: {uri}" for stage, uri in point.versions.items())}
         for number, each in enumerate(point.transcripts):
@@ -45,22 +42,20 @@ class Tensorboard:
         self._writer.close()
 
     def _write(self, step: int, at: float, texts: Mapping[str, str], values: Sequence[Any]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         blocks = {name: "    " + text.replace("\n", "\n    ") for name, text in texts.items()}  # it shows Markdown
         shown = [text_pb(name, block).value[0] for name, block in blocks.items()]
-        self._writer.add_event(self._event(step=step, wall_time=at, summary=Summary(value=[*values, *shown])))
+        self._writer.add_event(self._event(step=step, wall_time=at, summary=self._summary(value=[*values, *shown])))
 
     def _histogram(self, name: str, histogram: Histogram) -> Any:
         import numpy as np
-        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.histogram.metadata import create_summary_metadata
         from tensorboard.util.tensor_util import make_tensor_proto
 
         rows = np.column_stack([histogram.edges[:-1], histogram.edges[1:], histogram.counts])
         metadata = create_summary_metadata(display_name=None, description=None)
-        return Summary.Value(tag=f"histogram/{name}", metadata=metadata, tensor=make_tensor_proto(rows))
+        return self._summary.Value(tag=f"histogram/{name}", metadata=metadata, tensor=make_tensor_proto(rows))
 
 
 class _ByStep:
@@ -124,13 +119,11 @@ class Mlflow:
     """MLflow: `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME` … are its own variables."""
 
     def __init__(self, run: TrackedRun) -> None:
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, set_experiment
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        number = set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)).experiment_id
         known = self._client.search_runs([number], f"tags.`math-mt-ppo.key` = '{run.key}'")
         tags = {"math-mt-ppo.key": run.key, "store": run.uri}
         found = known[0] if known else self._client.create_run(number, run_name=run.name, tags=tags)

@@ -21,7 +21,6 @@ from tasks.watch.state import State
 
 REFRESH_S = 5
 """Seconds after which the page loads itself again."""
-MOST_ALARMS = 10
 
 
 def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI:
@@ -49,7 +48,6 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
             state=state,
             names=shown({run: state.rows}),
             transcripts=transcripts(state.data_sets[-1]) if state.data_sets else [],
-            most_alarms=MOST_ALARMS,
             refresh_s=0 if "still" in request.query_params else REFRESH_S,
         )
 

@@ -36,7 +36,7 @@ class State:
         self.stage = _stage(store, run, self.rows, self.done, self.total, int(newest.number("evaluation.every")))
         """What is going on or comes next."""
         self.data_sets = [row["version"] for row in self.rows if row["stage"] == "rollout"]
-        self.stored, self.expected = _unfinished(store, run, len(self.data_sets), self.total, newest)
+        self.stored, self.expected = _unfinished(store, run, len(self.data_sets), newest)
         held = [tenure for tenure in tenures(store, run) if tenure.label != "gc"]
         self.holder = held[-1] if held else None
         """The newest flow run."""
@@ -65,10 +65,8 @@ def _stage(store: Store, run: str, rows: list[Row], done: int, total: int, every
     return "report" if done >= total else "rollout"
 
 
-def _unfinished(store: Store, run: str, iteration: int, total: int, newest: Manifest) -> tuple[int, int]:
+def _unfinished(store: Store, run: str, iteration: int, newest: Manifest) -> tuple[int, int]:
     """Count the episodes of the next data set that are in finished shards, and all that it will have."""
-    if iteration >= total:
-        return 0, 0
     finished = shards(store, layout.trajectories(run, iteration)).values()
     size = newest.knob("rollout.generation_size") or newest.number("rollout.group_size")
     expected = int(newest.number("rollout.problems_per_iteration") * size)
@@ -85,10 +83,9 @@ def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, 
         shares = {name.removeprefix("faults/"): row[name] for name in row if name.startswith("faults/")}
         yield from ((number, f"{alarm}.") for alarm in faults.raised_by({"faults": shares}))
         failed = (row.get("verdicts/timeout", 0) + row.get("verdicts/error", 0)) / max(1, row.get("turns", 0))
-        equal, cut = row.get("share/zero_variance", 0), row.get("share/truncated", 0)
         measured = (
-            (checks.zero_variance, equal, "groups have equal returns: nothing to learn"),
-            (checks.truncated, cut, "episodes were cut by a token limit"),
+            (checks.zero_variance, row.get("share/zero_variance", 0), "groups have equal returns: nothing to learn"),
+            (checks.truncated, row.get("share/truncated", 0), "episodes were cut by a token limit"),
             (checks.verdict_failures, failed, "verdicts are timeouts or errors"),
             (checks.verdicts_disagree, row.get("verdicts/disagree", 0), "verdicts differ from the environment's"),
         )

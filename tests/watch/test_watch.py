@@ -55,7 +55,7 @@ def test_each_commit_moves_the_run_on(store: Store) -> None:
     commit(store, layout.checkpoint("r", 3), "checkpoint", UPDATE)
     commit_iteration(store, 3)
     state = State(store, "r")
-    assert (state.done, state.left_s, state.expected) == (4, None, 0)  # nothing is known of its flow runs
+    assert (state.done, state.left_s, state.stored) == (4, None, 0)  # nothing is known of its flow runs
     with pytest.raises(StorageError, match="is no run: check the name"):
         State(store, "another")
 
