@@ -12,6 +12,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from configs import ConfigError
 from flows.evaluate import evaluate
@@ -224,7 +227,10 @@ def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str],
 def test_a_failure_of_training_ends_the_stream(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If training fails, the stream is cancelled, and only training's error is reported."""
+    """If training fails, the stream is cancelled, and only training's error is reported, also in traces."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("storage.telemetry.spans._tracer", provider.get_tracer("test"))
     monkeypatch.setattr("tasks.cluster.trainer.RayTrainer.update", broken_update)
     with pytest.raises(ValueError, match="training broke"):
         run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4"])
@@ -234,6 +240,8 @@ def test_a_failure_of_training_ends_the_stream(
     assert "Finished in state Cancelled" in caplog.text
     assert "EngineClosedError" not in caplog.text
     assert not manifests.committed(store, layout.checkpoint("smoke", 1))
+    failed = {span.name: span.status.description for span in exporter.get_finished_spans() if not span.status.is_ok}
+    assert failed.get("iteration") == failed.get("train") == "ValueError"
 
 
 def broken_update(*_: object) -> None:
