@@ -14,6 +14,7 @@ a run, wherever it was stopped or killed.
 from prefect import flow
 
 from flows.launch.cli import main
+from storage.telemetry.spans import span
 from tasks.evaluate.task import evaluate
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
@@ -42,12 +43,13 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
         with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
             with Rollouts(workspace, workers, train_set) as rollouts:  # its end stops what still plays
                 for iteration in iterations(workspace):  # only those that are not yet committed
-                    if iteration % workspace.config.evaluation.every == 0:
-                        evaluate(workspace, workers, policy, held_out_set)
-                    trajectories = rollouts.take(iteration, policy)  # with run.overlap, later ones play meanwhile
-                    scores = score(workspace, workers, iteration, trajectories)
-                    policy = train(workspace, trainer, iteration, policy, trajectories, scores)
-                    rollouts.swap(policy)
+                    with span("iteration", run=workspace.name, iteration=iteration):
+                        if iteration % workspace.config.evaluation.every == 0:
+                            evaluate(workspace, workers, policy, held_out_set)
+                        trajectories = rollouts.take(iteration, policy)  # with run.overlap, later ones play meanwhile
+                        scores = score(workspace, workers, iteration, trajectories)
+                        policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+                        rollouts.swap(policy)
             evaluate(workspace, workers, policy, held_out_set)
         return report(workspace, held_out_set)
 

@@ -7,7 +7,7 @@ python -m flows.metrics demo s3://bucket/prefix/runs/other --metric reward/mean 
 from pathlib import Path
 
 from storage import interrupts, layout
-from storage.commands.program import Output, Parser, print_error, whole
+from storage.commands.program import Output, Parser, print_error
 from storage.errors import StorageError
 from storage.objects.store import Store
 from tasks.metrics.log import read_rows
@@ -22,17 +22,15 @@ def main() -> int:
     parser.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
     parser.add_argument("--metric", nargs="+", metavar="NAME", help="default: the main ones; `--names` lists all")
     parser.add_argument("--names", action="store_true", help="list the names of all metrics")
-    parser.add_argument("--columns", type=whole(2), default=8, metavar="N", help="most iterations shown; default 8")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot into this file (.png, .svg, .pdf)")
     parser.add_argument("--json", action="store_true", help="print all rows as JSON")
     arguments = parser.parse_args()
     try:
         runs = {name: read_run(name, arguments.root) for name in arguments.runs}
-        output = show(runs, arguments.metric, arguments.columns, arguments.plot, only_names=arguments.names)
+        show(runs, arguments.metric, arguments.plot, only_names=arguments.names).print(as_json=arguments.json)
     except (ValueError, OSError) as error:
         print_error(error)
         return 1
-    output.print(as_json=arguments.json)
     return 0
 
 
@@ -49,9 +47,7 @@ def read_run(target: str, root: str) -> list[Row]:
     return rows
 
 
-def show(
-    runs: dict[str, list[Row]], chosen: list[str] | None, most: int, picture: Path | None, *, only_names: bool
-) -> Output:
+def show(runs: dict[str, list[Row]], chosen: list[str] | None, picture: Path | None, *, only_names: bool) -> Output:
     """Make a table, and plot the runs over each other.
 
     Raises:
@@ -65,11 +61,9 @@ def show(
         raise ValueError(f"no run has the metric {', '.join(sorted(unknown))}; --names lists those that there are")
     if not (names := chosen or shown(runs)):
         raise ValueError(f"none of the main metrics is stored for {', '.join(runs)}; --names lists those that are")
-    if picture and not picture.parent.is_dir():
-        raise ValueError(f"--plot {picture}: there is no folder {picture.parent}")
     if picture:
         plot(runs, names, picture)
-    return Output(rows, [table_of(runs, names, most), *([f"plotted into {picture}"] if picture else [])])
+    return Output(rows, [table_of(runs, names), *([f"plotted into {picture}"] if picture else [])])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.launch.cli import main
+from storage.telemetry.spans import span
 from storage.version_names import PolicyVersion
 from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_problems
@@ -83,10 +84,11 @@ def learn(workspace: Workspace, policy: PolicyVersion, workers: "Workers", train
     train_set, _ = import_problems(workspace)
     with Rollouts(workspace, workers, train_set) as rollouts:
         for iteration in iterations(workspace):
-            trajectories = rollouts.take(iteration, policy)
-            scores = score(workspace, workers, iteration, trajectories)
-            policy = train(workspace, trainer, iteration, policy, trajectories, scores)
-            rollouts.swap(policy)
+            with span("iteration", run=workspace.name, iteration=iteration):
+                trajectories = rollouts.take(iteration, policy)
+                scores = score(workspace, workers, iteration, trajectories)
+                policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+                rollouts.swap(policy)
     return policy
 
 

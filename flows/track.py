@@ -12,7 +12,6 @@ from storage.commands.program import Parser, print_error
 from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.visible import print_clean_logs
-from tasks.metrics.log import read_rows
 from tasks.tracking import SINKS
 from tasks.tracking.follow import Feed, check_trackers, follow
 
@@ -25,7 +24,6 @@ def main() -> int:
     parser.add_argument("--to", required=True, metavar="TRACKER", help=known)
     parser.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
     parser.add_argument("--cache", default="./var/cache", help="folder for files of the tracker; default ./var/cache")
-    parser.add_argument("--again", action="store_true", help="also what was logged before: to another server, say")
     parser.add_argument("--until-closed", type=int, metavar="FD", help="go on until this descriptor ends (for flows)")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -33,14 +31,13 @@ def main() -> int:
     root, run = layout.find_run(arguments.run)
     store = Store(root or arguments.root)
     try:
-        if arguments.until_closed is None and not read_rows(store, run):
-            raise StorageError(f"{store.uri(f'runs/{run}')} has no committed iteration: check the name and --root")
         check_trackers([arguments.to])
-        feed = Feed(store, run, arguments.to, Path(arguments.cache), again=arguments.again)
+        feed = Feed(store, run, arguments.to, Path(arguments.cache))
         if arguments.until_closed is not None:
             follow(feed, arguments.until_closed)
             return 0
-        count = feed.catch_up()
+        if not (count := feed.catch_up()):
+            raise StorageError(f"{store.uri(f'runs/{run}')} has no committed iteration: check the name and --root")
         feed.close()
     except Exception as error:  # noqa: BLE001 - a tracker may raise anything; it is printed
         print_error(error)

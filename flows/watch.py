@@ -25,10 +25,10 @@ def main() -> int:
     try:
         from tasks.audit.reader.serving import ADDRESS, serve
         from tasks.watch.page import create_app
-        from tasks.watch.state import read_state
+        from tasks.watch.state import State
 
         store = Store(root or arguments.root)
-        read_state(store, run)  # an error belongs on the terminal, not on the page
+        State(store, run)  # an error belongs on the terminal, not on the page
         with socket.create_server((ADDRESS, arguments.port)) as listener:
             serve(create_app(store, run, arguments.per_hour), listener, "The page")
     except (ValueError, OSError) as error:

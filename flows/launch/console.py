@@ -62,11 +62,14 @@ class Console(logging.Handler):
         if record.exc_info:
             line += "\n" + logging.Formatter().formatException(record.exc_info)
         self._terminal.print(printable(line), markup=False, style=_STYLES.get(record.levelno, ""))
+        if self._bar and self._bar.finished:  # tables may follow
+            self._bar.stop()
         self._printed = time.monotonic()
 
     def _progress(self, text: str) -> None:
         if self._bar and self._task is not None:
             self._bar.update(self._task, doing=printable(text))
+            self._bar.start()  # again, if it was stopped after the last iteration: for the evaluation at the end
         elif not self._terminal.is_terminal and time.monotonic() - self._printed > _EVERY_S:
             self._terminal.print(printable(text), markup=False)
             self._printed = time.monotonic()
@@ -83,8 +86,6 @@ class Console(logging.Handler):
             self._bar.start()
         assert self._task is not None
         self._bar.update(self._task, completed=done, total=total)
-        if done == total:  # tables follow
-            self._bar.stop()
 
 
 def _is_of_engine(record: logging.LogRecord) -> bool:

@@ -1,8 +1,8 @@
 """The learning curve of a run: its committed iterations and evaluations, their numbers, and a plot of them."""
 
-import functools
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,25 +10,14 @@ from typing import Any
 from configs import Config
 from configs.evaluate import HELD_OUT
 from storage import layout
-from storage.logs import catalog
 from storage.objects.store import Store
-from storage.version_names import ProblemsVersion, ScoresVersion
-from storage.versions import manifests
-from storage.versions.lineage import scores_of, trained_on
+from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summarise
 from tasks.evaluate.plotting import draw_estimates, plotted
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import proportion
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """The metrics of one iteration's three stages."""
-
-    number: int
-    rollout: dict[str, Any]
-    score: dict[str, Any]
-    train: dict[str, Any]
+from tasks.metrics.log import read_rows
+from tasks.metrics.rows import Row, by_iteration, spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +34,32 @@ class LearningCurve:
     """The committed iterations and evaluations of a run."""
 
     name: str
-    iterations: list[Iteration]
+    iterations: list[Row]  # merged rows, see `by_iteration`
     evaluations: list[Evaluation]  # ordered by policy version
 
 
 def read_learning_curve(
     store: Store, config: Config, scorer: str, held_out: ProblemsVersion, cache: Path
 ) -> LearningCurve:
-    """Read the committed iterations of a run and its greedy evaluations on `held_out`.
+    """Read the metrics of a run's whole iterations, and the outcomes of its greedy evaluations on `held_out`.
 
     Use the scores of the verifier with fingerprint `scorer`, or else the newest scores of another verifier.
     """
-    name, done = config.run.name, list[Iteration]()
-    for number in range(config.run.iterations):
-        if not manifests.committed(store, layout.checkpoint(name, number + 1)):
-            break  # the run will continue here
-        trajectories, scores = trained_on(store, name, number)
-        versions = (trajectories, scores, layout.checkpoint(name, number + 1))
-        done.append(Iteration(number, *(manifests.read(store, version).metrics for version in versions)))
+    name, rows = config.run.name, read_rows(store, config.run.name)
+    merged, graded = by_iteration(rows), defaultdict[EvaluationVersion | None, list[ScoresVersion]](list)
+    whole = takewhile(lambda number: merged.get(number, {}).get("stage") == "train", range(config.run.iterations))
+    done = [merged[number] for number in whole]  # the run will continue after these
+    for row in rows:
+        if row["stage"] == "evaluate":
+            graded[ScoresVersion(row["version"]).evaluation].append(ScoresVersion(row["version"]))
     protocols = [greedy(config, HELD_OUT, held_out, with_code=known) for known in (True, False)]
     evaluations = list[Evaluation]()
-    scores_by_evaluation = functools.cache(lambda: scores_of(catalog.read_all(store)))
     for number in range(len(done) + 1):
         named = (protocol.evaluation(layout.checkpoint(name, number)) for protocol in protocols)
-        played = next((version for version in named if manifests.committed(store, version)), None)
-        if played is None:
-            continue
-        graded = [layout.evaluation_scores(played, scorer)]
-        if not manifests.committed(store, graded[0]):
-            others = reversed(scores_by_evaluation().get(played, []))
-            graded = [ScoresVersion(other) for other in others if manifests.committed(store, other)]
-        if graded:
-            evaluations.append(Evaluation(number, graded[0], read_outcomes(store, played, graded[0], cache)))
+        if played := next((version for version in named if version in graded), None):
+            preferred = layout.evaluation_scores(played, scorer)
+            scores = preferred if preferred in graded[played] else graded[played][-1]
+            evaluations.append(Evaluation(number, scores, read_outcomes(store, played, scores, cache)))
     return LearningCurve(name, done, evaluations)
 
 
@@ -89,9 +72,7 @@ def summary(curve: LearningCurve) -> dict[str, Any]:
             {"policy_version": each.policy_version} | summarise(each.outcomes) for each in curve.evaluations
         ],
         "stages": _stages(curve.iterations),
-        "training": [
-            {"iteration": each.number, "scores": each.score} | each.rollout | each.train for each in curve.iterations
-        ],
+        "training": curve.iterations,
     }
     if len(curve.evaluations) > 1:  # the paired differences between the last and the first, on the same problems
         comparison = compare(curve.evaluations[0].outcomes, curve.evaluations[-1].outcomes)
@@ -100,40 +81,28 @@ def summary(curve: LearningCurve) -> dict[str, Any]:
     return result
 
 
-def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
+def _stages(iterations: list[Row]) -> dict[str, dict[str, float]]:
     """Compute the mean seconds of each stage's own work, tokens per second, and the mean staleness in training."""
-    if not iterations:
-        return {}
-
-    def average(metrics: Sequence[dict[str, Any]], *names: str) -> float:
-        return fmean(sum(each[name] for name in names) for each in metrics)
-
-    rollout, score = ([getattr(each, stage) for each in iterations] for stage in ("rollout", "score"))
-    seconds = average(rollout, "seconds")
-    stages = {
-        "rollout": {"seconds": seconds, "tokens_per_second": average(rollout, "generated_tokens") / seconds},
-        "score": {"seconds": average(score, "seconds")},
-    }
-    if train := [each.train for each in iterations if each.train["trajectories"]]:
-        seconds = average(train, "seconds/prepare", "seconds/update")
-        tokens, staleness = average(train, "tokens/all"), average(train, "staleness/mean")
-        stages["train"] = {"seconds": seconds, "tokens_per_second": tokens / seconds, "staleness": staleness}
+    stages = dict[str, dict[str, float]]()
+    for each in spent(iterations):
+        rate = {"tokens_per_second": each.per_second} if each.tokens else {}
+        stages[each.stage] = {"seconds": fmean(each.seconds)} | rate
+    if "train" in stages:
+        stages["train"]["staleness"] = fmean(row["staleness/mean"] for row in iterations if "staleness/mean" in row)
     return stages
 
 
 def plot(curve: LearningCurve, path: Path) -> None:
     """Plot held-out accuracy with intervals, and the success of the training episodes, over the iterations."""
-    played = [iteration for iteration in curve.iterations if iteration.rollout["success"]]
-    numbers = [iteration.number for iteration in played]
-    first, solved = ([i.rollout["success"][0] for i in played], [i.rollout["solved"] for i in played])
+    played = [row for row in curve.iterations if "success/turn_1" in row]
     with plotted(path, 8, "accuracy", f"Run {curve.name}") as axes:
-        for name, measure, color, shares in (
-            ("first turn", "first", "tab:blue", first),
-            ("any turn", "any", "tab:orange", solved),
+        for name, measure, color, metric in (
+            ("first turn", "first", "tab:blue", "success/turn_1"),
+            ("any turn", "any", "tab:orange", "success/any_turn"),
         ):
-            if shares:
-                label = f"training episodes, {name} (sampled)"
-                axes.plot(numbers, shares, color=color, alpha=0.35, linewidth=1, label=label)
+            if played:
+                label, numbers = f"training episodes, {name} (sampled)", [row["iteration"] for row in played]
+                axes.plot(numbers, [row[metric] for row in played], color=color, alpha=0.35, linewidth=1, label=label)
             estimates = {
                 each.policy_version: proportion([getattr(outcome, measure) for outcome in each.outcomes])._asdict()
                 for each in curve.evaluations

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from storage.commands import program
 from storage.visible import printable
+from tasks.metrics.rows import earned
 
 Row = dict[str, str]
 _WIDTH = 150
@@ -126,13 +127,16 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
 
 def reward_rows(numbers: dict[str, Any]) -> list[Row]:
     """Make a table of what training episodes earned by their scores: returns, rewards of turns, parts of rewards."""
-    means = []
-    for scores in (training.get("scores", {}) for training in numbers["training"]):
-        parts = {f"part {name}": value for name, value in scores.get("parts", {}).items()}
-        earned = {"return of an episode": scores.get("return_mean"), "reward of a turn": scores.get("reward")} | parts
-        means.append({name: value for name, value in earned.items() if value is not None})  # older programs: None
-    names = dict.fromkeys(name for each in means for name in each)
-    return [{"earned": name} | _over_iterations([each.get(name) for each in means]) for name in names]
+    training = numbers["training"]
+    names = dict.fromkeys(name for row in training for name in [*_EARNED, *earned(row)] if name in row)
+    return [
+        {"earned": _EARNED.get(name, f"part {name.removeprefix('parts/').removeprefix('reward/')}")}
+        | _over_iterations([row.get(name) for row in training])
+        for name in names
+    ]
+
+
+_EARNED = {"return/mean": "return of an episode", "reward/mean": "reward of a turn"}
 
 
 def _over_iterations(values: Sequence[float | None]) -> Row:
@@ -151,7 +155,7 @@ def fault_rows(numbers: dict[str, Any]) -> list[Row]:
     """
     rows = []
     for fault in ("policy", "set-up"):
-        shares = [training.get("faults", {}).get(fault, 0.0) for training in numbers["training"]]
+        shares = [row.get(f"faults/{fault}", 0.0) for row in numbers["training"]]
         if any(shares):
             rows.append({"without a verdict, fault of": fault} | _over_iterations(shares))
     return rows

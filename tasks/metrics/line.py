@@ -1,6 +1,14 @@
 """The line about an iteration for the terminal and for logs."""
 
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+from statistics import median
+
 from tasks.metrics.rows import Row
+
+_RECENT = 10
+"""Iterations from whose median duration the time left is expected."""
 
 _PARTS = (
     ("reward", "reward/mean", "+.3f"),
@@ -18,13 +26,13 @@ _PARTS = (
 _STAGES = "time/rollout", "time/score", "time/train"
 
 
-def iteration_line(row: Row, total: int, left_s: float) -> str:
+def iteration_line(row: Row, total: int, left_s: float | None) -> str:
     """Describe an iteration by its merged row; numbers that it lacks are left out, and calls if there were none.
 
     Args:
         row: see `by_iteration`.
         total: iterations of the run.
-        left_s: expected seconds until its end.
+        left_s: expected seconds until its end; None: not known.
 
     >>> row = {"iteration": 11, "reward/mean": 0.231, "success/turn_1": 0.486, "policy/kl": 0.00014, "calls/mean": 0}
     >>> iteration_line(row | {"time/rollout": 1.02, "time/score": 0.1, "time/train": 0.31}, 100, 132)
@@ -34,7 +42,8 @@ def iteration_line(row: Row, total: int, left_s: float) -> str:
     parts.append("+".join(f"{row[name]:.1f}" for name in _STAGES if name in row) + " s")
     if "tokens/per_second" in row:
         parts.append(f"{row['tokens/per_second']:,.0f} tok/s")
-    parts.append(f"left {duration(left_s)}")
+    if left_s is not None:
+        parts.append(f"left {duration(left_s)}")
     return "  ".join(parts)
 
 
@@ -50,6 +59,20 @@ def cells(row: Row) -> dict[str, str]:
     if row.get("return/mean") == row.get("success/any_turn"):
         shown.pop("return", None)
     return shown
+
+
+def seconds_left(begun: datetime, rows: Sequence[Row], iterations: int) -> float | None:
+    """Expect how long `iterations` will take, from the durations of the newest ones that one flow run has done.
+
+    Args:
+        begun: when the flow run began; what is older does not count, so that no night in which a run stood still does.
+        rows: merged rows of iterations.
+        iterations: how many are left.
+    """
+    ended = [datetime.fromisoformat(row["at"]) for row in rows if row["stage"] == "train"]
+    times = [begun, *(at for at in ended if at > begun)]
+    durations = [(after - before).total_seconds() for before, after in pairwise(times)]
+    return median(durations[-_RECENT:]) * iterations if durations else None
 
 
 def duration(seconds: float) -> str:

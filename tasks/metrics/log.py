@@ -5,15 +5,15 @@ holder of the run's lease as each stage commits. Each evaluation has a file of i
 flow may evaluate any policy. What a killed flow run could not write any more is written by the next one.
 """
 
-import itertools
 import json
 import logging
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 
 from storage import layout
 from storage.errors import DamagedError
-from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
+from storage.version_names import version_of
 from storage.versions import manifests
 from tasks.metrics.rows import STAGES, Row, by_iteration, order, row_of
 
@@ -22,63 +22,25 @@ PER_FILE = 100
 """Iterations in a file: few files to read, and little to write again with each row."""
 
 
-class MetricsLog:
-    """The log of one run, for the holder of its lease."""
-
-    def __init__(self, store: Store, run: str) -> None:
-        self._store, self._run = store, run
-        self._files: dict[str, dict[str, Row]] = {}  # rows by version, by key of the file
-
-    def record(self, version: str) -> None:
-        """Write the row of a committed version, unless it is there."""
-        if row := row_of(manifests.read(self._store, version)):
-            self._add(row)
-
-    def catch_up(self) -> None:
-        """Write the rows of versions that were committed after the newest row: a flow run may have been killed then.
-
-        A run of an older program, and one whose log is damaged, gets all of its rows.
-        """
-        try:
-            known = {row["version"] for row in _logged(self._store, self._run)}
-        except DamagedError as error:
-            logger.warning("%s", error)
-            known = set()
-        made = _made_newest_first(self._store, self._run)
-        for row in reversed(list(itertools.takewhile(lambda row: row["version"] not in known, made))):
-            self._add(row)
-
-    def iteration(self, number: int) -> Row:
-        """Return the merged row of an iteration whose stages were recorded (see `by_iteration`)."""
-        rows = self._rows(layout.metrics(self._run, number // PER_FILE * PER_FILE))
-        return by_iteration(row for row in rows.values() if row["iteration"] == number)[number]
-
-    def _rows(self, key: str) -> dict[str, Row]:
-        """Return the rows of a file by version; a damaged one is written anew."""
-        if key not in self._files:
-            try:
-                self._files[key] = {known["version"]: known for known in _read(self._store, key)}
-            except (FileNotFoundError, DamagedError):
-                self._files[key] = {}
-        return self._files[key]
-
-    def _add(self, row: Row) -> None:
-        if row["stage"] == "evaluate":
-            record_evaluation(self._store, row["version"])
-            return
-        key = layout.metrics(self._run, row["iteration"] // PER_FILE * PER_FILE)
-        rows = self._rows(key)
-        if rows.get(row["version"]) != row:
-            rows[row["version"]] = row
-            lines = (json.dumps(each) for each in sorted(rows.values(), key=order))
-            self._store.write(key, "\n".join([*lines, ""]).encode())
+def record(store: Store, version: str) -> None:
+    """Write the row of a committed version, unless it is there; only the holder of a lease writes that of a stage."""
+    if row := row_of(manifests.read(store, version)):
+        _write(store, [row])
 
 
-def record_evaluation(store: Store, scores: str) -> None:
-    """Write the row of an evaluation, given its scores, to the log of its policy's run; needs no lease."""
-    key = layout.metrics_of_evaluation(scores)
-    if not store.exists(key) and (row := row_of(manifests.read(store, scores))):
-        store.write(key, f"{json.dumps(row)}\n".encode())
+def catch_up(store: Store, run: str) -> None:
+    """Begin the log of a run, or write the rows that it lacks, for the holder of its lease.
+
+    The flow run before may have been killed, older programs wrote none, and a damaged file is made again.
+    """
+    known = set[str]()
+    try:
+        known.update(row["version"] for row in _logged(store, run) or ())
+    except DamagedError as error:
+        logger.warning("%s", error)
+    _write(store, _made(store, run, known))
+    if not store.exists(first := layout.metrics(run, 0)):
+        store.write(first, b"")  # readers need not look for other versions of a run that has just begun
 
 
 def read_rows(store: Store, run: str) -> list[Row]:
@@ -87,12 +49,19 @@ def read_rows(store: Store, run: str) -> list[Row]:
     Raises:
         DamagedError: a line is not a row; the message says what to do.
     """
-    return sorted(_logged(store, run) or _made_newest_first(store, run), key=order)
+    rows = _logged(store, run)
+    return sorted(_made(store, run) if rows is None else rows, key=order)
 
 
-def _logged(store: Store, run: str) -> list[Row]:
+def read_iteration(store: Store, run: str, number: int) -> Row:
+    """Return the merged row of an iteration that is in the log."""
+    return by_iteration(_read(store, layout.metrics(run, number // PER_FILE * PER_FILE)))[number]
+
+
+def _logged(store: Store, run: str) -> list[Row] | None:
+    """Read the files of a log; None if there are none."""
     keys = [item.path for item in store.walk(layout.metrics_folder(run)) if item.path.endswith(".jsonl")]
-    return [row for rows in in_parallel(lambda key: _read(store, key), keys) for row in rows]
+    return [row for rows in in_parallel(lambda key: _read(store, key), keys) for row in rows] if keys else None
 
 
 def _read(store: Store, key: str) -> list[Row]:
@@ -114,16 +83,25 @@ def _read(store: Store, key: str) -> list[Row]:
     return rows
 
 
-def _made_newest_first(store: Store, run: str) -> Iterator[Row]:
-    """Make the rows of all committed versions of a run, each once, newest first."""
-    seen = set[str]()
-    for entry in catalog.newest_first(store):
-        if isinstance(entry, DamagedError):  # `python -m storage verify` reports it
-            continue
-        if entry.version == layout.run(run):  # the first that was committed of it
-            return
-        if entry.kind in STAGES and layout.run_of(entry.version) == run and entry.version not in seen:
-            seen.add(entry.version)
-            manifest = manifests.find(store, entry.version)
-            if manifest and (row := row_of(manifest)):
-                yield row
+def _write(store: Store, rows: Iterable[Row]) -> None:
+    """Add rows to their files, each of which is written once; a damaged one loses the others until `catch_up`."""
+    files = defaultdict[str, dict[str, Row]](dict)
+    for row in rows:
+        of_hundred = layout.metrics(row["run"], row["iteration"] // PER_FILE * PER_FILE)
+        key = layout.metrics_of_evaluation(row["version"]) if row["stage"] == "evaluate" else of_hundred
+        files[key][row["version"]] = row
+    for key, new in files.items():
+        try:
+            known = {row["version"]: row for row in _read(store, key)}
+        except (FileNotFoundError, DamagedError):
+            known = {}
+        if known | new != known:
+            lines = [f"{json.dumps(row)}\n" for row in sorted((known | new).values(), key=order)]
+            store.write(key, "".join(lines).encode())
+
+
+def _made(store: Store, run: str, known: Collection[str] = ()) -> list[Row]:
+    """Make the rows of the committed versions of a run, except those that are known."""
+    listed = (version_of(layout.manifest_of(item.path) or "") for item in store.walk(f"runs/{run}"))
+    versions = [version for version in listed if version and version.kind in STAGES and version not in known]
+    return [row for row in in_parallel(lambda version: row_of(manifests.read(store, version)), versions) if row]

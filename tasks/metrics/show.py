@@ -9,7 +9,7 @@ from rich.table import Table
 from storage.commands.program import table
 from storage.visible import visible
 from tasks.evaluate.plotting import draw_estimates
-from tasks.metrics.rows import Row, by_iteration, by_policy, numbers_of
+from tasks.metrics.rows import Row, by_iteration, earned, numbers_of
 
 MAIN = (
     "reward/mean",
@@ -26,8 +26,6 @@ MAIN = (
     "time/train",
 )
 """The metrics that are shown unless others are chosen."""
-_WIDTH, _HEIGHT, _ACROSS = 4.2, 2.7, 3
-_COLOURS = "#4c92d4", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"
 
 
 def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -40,19 +38,16 @@ def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:
     names = names_of(runs)
     ends = ("/first_turn", "/any_turn", "/return")
     accuracies = [name for name in names if name.startswith("eval/") and name.endswith(ends)]
-    parts = [
-        n for n in names if n.startswith(("reward/", "return/")) and "turn_" not in n and n != "reward/all_minimal"
-    ]
-    return [*accuracies, *(name for name in dict.fromkeys([*MAIN[:1], *parts, *MAIN[1:]]) if name in names)]
+    return [*accuracies, *(name for name in dict.fromkeys([*MAIN[:1], *earned(names), *MAIN[1:]]) if name in names)]
 
 
 def curve(rows: Sequence[Row], name: str) -> dict[int, float]:
     """Return a metric by iteration; one of an evaluation by policy version."""
-    merged = by_policy(rows) if name.startswith("eval/") else by_iteration(rows)
+    merged = by_iteration(rows, evaluations=name.startswith("eval/"))
     return {number: row[name] for number, row in merged.items() if name in row}
 
 
-def table_of(runs: Mapping[str, Sequence[Row]], names: Sequence[str], most: int) -> Table:
+def table_of(runs: Mapping[str, Sequence[Row]], names: Sequence[str], most: int = 8) -> Table:
     """Make a table with a row for each metric and run, and a column for each of at most `most` iterations.
 
     These are the iterations with an evaluation or, if they are too many or too few, evenly spread ones.
@@ -83,33 +78,26 @@ def plot(
         dark: for a dark ground.
     """
     from matplotlib import style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    across = min(_ACROSS, len(names))
+    across = min(3, len(names))
     down = -(-len(names) // across)
     with style.context("dark_background" if dark else "default"):
-        figure = Figure(figsize=(_WIDTH * across, _HEIGHT * down), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(down, across, squeeze=False).flatten()
-        for panel, name in zip(panels, names, strict=False):
+        figure = Figure(figsize=(4.2 * across, 2.7 * down), layout="constrained")
+        for place, name in enumerate(names, 1):
+            panel = figure.add_subplot(down, across, place)
             panel.set_title(visible(name), fontsize=10, parse_math=False)
             panel.grid(alpha=0.3)
             panel.locator_params(axis="x", integer=True)
-            for (run, rows), colour in zip(runs.items(), _COLOURS * len(runs), strict=False):
+            for number, (run, rows) in enumerate(runs.items()):
                 points = curve(rows, name)
                 if low := curve(rows, f"{name}_low"):
                     high = curve(rows, f"{name}_high")
                     estimates = {n: {"value": points[n], "low": low[n], "high": high[n]} for n in points}
-                    draw_estimates(panel, estimates, "-o", colour, run)
+                    draw_estimates(panel, estimates, "-o", f"C{number}", run)
                 else:
-                    marker = "o" if len(points) == 1 else None
-                    panel.plot(
-                        list(points), list(points.values()), marker=marker, color=colour, label=run, linewidth=1.2
-                    )
-        for panel in panels[len(names) :]:
-            panel.set_visible(False)
+                    panel.plot(list(points), list(points.values()), f"C{number}.-", label=run, linewidth=1.2)
         if len(runs) > 1:
-            panels[0].legend(fontsize=8)
+            figure.axes[0].legend(fontsize=8)
         is_file = isinstance(target, Path)
         figure.savefig(target, dpi=110, format=None if is_file else "svg", transparent=not is_file)

@@ -28,7 +28,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
 from tasks.agents.problem_checks import lacking_room
-from tasks.metrics.log import MetricsLog, record_evaluation
+from tasks.metrics.log import catch_up, record
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
@@ -70,7 +70,6 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
-        self.metrics = MetricsLog(self.store, config.run.name)
 
     @property
     def name(self) -> str:
@@ -87,10 +86,8 @@ class Workspace:
 
     def record(self, version: str) -> None:
         """Write the numbers of a committed version to the run's metrics, if this flow run may write them."""
-        if layout.evaluated_policy(version):
-            record_evaluation(self.store, version)
-        elif self.lease and layout.run_of(version) == self.name:
-            self.metrics.record(version)
+        if layout.evaluated_policy(version) or (self.lease and layout.run_of(version) == self.name):
+            record(self.store, version)
 
     def trim_cache(self, *in_use: str) -> None:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
@@ -200,8 +197,7 @@ def start_run(workspace: Workspace) -> None:
     _refuse_other_code(workspace)
     if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
-    if not begins:
-        workspace.metrics.catch_up()
+    catch_up(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
     if changed := _changed_updates(workspace):

@@ -1,24 +1,20 @@
 """Feed a tracker from the store: once, or while a run lasts, in a process of its own.
 
 The process of a flow never waits for a tracker. It starts `python -m flows.track RUN --to NAME --until-closed FD` for
-each, which reads the store every few seconds, tries again if the tracker does not answer, and ends after the flow. At
-its end it notes in the cache, in `tracking/<tracker>-<key of the run>.json`, where the next process on this machine
-goes on. After one that was killed, or failed, the next one logs all points again, since most trackers keep points in
-memory for a while; a sink drops those that it has.
+each, which reads the store every few seconds, tries again if the tracker does not answer, and ends after the flow.
+Each such process gives its tracker all points from the first one on, since most trackers keep points in memory for a
+while and lose them if they are killed; a sink drops those that it has.
 """
 
 import hashlib
-import json
 import logging
 import os
-import re
 import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from configs import Config, flatten
 from storage import layout
@@ -47,17 +43,13 @@ class Feed:
         store: the store of the run.
         run: its name.
         name: that of the tracker: registered, or `package.module:Class`.
-        cache: folder for files of the tracker, and for copies of a remote root.
-        again: log all points, also those that were logged before.
+        cache: folder for files of the tracker.
     """
 
-    def __init__(self, store: Store, run: str, name: str, cache: Path, *, again: bool = False) -> None:
-        self._store, self._run, self._name, self._cache = store, run, name, cache / "tracking"
-        self._uri = store.uri(f"runs/{run}")
-        self._key = hashlib.sha256(self._uri.encode()).hexdigest()[:16]
-        self._note = self._cache / f"{_plain(name)}-{self._key}.json"
-        self._next = 0 if again else self._noted()
+    def __init__(self, store: Store, run: str, name: str, cache: Path) -> None:
+        self._store, self._run, self._name, self._folder = store, run, name, cache / "tracking"
         self._sink: Sink | None = None
+        self._next = 0
 
     def catch_up(self, *, last: bool = True) -> int:
         """Log the committed points that were not logged; return their number.
@@ -69,40 +61,26 @@ class Feed:
             Exception: whatever the tracker raises; the points are logged by a later call, all of them again.
         """
         logged, rows = 0, read_rows(self._store, self._run)
-        with TemporaryDirectory(prefix="transcripts-") as scratch:
-            for point in points(self._store, rows, self._next, Path(scratch), last=last):
-                try:
-                    self._sink = self._sink or self._open()
-                    self._sink.log(point)
-                except Exception:
-                    self._sink, self._next = None, 0
-                    raise
-                self._next, logged = point.index + 1, logged + 1
+        for point in points(self._store, rows, self._next, last=last):
+            try:
+                self._sink = self._sink or self._open()
+                self._sink.log(point)
+            except Exception:
+                self._sink, self._next = None, 0
+                raise
+            self._next, logged = point.index + 1, logged + 1
         return logged
 
     def close(self) -> None:
-        """Wait until the tracker has stored everything, and note where the next process goes on."""
+        """Wait until the tracker has stored everything."""
         if self._sink:
             self._sink.close()
-            self._note.write_text(json.dumps({"next": self._next}))
-
-    def _noted(self) -> int:
-        try:
-            return int(json.loads(self._note.read_text())["next"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):  # a sink drops what it has
-            return 0
 
     def _open(self) -> Sink:
-        manifest = manifests.find(self._store, layout.run(self._run))
-        config = dict(flatten(manifest.settings)) if manifest else {}
-        self._cache.mkdir(parents=True, exist_ok=True)
-        self._note.unlink(missing_ok=True)  # until `close`
-        return SINKS.make(self._name, TrackedRun(self._run, self._uri, self._key, config, self._cache, self._next), {})
-
-
-def _plain(name: str) -> str:
-    """Return the name of a tracker as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name)
+        uri, manifest = self._store.uri(f"runs/{self._run}"), manifests.find(self._store, layout.run(self._run))
+        key, settings = hashlib.sha256(uri.encode()).hexdigest()[:16], manifest.settings if manifest else {}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return SINKS.make(self._name, TrackedRun(self._run, uri, key, dict(flatten(settings)), self._folder), {})
 
 
 def follow(feed: Feed, closed: int) -> None:
@@ -123,24 +101,17 @@ def follow(feed: Feed, closed: int) -> None:
     feed.close()
 
 
-def command(config: Config, name: str, closed: int) -> list[str]:
-    """Return the command that follows a run until the descriptor `closed` reaches its end."""
-    store = config.storage
-    where = ["--root", store.root, "--cache", store.cache]
-    return [sys.executable, "-m", "flows.track", config.run.name, "--to", name, *where, "--until-closed", str(closed)]
-
-
 @contextmanager
 def followed(config: Config) -> Iterator[None]:
     """Feed the trackers of a run in the block; at its end they get `LAST_S` to finish, and the log says who did not."""
-    children = dict[str, Child]()
+    children, run, wait_s = dict[str, Child](), config.run.name, LAST_S
     reading, writing = os.pipe()
-    logs = Path(config.storage.cache) / "logs" / config.run.name
-    wait_s = LAST_S
+    command = [sys.executable, "-m", "flows.track", run, "--root", config.storage.root, "--cache", config.storage.cache]
     try:
         for name in config.tracking:
-            children[name] = child = Child(logs / f"tracking-{_plain(name)}.log")
-            child.start(command(config, name, reading), os.environ, pass_fds=[reading])
+            children[name] = Child(Path(config.storage.cache) / "logs" / run / f"tracking-{name}.log")
+            arguments = [*command, "--to", name, "--until-closed", str(reading)]
+            children[name].start(arguments, os.environ, pass_fds=[reading])
         yield
     except BaseException as error:
         wait_s = LAST_S if isinstance(error, Exception) else 0.0  # Ctrl-C: the lease must be given back in time
@@ -148,20 +119,14 @@ def followed(config: Config) -> Iterator[None]:
     finally:
         os.close(writing)
         os.close(reading)
-        _wait(children, config.run.name, wait_s)
-
-
-def _wait(children: dict[str, Child], run: str, wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
-    for name, child in children.items():
-        while child.alive and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if child.status != 0:
-            logger.warning(
-                "the tracker %s did not get everything (see %s): `python -m flows.track %s --to %s` gives it the rest",
-                name, child.log, run, name,
-            )  # fmt: skip
-        child.close()
+        deadline = time.monotonic() + wait_s
+        for name, child in children.items():
+            while child.alive and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if child.status != 0:
+                again = f"`python -m flows.track {run} --to {name}` gives it the rest"
+                logger.warning("the tracker %s did not get everything (see %s): %s", name, child.log, again)
+            child.close()
 
 
 def check_trackers(names: Sequence[str]) -> None:

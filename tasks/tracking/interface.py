@@ -17,8 +17,7 @@ class TrackedRun:
     uri: str  # of its folder in the store
     key: str  # 16 hexadecimal digits that follow from the URI: the id of this run in a tracker
     config: Mapping[str, Any]  # dotted knobs
-    folder: Path  # for files of the tracker
-    first: int  # index of the first point that it gets
+    folder: Path  # for files of the tracker; it exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ class Point:
 class Sink(Protocol):
     """A tracker. Its constructor takes a `TrackedRun`; what it needs besides comes from its own environment variables.
 
-    It may be killed after any call. Then a new one gets all points from the first one on (`TrackedRun.first` is 0): it
-    drops or replaces those that it has.
+    Each process that feeds it makes a new one, also after one that was killed, and gives it all points from the first
+    one on: it drops or replaces those that it has.
     """
 
     def log(self, point: Point) -> None:

@@ -194,8 +194,8 @@ def test_returns_and_parts_by_hand() -> None:
     (line,) = [line for line in comparison_rows(compare(outcomes, later)) if line["measure"] == "return"]
     assert (line["before"], line["after"], line["difference"][:6]) == ("1.000", "2.500", "+1.500")
     kept = [Evaluation(number, layout.scores("r", number, "0"), each) for number, each in enumerate((outcomes, later))]
-    metrics = {"return_mean": 1.0, "reward": 0.5, "parts": {"goal": 2.5}}
-    report = summary(LearningCurve("r", [], kept)) | {"training": [{"scores": metrics}, {"scores": {}}, {}]}
+    metrics = {"return/mean": 1.0, "reward/mean": 0.5, "reward/goal": 2.5, "reward/turn_1": 7.0}
+    report = summary(LearningCurve("r", [], kept)) | {"training": [metrics, {}]}
     shown = {line["held-out accuracy"]: line["difference"][:6] for line in accuracy_rows(report)}
     assert (shown["return"], shown["part goal"]) == ("+1.500", "")
     assert [[*line.values()][:3] for line in reward_rows(report)] == [
@@ -253,7 +253,7 @@ def test_a_run_that_another_verifier_began(store: Store, tmp_path: Path) -> None
         pass  # an attempt that died
 
     history = read_learning_curve(store, config, "2ec", PROBLEMS, tmp_path / "cache")
-    assert [iteration.number for iteration in history.iterations] == [0]
+    assert [row["iteration"] for row in history.iterations] == [0]
     found = [(done.policy_version, done.scores, done.outcomes[0].success) for done in history.evaluations]
     assert found == [
         (0, layout.evaluation_scores(begun, "01d"), [0.0, 1.0]),

@@ -164,7 +164,7 @@ def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
 
 
 def _metric(results: Sequence[Result], name: str) -> str:
-    values = [i.train[name] for result in results for i in result.history.iterations if name in i.train]
+    values = [row[name] for result in results for row in result.history.iterations if name in row]
     return f"{fmean(values):.3f}" if values else ""
 
 

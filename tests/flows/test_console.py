@@ -35,6 +35,23 @@ def test_the_console_leaves_out_prefect_and_most_of_the_progress(capsys: pytest.
     assert printed[2:] == ["32/512 episodes"]
 
 
+def test_the_bar_comes_back_for_the_evaluation_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is gone when a line follows the last iteration, since tables may be printed then."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console, seen = Console(), list[bool]()
+    for made in (
+        record(Fleeting("the first iteration begins"), iterations=(0, 1)),
+        record("iter 1/1", iterations=(1, 1)),
+        record(Fleeting("16/512 episodes")),
+        record("checkpoint 1 on 512 problems"),
+    ):
+        console.emit(made)
+        assert console._bar
+        seen.append(console._bar.live.is_started)
+    console.close()
+    assert seen == [True, False, True, False]
+
+
 def test_an_error_is_told_once_with_the_line_of_the_users_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

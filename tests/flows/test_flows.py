@@ -12,6 +12,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from configs import ConfigError
 from flows.evaluate import evaluate
@@ -212,11 +215,11 @@ def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str],
     numbers = run_flow("smoke", [*settings, "run.iterations=4"])
     assert before.items() <= nonces(tmp_path).items()
     store = Store(f"{tmp_path}/var")
-    for iteration, metrics in enumerate(numbers["training"]):
+    for iteration in range(numbers["iterations"]):
         manifest = manifests.read(store, layout.trajectories("smoke", iteration))
         rows = list(datasets.trajectories(store, manifest.version, tmp_path))
         versions = {version for row in rows for version in row.versions} - {-1}
-        assert versions == set(metrics["policy_versions"]) <= set(range(max(0, iteration - 2), iteration + 1))
+        assert versions == set(manifest.metrics["policy_versions"]) <= set(range(max(0, iteration - 2), iteration + 1))
         assert {layout.checkpoint("smoke", v) for v in versions} < {parent.version for parent in manifest.parents}
     assert trajectories == layout.trajectories("smoke", 2)
 
@@ -224,7 +227,10 @@ def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str],
 def test_a_failure_of_training_ends_the_stream(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If training fails, the stream is cancelled, and only training's error is reported."""
+    """If training fails, the stream is cancelled, and only training's error is reported, also in traces."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("storage.telemetry.spans._tracer", provider.get_tracer("test"))
     monkeypatch.setattr("tasks.cluster.trainer.RayTrainer.update", broken_update)
     with pytest.raises(ValueError, match="training broke"):
         run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4"])
@@ -234,6 +240,8 @@ def test_a_failure_of_training_ends_the_stream(
     assert "Finished in state Cancelled" in caplog.text
     assert "EngineClosedError" not in caplog.text
     assert not manifests.committed(store, layout.checkpoint("smoke", 1))
+    failed = {span.name: span.status.description for span in exporter.get_finished_spans() if not span.status.is_ok}
+    assert failed.get("iteration") == failed.get("train") == "ValueError"
 
 
 def broken_update(*_: object) -> None:
@@ -252,7 +260,7 @@ def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str])
     bounds = "rollout={problems_per_iteration: 4, group_size: 4, success_rate_lb: 1.0, max_resampling_rounds: 1}"
     numbers = run_flow("smoke", [*overrides, bounds, "run.iterations=2"])
     assert [metrics["trajectories"] for metrics in numbers["training"]] == [0, 0]
-    assert [metrics["groups_rejected"] for metrics in numbers["training"]] == [8, 8]
+    assert [metrics["groups/rejected"] for metrics in numbers["training"]] == [8, 8]
     assert "train" not in numbers["stages"]
 
 

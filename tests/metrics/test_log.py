@@ -1,6 +1,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import duckdb
 import pytest
@@ -10,17 +11,15 @@ from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion
 from storage.versions import manifests
-from tasks.metrics.log import PER_FILE, MetricsLog, read_rows, record_evaluation
+from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
 from tasks.metrics.rows import by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
 from tests.support.metrics_run import EVALUATED, commit, commit_iteration, commit_run
 
 
-def log_of(store: Store, versions: Sequence[str]) -> MetricsLog:
-    log = MetricsLog(store, "r")
+def log_of(store: Store, versions: Sequence[str]) -> None:
     for version in versions:
-        log.record(version)
-    return log
+        record(store, version)
 
 
 def test_a_row_has_the_names_of_the_field(tmp_path: Path) -> None:
@@ -57,13 +56,14 @@ def test_what_a_killed_flow_did_not_log_is_caught_up(tmp_path: Path, recorded: i
     store = Store(f"{tmp_path}")
     versions = commit_run(store)
     log_of(store, versions[:recorded])
-    log = MetricsLog(store, "r")
-    log.catch_up()
-    written = read_rows(store, "r")
-    assert [row["version"] for row in written] == versions
-    log.catch_up()
-    log.record(versions[-1])
-    assert read_rows(store, "r") == written
+    with patch.object(store, "write", wraps=store.write) as written:
+        catch_up(store, "r")
+    assert written.call_count == (recorded < 4) + (recorded < 1)  # each file once
+    rows = read_rows(store, "r")
+    assert [row["version"] for row in rows] == versions
+    catch_up(store, "r")
+    record(store, versions[-1])
+    assert read_rows(store, "r") == rows
 
 
 def test_rows_of_a_run_without_a_log_are_made(tmp_path: Path) -> None:
@@ -75,6 +75,10 @@ def test_rows_of_a_run_without_a_log_are_made(tmp_path: Path) -> None:
     log_of(store, versions)
     assert read_rows(store, "r") == made
     assert read_rows(store, "another") == []
+    begun = Store(f"{tmp_path}/begun")
+    catch_up(begun, "r")
+    commit_run(begun)
+    assert read_rows(begun, "r") == []  # it has a log, so nobody reads manifests at every look until the first row
 
 
 def test_a_damaged_log_is_named(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_a_damaged_log_is_named(tmp_path: Path) -> None:
         store.write("runs/r/metrics/000000.jsonl", line)
         with pytest.raises(DamagedError, match=r"000000.jsonl is damaged(.|\n)*delete"):
             read_rows(store, "r")
-        MetricsLog(store, "r").catch_up()
+        catch_up(store, "r")
         assert read_rows(store, "r") == written
 
 
@@ -109,13 +113,19 @@ def test_runs_are_printed_and_overlaid(tmp_path: Path) -> None:
 def test_evaluations_of_one_policy_are_one_point_of_each_curve(tmp_path: Path) -> None:
     """A policy may be evaluated on several sets, also by a flow that holds no lease while another writes the run."""
     store = Store(f"{tmp_path}")
-    log = log_of(store, commit_run(store))
+    log_of(store, commit_run(store))
     other = EvaluationVersion("runs/r/evaluations/000000/math/greedy-1f0c")
     commit(store, other, "evaluation", {"episodes": 4})
     scores = commit(store, layout.evaluation_scores(other, "5c0e"), "scores", EVALUATED | {"set": "math"})
-    record_evaluation(store, scores)
-    for version in commit_iteration(store, 1):
-        log.record(version)
+    log_of(store, [scores, *commit_iteration(store, 1)])
     rows = read_rows(store, "r")
     assert curve(rows, "eval/held-out/first_turn") == curve(rows, "eval/math/first_turn") == {0: 0.5}
     assert list(curve(rows, "policy/kl")) == [0, 1]
+
+
+def test_scores_of_another_verifier_after_the_update_change_no_curve(tmp_path: Path) -> None:
+    """Those that the update was trained on count, also where the rows are made from manifests."""
+    store = Store(f"{tmp_path}")
+    commit_run(store)
+    commit(store, layout.scores("r", 0, "6d1f"), "scores", {"reward": 0.9, "turns": 6})
+    assert curve(read_rows(store, "r"), "reward/mean") == {0: 0.4}

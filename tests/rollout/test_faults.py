@@ -49,8 +49,8 @@ def test_an_alarm_for_each_doubling() -> None:
 
 def test_the_report_shows_them() -> None:
     """Without such episodes there is no table; iterations of older programs counted none."""
-    training = [{"faults": {"policy": 0.1}}, {}, {"faults": {"policy": 0.5, "set-up": 0.25}}]
+    training = [{"faults/policy": 0.1}, {}, {"faults/policy": 0.5, "faults/set-up": 0.25}]
     policy, set_up = fault_rows({"training": training})
     assert list(policy.values()) == ["policy", "0.100", "0.500", "0.200", "0.500", "2"]
     assert list(set_up.values()) == ["set-up", "0.000", "0.250", "0.083", "0.250", "2"]
-    assert fault_rows({"training": [{}, {"faults": {}}]}) == []
+    assert fault_rows({"training": [{}, {}]}) == []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -22,7 +21,6 @@ class Lines:
     """A tracker of one's own: a line for each point. It is down while a file `down` lies in its folder."""
 
     def __init__(self, run: TrackedRun) -> None:
-        run.folder.mkdir(parents=True, exist_ok=True)
         self._folder = run.folder
         assert run.config["run.seed"] == 7
 
@@ -48,17 +46,15 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_points_are_given_once_and_in_order(store: Store, tmp_path: Path) -> None:
-    """Evaluations come before the iteration of the same number; a new process goes on where the last one stopped."""
+    """Evaluations come before the iteration of the same number; a new process gives all, since one may be killed."""
     cache = tmp_path / "cache"
     feed = Feed(store, "r", OWN, cache)
     assert feed.catch_up() == 3
-    feed.close()
     assert lines(tmp_path) == [0, 1, 3]
     commit_iteration(store, 2)
-    feed = Feed(store, "r", OWN, cache)
     assert (feed.catch_up(), feed.catch_up()) == (1, 0)
     assert lines(tmp_path) == [0, 1, 3, 5]
-    assert Feed(store, "r", OWN, cache).catch_up() == 4  # the one before was not closed: it may have been killed
+    assert Feed(store, "r", OWN, cache).catch_up() == 4
     first, second = ((tmp_path / "cache/tracking/lines").read_text().splitlines())[:2]
     assert json.loads(first) == [0, 0, [], "evaluate"]
     assert json.loads(second) == [1, 0, ["ratio"], "rollout", "score", "train"]
@@ -100,7 +96,7 @@ def test_the_newest_evaluations_wait_for_those_on_other_sets(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_flow_starts_its_trackers_and_names_those_that_lack_something(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process beside the flow gets what was committed; for one that cannot, the flow says what to do."""
     place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", "run.name=r"]
@@ -108,7 +104,7 @@ def test_a_flow_starts_its_trackers_and_names_those_that_lack_something(
         pass
     assert lines(tmp_path) == [0, 1, 3]
     assert not caplog.text
-    monkeypatch.setattr("tasks.tracking.follow.command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+    (tmp_path / "cache/tracking/down").touch()
     with followed(load("smoke", [*place, f'tracking=["{OWN}"]'])):
         pass
     assert f"python -m flows.track r --to {OWN}" in caplog.text

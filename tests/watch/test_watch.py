@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import datasets
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.metrics.line import seconds_left
+from tasks.metrics.rows import Spent
 from tasks.watch.page import create_app
-from tasks.watch.state import read_state
+from tasks.watch.state import State
 from tests.support.metrics_run import CONFIG, ROLLOUT, SCORES, UPDATE, commit, commit_iteration, commit_run
 from tests.support.reader_helpers import EVIL, HOSTILE, spoken
 
@@ -41,45 +44,50 @@ def client(store: Store) -> Iterator[TestClient]:
 
 def test_each_commit_moves_the_run_on(store: Store) -> None:
     """The stage that is going on follows from what is committed; tokens and seconds are sums over the iterations."""
-    state = read_state(store, "r")
+    state = State(store, "r")
     assert (state.done, state.total, state.stage, state.is_working) == (2, 4, "evaluation", False)
-    rollout = next(each for each in state.spent if each.stage == "rollout")
-    assert (rollout.newest_s, rollout.seconds, rollout.tokens, rollout.per_second) == (2.0, 4.0, 160, 40.0)
+    assert state.spent[0] == Spent("rollout", [2.0, 2.0], 160)
+    assert state.spent[0].per_second == 40
     commit(store, layout.trajectories("r", 2), "trajectories", ROLLOUT)
-    assert read_state(store, "r").stage == "score"
+    assert State(store, "r").stage == "score"
     commit(store, layout.scores("r", 2, "5c0e"), "scores", SCORES)
-    assert read_state(store, "r").stage == "train"
+    assert State(store, "r").stage == "train"
     commit(store, layout.checkpoint("r", 3), "checkpoint", UPDATE)
     commit_iteration(store, 3)
-    state = read_state(store, "r")
-    assert (state.done, state.left_s, state.expected) == (4, 0, 0)
+    state = State(store, "r")
+    assert (state.done, state.left_s, state.stored) == (4, None, 0)  # nothing is known of its flow runs
     with pytest.raises(StorageError, match="is no run: check the name"):
-        read_state(store, "another")
+        State(store, "another")
 
 
 def test_time_counts_while_a_lease_is_held(store: Store) -> None:
     """Two flow runs are two tenures, and the time between them is not worked; the one that holds the lease works."""
     for label in ("flow run a", "gc", "flow run b"):
         with Lease(store, "r", label=label):
-            assert read_state(store, "r").is_working == (label != "gc")
+            assert State(store, "r").is_working == (label != "gc")
     held = tenures(store, "r")
     assert [(each.label, each.ended) for each in held] == [
         (label, "it was released") for label in ("flow run a", "gc", "flow run b")
     ]
-    state = read_state(store, "r")
+    state = State(store, "r")
     assert state.worked_s == pytest.approx(held[0].seconds + held[2].seconds)
-    assert (state.is_working, state.holder) == (False, held[2])
+    assert (state.is_working, state.holder, state.left_s) == (False, held[2], None)
+    with Lease(store, "r", label="flow run c"):
+        commit_iteration(store, 2)
+        assert State(store, "r").left_s is not None
+    night = [{"stage": "train", "at": f"2026-11-{at}+00:00"} for at in ("27T22:00:10", "28T08:00:20", "28T08:00:50")]
+    assert seconds_left(datetime(2026, 11, 28, 8, tzinfo=UTC), night, 3) == 75  # of 20 and 30 seconds
 
 
 def test_the_journal_tells_of_an_unfinished_rollout(store: Store, tmp_path: Path) -> None:
     """Episodes in finished shards count before their data set is committed."""
-    version, expected = layout.trajectories("r", 2), read_state(store, "r").expected
+    version, expected = layout.trajectories("r", 2), State(store, "r").expected
     rollout = CONFIG["rollout"]
     assert expected == rollout["problems_per_iteration"] * (rollout["generation_size"] or rollout["group_size"])
     (file := tmp_path / "shard").write_bytes(b"rows")
     with JournaledDraft(store, version, "trajectories") as draft:
         draft.add_shard(file, "part-00000.parquet", 5, [])
-        assert read_state(store, "r").stored == 5
+        assert State(store, "r").stored == 5
 
 
 def test_alarms_are_raised_where_they_begin(store: Store) -> None:
@@ -89,7 +97,7 @@ def test_alarms_are_raised_where_they_begin(store: Store) -> None:
         commit(store, layout.trajectories("r", number), "trajectories", ROLLOUT | {"faults": {"policy": 0.25}})
         commit(store, layout.scores("r", number, "5c0e"), "scores", SCORES | {"verdicts": {"timeout": 3}})
         commit(store, layout.checkpoint("r", number + 1), "checkpoint", UPDATE | bad)
-    alarms = read_state(store, "r").alarms
+    alarms = State(store, "r").alarms
     assert {number for number, _ in alarms} == {2}
     for words in ("25.0% of the episodes ended", "100.0% of the groups", "50.0% of the verdicts", "No turn is right"):
         assert sum(says.startswith(words) for _, says in alarms) == 1
