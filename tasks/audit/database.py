@@ -23,8 +23,9 @@ from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 class AuditDatabase(TrajectoryDb):
     """The tables of an audit, and methods that note and read cases."""
 
-    left_out: Sequence[int] = ()
-    """Numbers of the data sets that lack what the present check needs: they have no cases."""
+    def count(self, rows: str) -> int:
+        """Count rows as `TrajectoryDb.count`, without those of data sets that lack what the present check needs."""
+        return super().count(f"(from {rows}) where not is_left_out(data_set)")
 
     def flag(
         self,
@@ -43,19 +44,18 @@ class AuditDatabase(TrajectoryDb):
                 return 0
             table = found if isinstance(found, pa.Table) else pa.Table.from_pylist(list(found))
             self.connection.register("found", table)
-        before = self.count("cases")
-        self.connection.execute(
+        flagged = self.number(
             f"""insert into cases
             select '{check}', '{unit}', flagged.id, coalesce(d.version, ''), flagged.detail
             from ({query}) as flagged(id, data_set, detail) left join data_sets d using (data_set)
-            where not coalesce(list_contains(?::integer[], data_set), false) order by all""",
-            [*parameters, list(self.left_out)],
+            where not is_left_out(data_set) order by all""",
+            *parameters,
         )
         if found is not None:
             self.connection.unregister("found")
-        return self.count("cases") - before
+        return int(flagged)
 
-    def set(self, variable: str, value: float) -> None:
+    def set(self, variable: str, value: float | list[int]) -> None:
         """Set a variable that queries read with `getvariable`."""
         self.connection.execute(f"set variable {variable} = {value}")
 
@@ -95,6 +95,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
                 "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
                 [_row(each) for each in data_sets],
             )
+        database.set("left_out", [])
         database.set("highest_logprob", HIGHEST_LOGPROB)
         database.set("lowest_logprob", LOWEST_LOGPROB)
         database.connection.execute(_TABLES.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_chec
 from tasks.audit.data_sets import DataSet, fetch_data_sets
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.numbers import histograms, set_numbers
+from tasks.audit.report.wording import counted
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
 from tasks.score.verifier import Verifier
 
@@ -71,19 +72,18 @@ def audit(
 def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
     """Run one check; if it cannot run, its verdict is `skipped` and `says` has the reason."""
     knob, settings, database = getattr(evidence.settings.checks, check.name), evidence.settings, evidence.database
-    of_check: dict[str, Any] = {"name": check.name, "title": check.title, "about": check.about, "unit": check.unit}
+    of_check: dict[str, Any] = {"name": check.name, "about": check.about, "unit": check.unit}
     of_check |= {"severity": knob.severity, "threshold": knob.threshold}
     try:
-        if reason := evidence.lacks(check.needs):
-            raise SkippedError(reason)
+        database.set("left_out", [])
         left_out, words = evidence.left_out(check.needs)
-        database.left_out = [each.number for each in left_out]
+        database.set("left_out", [each.number for each in left_out])
         measured = check.run(evidence)
     except SkippedError as reason:
         return CheckResult(**of_check, verdict="skipped", value=None, cases=0, of=0, says=str(reason))
     says = measured.says
     if left_out:
-        says += f"; {len(left_out)} data sets without {words} were left out, such as {left_out[0].version}"
+        says += f"; left out: {counted(len(left_out), 'data set')} without {words}, such as {left_out[0].version}"
     verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
     if verdict == "pass" and measured.judged < settings.least_judged:
         verdict = "warn"
@@ -93,6 +93,7 @@ def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
         value=measured.value,
         cases=int(database.number("select count(*) from cases where check_name = ?", check.name)),
         of=measured.of,
+        share_of=measured.share_of,
         says=says,
         examples=database.cases(check.name, settings.examples),
     )

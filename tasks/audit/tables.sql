@@ -8,6 +8,8 @@
 --
 -- `row` is a number that is unique to each trajectory row, even if two rows have the same id.
 
+-- Whether a data set lacks what the present check needs.
+create macro is_left_out(data_set) as coalesce(list_contains(getvariable('left_out'), data_set), false);
 -- The name of a turn and of a call in the detail of a case.
 create macro turn_name(turn) as 'turn ' || (turn + 1);
 create macro call_name(turn, number, name) as
@@ -89,9 +91,10 @@ create table revisions as
     from climbing c join turns t on t.row = c.row and t.turn = c.turn
     join turns b on b.row = c.row and b.turn = c.before where b.answer is not null;
 
--- One row for each distinct problem: problem_id, prompt, solutions, math_verify (whether that scores it).
+-- One row for each distinct problem: problem_id, prompt, solutions, data_sets (numbers), math_verify (whether
+-- that scores it).
 create table problems as
-    select problem_id, prompt, solutions,
+    select problem_id, prompt, solutions, list(distinct data_set) as data_sets,
         bool_or(coalesce(scorers[source], scorers['default']) = 'math-verify') as math_verify
     from trajectories join (select data_set, scorers from data_sets) using (data_set) group by 1, 2, 3;
 

@@ -3,7 +3,7 @@
 from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 
 
-@check("damaged_objects", "Damaged objects", "object", needs="nothing")
+@check("damaged_objects", "object", needs="nothing")
 def damaged_objects(evidence: AuditEvidence) -> Measured:
     """Count the objects that differ from their manifests, and those that no manifest names (`tasks.audit.data_sets`).
 
@@ -18,14 +18,14 @@ def damaged_objects(evidence: AuditEvidence) -> Measured:
     return Measured(found + strays, intake.objects, says)
 
 
-@check("wrong_schema", "Unknown schema", "object", needs="nothing")
+@check("wrong_schema", "object", needs="nothing")
 def wrong_schema(evidence: AuditEvidence) -> Measured:
     """Count files that are not Parquet, or have a newer or another schema. They are left out of all other checks."""
     found, of = evidence.database.flag_all("wrong_schema", evidence.intake.foreign), evidence.intake.objects
     return Measured(found, of, f"{found} of {of} files have an unknown schema")
 
 
-@check("broken_parents", "Broken lineage", "object", needs="nothing")
+@check("broken_parents", "object", needs="nothing")
 def broken_parents(evidence: AuditEvidence) -> Measured:
     """Count parents whose manifest is missing or has another hash, and rows that name another policy or problem set."""
     orphaned = evidence.database.flag_all("broken_parents", evidence.intake.orphaned)
@@ -47,7 +47,7 @@ _OTHER_PARENTS = """
     ) t join data_sets d using (data_set) where other_policy or other_set"""
 
 
-@check("unscored_turns", "Turns without a score", "turn")
+@check("unscored_turns", "turn")
 def unscored_turns(evidence: AuditEvidence) -> Measured:
     """Count turns that have no row in the scores of their data set: they cannot be trained on, and no rate has them."""
     query = """select trajectory_id, data_set, turn_name(turn) || ' has no score'
@@ -59,7 +59,7 @@ def unscored_turns(evidence: AuditEvidence) -> Measured:
     return Measured(found, turns, f"{found:,} of {turns:,} turns have no score{never}")
 
 
-@check("orphan_scores", "Scores without a turn", "turn")
+@check("orphan_scores", "turn")
 def orphan_scores(evidence: AuditEvidence) -> Measured:
     """Count scores without a turn, and turns with several scores."""
     scores = evidence.database.count("scores")

@@ -21,7 +21,7 @@ class _Success:
     problems: int
 
 
-@check("success_drift", "Jumps of the success rate", "data set", needs="scores")
+@check("success_drift", "data set", needs="scores")
 def success_drift(evidence: AuditEvidence) -> Measured:
     """Measure the largest step from one iteration of a run to the next, which sampling noise may not explain.
 

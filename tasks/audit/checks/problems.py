@@ -67,14 +67,16 @@ def contains_gold(text: str, solutions: Sequence[str]) -> bool:
     )
 
 
-@check("leaked_answers", "Prompts and feedback that give the answer", "problem", needs="golds")
+@check("leaked_answers", "problem", needs="golds")
 def leaked_answers(evidence: AuditEvidence) -> Measured:
     """Search each distinct prompt, as text and as decoded tokens, and each feedback in a problem's episodes.
 
     The policy would learn to copy. What tools put out is the matter of `leaked_by_tool`, because a calculator puts out
     answers rightly.
     """
-    problems = evidence.database.all("select problem_id, prompt, solutions from problems")
+    problems = evidence.database.all(
+        "select problem_id, prompt, solutions from problems where not list_has_all(getvariable('left_out'), data_sets)"
+    )
     in_texts = [
         StatedAnswer("", words, name, -1, is_gold)
         for name, prompt, solutions in problems
@@ -161,7 +163,7 @@ MOST_GOLDS = 20_000
 """The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""
 
 
-@check("unmatched_gold", "Gold answers that do not match themselves", "problem", needs="golds")
+@check("unmatched_gold", "problem", needs="golds")
 def unmatched_gold(evidence: AuditEvidence) -> Measured:
     """Let the verifier grade each distinct gold answer of its problems, presented as an answer, against itself.
 
@@ -169,8 +171,8 @@ def unmatched_gold(evidence: AuditEvidence) -> Measured:
     """
     names: dict[str, list[str]] = {}
     for name, gold in evidence.database.all(
-        """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems where math_verify
-        order by all"""
+        """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems
+        where math_verify and not list_has_all(getvariable('left_out'), data_sets) order by all"""
     ):
         names.setdefault(gold, []).append(name)
     golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))
@@ -209,7 +211,7 @@ def _complaint(gold: str, verdict: Verdict | None) -> str:
     return f"its gold answer {gold[:80]!r}, given as an answer, is judged {verdict.name}{reason}"
 
 
-@check("contamination", "Training problems in evaluation sets", "problem")
+@check("contamination", "problem")
 def contamination(evidence: AuditEvidence) -> Measured:
     """Compare the training problems of each run with the problem sets of its committed evaluations.
 

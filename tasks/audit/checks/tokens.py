@@ -62,7 +62,7 @@ class _Difference:
     rounding: Nats  # A, between float32 and the number format of the engine
 
 
-@check("logprob_drift", "Logprobs and the policy that is named", "trajectory", needs="tokens logprobs versions")
+@check("logprob_drift", "trajectory", needs="tokens logprobs versions")
 def logprob_drift(evidence: AuditEvidence) -> Measured:
     """Recompute stored logprobs with the stored weights: a difference means that another policy played.
 

@@ -14,7 +14,7 @@ _MARK = r"""(?:^|$|[\n<>\[\]|"])"""
 """Texts that templates write around an output: marks, quotes, or the begin and the end of a line."""
 
 
-@check("tool_output_in_loss", "Outputs of tools in the loss", "call", needs="calls tokens")
+@check("tool_output_in_loss", "call", needs="calls tokens")
 def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     """Count calls whose output is in no tokens that a following turn was given, but stands alone among action tokens.
 
@@ -114,7 +114,7 @@ _Leak = tuple[str, str, str]
 """Problem, name of the tool, and output."""
 
 
-@check("leaked_by_tool", "Tools that give the answer away", "call", needs="calls golds")
+@check("leaked_by_tool", "call", needs="calls golds")
 def leaked_by_tool(evidence: AuditEvidence) -> Measured:
     """Count calls whose output states the gold answer, or gives each problem its own one for the same arguments.
 

@@ -1,7 +1,6 @@
 -- Checks of verdicts that need no second opinion.
 
 -- check: unparsable
--- title: Turns without an answer
 -- unit: turn
 -- share: turns have no answer
 -- needs: scores
@@ -10,7 +9,6 @@ select trajectory_id, data_set, turn_name(turn) || ' has no answer', verdict = '
 from turns where verdict <> 'none'
 
 -- check: verdict_failures
--- title: Verdicts that failed
 -- unit: turn
 -- share: verdicts are timeouts or errors
 -- needs: scores
@@ -20,7 +18,6 @@ select trajectory_id, data_set, turn_name(turn) || ': ' || verdict || ' ' || ver
 from turns where verdict <> 'none'
 
 -- check: repeated_question
--- title: Right answers that repeat the question
 -- unit: turn
 -- share: right answers hold no number beyond the question's
 -- needs: scores golds
@@ -41,7 +38,6 @@ where list_bool_and([regexp_full_match(s, '-?\d+(?:\.\d+)?') and not list_contai
     for s in solutions])
 
 -- check: verdicts_disagree
--- title: Verdicts that disagree
 -- unit: turn
 -- needs: scores
 -- Turns that environment and score judge differently, and turns judged unlike the same answer elsewhere. If an answer

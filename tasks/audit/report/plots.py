@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from storage.version_names import EvaluationVersion, select
 from storage.visible import visible
-from tasks.audit.report.wording import plain
 from tasks.audit.results import AuditResult, Histogram, SetNumbers
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ _IN_MARKDOWN = 6  # plots
 def pictures(result: AuditResult) -> str:
     """Return the first plots as images embedded in Markdown, so that nothing has to be loaded to show it."""
     drawn = plots(result.sets, result.histograms)[:_IN_MARKDOWN]
-    return "\n\n".join(f"## {plain(plot.title)}\n\n![{plain(plot.title)}]({plot.image})" for plot in drawn)
+    return "\n\n".join(f"## {plot.title}\n\n![{plot.title}]({plot.image})" for plot in drawn)
 
 
 def label(text: str, most: int = 24) -> str:
