@@ -8,8 +8,9 @@
 --
 -- `row` is a number that is unique to each trajectory row, even if two rows have the same id.
 
--- Whether a data set lacks what the present check needs.
+-- Whether a data set, or each of several, lacks what the present check needs.
 create macro is_left_out(data_set) as coalesce(list_contains(getvariable('left_out'), data_set), false);
+create macro all_left_out(data_sets) as list_has_all(getvariable('left_out'), data_sets);
 -- The name of a turn and of a call in the detail of a case.
 create macro turn_name(turn) as 'turn ' || (turn + 1);
 create macro call_name(turn, number, name) as

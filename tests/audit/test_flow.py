@@ -46,7 +46,7 @@ def test_a_real_run_is_clean_until_it_is_damaged(overrides: list[str], tmp_path:
 
     shard = key(store, layout.trajectories("smoke", 1), "part-00000.parquet")
     store.write(shard, store.read(shard)[:-1] + b"\0")
-    with pytest.raises(shell.SuspiciousDataError, match=r"verdict is fail: Damaged objects.*report\.html"):
+    with pytest.raises(shell.SuspiciousDataError, match=r"verdict is fail: damaged_objects.*report\.html"):
         audit_trajectories(["smoke"], "smoke", own)
     assert emitted.call_args.kwargs["event"] == "math-mt-ppo.audit.fail"
     assert "damaged_objects" in emitted.call_args.kwargs["payload"]["alarms"]
@@ -74,7 +74,11 @@ def test_an_unknown_target_is_an_error_that_names_what_exists(tmp_path: Path) ->
 def test_contradictory_arguments_are_refused() -> None:
     """Two stores at once and an unknown level are refused before anything starts."""
     with pytest.raises(ConfigError, match="are in several stores, /a and s3://b"):
-        shell.audit_config("demo", [], ["/a/runs/x", "s3://b/runs/y"], "fail")
+        shell.audit_config(["/a/runs/x", "s3://b/runs/y"], "demo", [], "", "fail")
     with pytest.raises(ConfigError, match="fail-on='sometimes'"):
-        shell.audit_config("demo", [], [], "sometimes")
-    assert shell.audit_config("demo", [], ["s3://b/p/runs/y/trajectories/000001"], "fail").storage.root == "s3://b/p"
+        shell.audit_config([], "demo", [], "", "sometimes")
+    with pytest.raises(TargetError, match="since='yesterday'"):
+        shell.audit_config([], "demo", [], "yesterday", "fail")
+    assert (
+        shell.audit_config(["s3://b/p/runs/y/trajectories/000001"], "demo", [], "", "fail").storage.root == "s3://b/p"
+    )

@@ -75,7 +75,7 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
     answers rightly.
     """
     problems = evidence.database.all(
-        "select problem_id, prompt, solutions from problems where not list_has_all(getvariable('left_out'), data_sets)"
+        "select problem_id, prompt, solutions from problems where not all_left_out(data_sets)"
     )
     in_texts = [
         StatedAnswer("", words, name, -1, is_gold)
@@ -172,7 +172,7 @@ def unmatched_gold(evidence: AuditEvidence) -> Measured:
     names: dict[str, list[str]] = {}
     for name, gold in evidence.database.all(
         """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems
-        where math_verify and not list_has_all(getvariable('left_out'), data_sets) order by all"""
+        where math_verify and not all_left_out(data_sets) order by all"""
     ):
         names.setdefault(gold, []).append(name)
     golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))

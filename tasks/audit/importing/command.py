@@ -84,8 +84,8 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         f"  python -m tasks.audit --root {root} read {arguments.name}",
     ]
     if not arguments.evaluation:
-        again = f"--iteration {rollouts[0].step} run.name={arguments.name} storage.root={root} score.type=environment"
-        said.append(f"  python -m flows.score {arguments.config} {again}  # or another scorer: scores once more")
+        run = f"run.name={arguments.name} storage.root={root} score.type={config.score.type}"
+        said.append(f"  python -m flows.score {arguments.config} --iteration {rollouts[0].step} {run}")
     parts = [
         table(["data set", "scores", ""], made, counted(len(rollouts), "episode")),
         table(["lacking", "episodes", "checks that leave these data sets out"], lacking),

@@ -72,12 +72,11 @@ def counted(count: int, unit: str) -> str:
 def value(check: CheckResult) -> str:
     """Write the value of a check with its unit, or `MISSING` if the check was skipped.
 
-    A share of other units than those that the check counts, such as those of the worst data set, is followed by them.
+    The share of the worst of several data sets is followed by the number of its units.
     """
-    if _is_share(check) or check.value is None:
-        return share(check.value) + (
-            f" of {counted(check.share_of, check.unit)}" if check.share_of not in (0, check.of) else ""
-        )
+    if check.value is None or _is_share(check):
+        is_of_others = check.value and check.share_of not in (0, check.of)
+        return share(check.value) + (f" of {counted(check.share_of, check.unit)}" if is_of_others else "")
     return decimal(check.value) + _MEASURES.get(check.name, "")
 
 
