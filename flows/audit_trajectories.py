@@ -34,7 +34,7 @@ def audit_trajectories(
         fail_on: `fail`, `warn` or `never`.
     """
     targets = targets or []
-    with open_unleased(audit_config(targets, config, overrides, since, fail_on)) as workspace:
+    with open_unleased(audit_config(config, overrides or [], targets, fail_on)) as workspace:
         data_sets = select_data_sets(workspace, targets, since)
         if not data_sets:
             return {"verdict": "skipped"}
@@ -44,4 +44,4 @@ def audit_trajectories(
 
 
 if __name__ == "__main__":
-    main_of_targets(audit_trajectories, audit_config, since="", fail_on="fail")
+    main_of_targets(audit_trajectories, since="", fail_on="fail")

@@ -76,11 +76,8 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     interrupts.run(lambda: _status(act, verbose=arguments.verbose), ADVICE)
 
 
-def main_of_targets(run: "Flow[..., Any]", check: Callable[..., object], **options: int | str) -> NoReturn:
-    """Parse `sys.argv` and run a flow on stored versions; as `main`, but the positional arguments are its `targets`.
-
-    `check` takes the arguments of the flow, and raises what is wrong with them before a server starts.
-    """
+def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
+    """Parse `sys.argv` and run a flow on stored versions; as `main`, but the positional arguments are its `targets`."""
     parser, default = _parser(run, options)
     about = "runs, versions or URIs; default: all runs. With an equals sign: a dotted override, storage.root=…"
     parser.add_argument("targets", nargs="*", metavar="RUN|URI|key=value", help=about)
@@ -91,10 +88,8 @@ def main_of_targets(run: "Flow[..., Any]", check: Callable[..., object], **optio
     targets = [target for target in arguments.targets if target not in overrides]
 
     def act() -> None:
-        given = {option: getattr(arguments, option) for option in options}
-        check(targets, arguments.config, overrides, **given)
         with temporary_server():
-            run(targets, arguments.config, overrides, **given)
+            run(targets, arguments.config, overrides, **{option: getattr(arguments, option) for option in options})
 
     interrupts.run(lambda: _status(act, verbose=arguments.verbose), ADVICE)
 

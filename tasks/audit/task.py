@@ -32,22 +32,18 @@ class SuspiciousDataError(RuntimeError):
     """The verdict of an audit is one on which the flow has to fail."""
 
 
-def audit_config(
-    targets: Sequence[str], config: str, overrides: Sequence[str] | None, since: str, fail_on: str
-) -> Config:
+def audit_config(config: str, overrides: Sequence[str], targets: Sequence[str], fail_on: str) -> Config:
     """Return the configuration; its store is the one that URIs among the targets name.
 
     Raises:
         ConfigError: `fail_on` is unknown, the targets are in several stores, or for the reasons of `resolve`.
-        TargetError: `since` is no time.
     """
-    parse_since(since)
     if fail_on not in _LEVELS:
         raise ConfigError(f"fail-on={fail_on!r}: choose one of {', '.join(_LEVELS)}")
     roots = sorted({root for target in targets if (root := layout.split_uri(target)[0])})
     if len(roots) > 1:
         raise ConfigError(f"the targets are in several stores, {' and '.join(roots)}: audit each store by itself")
-    return resolve(config, [*(overrides or ()), *(f"storage.root={root}" for root in roots)])
+    return resolve(config, [*overrides, *(f"storage.root={root}" for root in roots)])
 
 
 @task(name="select-data-sets", cache_policy=NO_CACHE)

@@ -29,11 +29,14 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return emit
 
 
-def test_a_real_run_is_clean_until_it_is_damaged(overrides: list[str], tmp_path: Path, emitted: Mock) -> None:
+def test_a_real_run_is_clean_until_it_is_damaged(
+    overrides: list[str], tmp_path: Path, emitted: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run of the pipeline passes every check of integrity and tokens; a changed byte raises an alarm."""
     math_mt_ppo("smoke", overrides)
     own = [override for override in overrides if override.startswith("storage.")]
     found = audit_trajectories(["smoke"], "smoke", own)
+    assert capsys.readouterr().out.rstrip().rpartition("\n")[2].startswith(f"{found['verdict'].upper()}: ")
     alarms = {name: verdict for name, verdict in found["checks"].items() if verdict not in ("pass", "skipped")}
     assert set(alarms) <= EXPECTED_ALARMS, alarms
     assert found["checks"]["logprob_drift"] == found["checks"]["text_differs"] == "pass"
@@ -74,11 +77,7 @@ def test_an_unknown_target_is_an_error_that_names_what_exists(tmp_path: Path) ->
 def test_contradictory_arguments_are_refused() -> None:
     """Two stores at once and an unknown level are refused before anything starts."""
     with pytest.raises(ConfigError, match="are in several stores, /a and s3://b"):
-        shell.audit_config(["/a/runs/x", "s3://b/runs/y"], "demo", [], "", "fail")
+        shell.audit_config("demo", [], ["/a/runs/x", "s3://b/runs/y"], "fail")
     with pytest.raises(ConfigError, match="fail-on='sometimes'"):
-        shell.audit_config([], "demo", [], "", "sometimes")
-    with pytest.raises(TargetError, match="since='yesterday'"):
-        shell.audit_config([], "demo", [], "yesterday", "fail")
-    assert (
-        shell.audit_config(["s3://b/p/runs/y/trajectories/000001"], "demo", [], "", "fail").storage.root == "s3://b/p"
-    )
+        shell.audit_config("demo", [], [], "sometimes")
+    assert shell.audit_config("demo", [], ["s3://b/p/runs/y/trajectories/000001"], "fail").storage.root == "s3://b/p"
