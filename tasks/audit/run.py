@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,29 +40,24 @@ def audit(
     Raises:
         UnavailableError: the store does not answer.
     """
-    seconds: dict[str, float] = {}
+    seconds, begun = dict[str, float](), time.monotonic()
 
-    @contextmanager
-    def step(name: str) -> Iterator[None]:
-        """Measure and report the duration of a step."""
-        begun = time.monotonic()
-        yield
-        seconds[name] = time.monotonic() - begun
-        progress(f"{name}: {seconds[name]:.1f} s")
+    def tell(step: str) -> None:
+        nonlocal begun
+        seconds[step], begun = time.monotonic() - begun, time.monotonic()
+        progress(f"{step}: {seconds[step]:.1f} s")
 
-    with ExitStack() as stack:
-        with step("fetch and verify"):
-            intake = fetch_data_sets(store, list(data_sets), cache)
-        with step("tables"):
-            database = stack.enter_context(open_database(data_sets, intake, settings))
+    intake = fetch_data_sets(store, list(data_sets), cache)
+    tell("fetch and verify")
+    with open_database(data_sets, intake, settings) as database:
+        tell("tables")
         evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
         results = list[CheckResult]()
         for name in Checks.model_fields:
             if getattr(settings.checks, name).severity != "ignore":
-                with step(name):
-                    results.append(_run_check(all_checks()[name], evidence))
-        with step("numbers"):
-            sets, counts = set_numbers(database, evidence.drifts), histograms(database)
+                results.append(_run_check(all_checks()[name], evidence))
+                tell(name)
+        sets, counts = set_numbers(database, evidence.drifts), histograms(database)
         verdict = worst([result.verdict for result in results])
         if verdict == "pass" and not evidence.rows:  # no damage was found, but there was no row to check
             verdict = "skipped"

@@ -148,6 +148,42 @@ create view correlations as
     ) join data_sets using (data_set)
     where spread > 0 group by 1, 2 having count(*) >= 100 and isfinite(corr(length, success));
 
+-- Each data set after another one of its run: data_set, version, before and after (success rates of first turns), errors
+-- (the step in standard errors; null for steps below 0.1, or if a data set has one problem). The error is that of means
+-- over problems, because the episodes of one problem are not independent; a least variance keeps it above 0.
+create view success_steps as
+    with success as (
+        select data_set, avg(mean) as mean, count(*) as problems,
+            greatest(coalesce(var_samp(mean), 0), 0.25 / count(*)) / count(*) as variance
+        from (
+            select data_set, problem_id, avg(success) as mean from turns
+            where answer = 0 and success is not null group by 1, 2
+        ) group by data_set
+    ), of_runs as (select * from success join data_sets using (data_set) where not evaluation)
+    select a.data_set, a.version, b.mean as before, a.mean as after,
+        if(abs(a.mean - b.mean) >= 0.1 and least(a.problems, b.problems) > 1,
+            abs(a.mean - b.mean) / sqrt(a.variance + b.variance), null) as errors
+    from of_runs a join of_runs b on a.run = b.run and a.iteration = b.iteration + 1;
+
+-- Calls whose output has a word that introduces an answer, which the policy did not write up to the call, nor the gold.
+create temp view stating_calls as
+    select c.* exclude (word) from (
+        select *, regexp_extract(lower(output), 'answer|solution|boxed|####') as word from calls
+    ) c join (select row, solutions from trajectories) s using (row)
+    where word <> '' and not exists (
+        select 1 from turns t where t.row = c.row and t.turn <= c.turn and (
+            contains(lower(t.text), c.word) or len(list_filter(s.solutions, lambda gold: contains(t.text, gold))) > 0)
+    );
+
+-- First calls of episodes, with arguments that occur in 3 problems or more, and gave 3 outputs or more.
+create view first_calls as
+    select * from (
+        select * from calls qualify row_number() over (partition by row order by turn, number) = 1
+    ) join (
+        select name, arguments from calls group by all
+        having count(distinct problem_id) >= 3 and count(distinct output) >= 3
+    ) using (name, arguments) where output <> '';
+
 -- One row for each turn `t`, with its number, its sampled token ids, and how many these should be (`tokens`).
 create temp view turn_tokens as
     select *, token_ids[t."start"::bigint + 1 : t."end"] as ids, t."end"::bigint - t."start" as tokens from (
@@ -208,6 +244,10 @@ create temp view between_turns as
             and (turns[parent]."end" <= turns[child]."start" or turns[parent]."start" >= turns[child]."end")
             and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
     );
+
+-- Calls with an output that is checked.
+create temp view answered as
+    select * from calls where regexp_matches(output, '\S') and row in (select row from compared);
 
 -- The numbers of each data set: the columns of `tasks.audit.results.SetNumbers`, and data_set. Where all rewards are
 -- successes without parts, there is nothing to say about them.

@@ -201,7 +201,7 @@ def test_plots_are_pictures_of_their_own() -> None:
     assert drawn == plots(sets, histograms[:1])
     assert [plot.title for plot in plots(sets[:1], histograms)] == ["Length"], "lines need two data sets"
     pictures = [base64.b64decode(plot.image.removeprefix(PICTURE)).decode() for plot in drawn]
-    assert [ElementTree.fromstring(picture).tag for picture in pictures] == ["{http://www.w3.org/2000/svg}svg"] * 9
+    assert [ElementTree.fromstring(picture).tag for picture in pictures] == ["{http://www.w3.org/2000/svg}svg"] * 10
     assert {"other $x$</text>", "demo: held-out</text>"} <= set(re.findall(r"[^<>]*</text>", pictures[0]))
 
 
@@ -224,7 +224,7 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     assert ["".join(re.findall(r'data-sort="(\d+)"', row)) for row in rows] == ["90009", "54100"]
     assert EVIL in page.text
     assert page.tags["script"] == 2
-    words = ("Calls of tools", "Tools and branches", "episodes with calls", "failed calls", "episodes with branches")
+    words = ("Calls of tools", "Share of episodes with calls", "episodes with calls", "failed calls", "episodes with branches")
     assert all(word in html for word in words)
     without = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
     assert not any(word in without for word in words)

@@ -1,7 +1,7 @@
 """The checks of the audit: what a check is given (`AuditEvidence`), what it returns (`Measured`), and their registry.
 
 The files of this folder have the checks by subject: `integrity` of the store, `tokens` of a row, `templates` around
-them, `learning`, `verdicts`, `problems`, `tools` and `texts`; `second_checker` grades answers again. A check has the
+them, `verdicts`, `problems`, `tools` and `texts`; `second_checker` grades answers again. A check has the
 name of its knob in `configs/audit.py`, also in reports. It notes its cases in the database (`tables.sql`) and returns
 one value, which `tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence
 is declared in a file of SQL (`_declare`); another one is a function below `check`.
@@ -76,6 +76,8 @@ class AuditEvidence:
         """
         if needs != "nothing" and not self.rows:
             raise SkippedError("there is no row to check")
+        if "scored" in needs.split() and not self.database.count("scores"):
+            raise SkippedError("there is no score to check")
         if "calls" in needs.split() and not self.database.count("calls"):
             raise SkippedError("no turn calls a tool")
         wanted = set(needs.split()) & LACKED.keys()
@@ -118,9 +120,9 @@ LACKED = {
     "rewards": "rewards",
 }
 """Names for people of what a data set may lack: scores or, if it was imported (`tasks.audit.importing`), the others."""
-_NEEDS = {"nothing", "rows", "calls", *LACKED}
-"""Needs of a check, separated by blanks: at least one row, and also a score, a call of a tool, or a part of the
-rows that other programs may not write. A data set without that part is left out."""
+_NEEDS = {"nothing", "rows", "calls", "scored", *LACKED}
+"""Needs of a check, separated by blanks: at least one row, and also any score, a call of a tool, or what a data set may
+lack, which is then left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ def _declare(block: str) -> None:
     def run(evidence: AuditEvidence) -> Measured:
         database, settings = evidence.database, evidence.settings
         database.set("threshold", getattr(settings.checks, name).threshold)
+        database.set("complete", evidence.complete)
         database.set("least_episodes", settings.least_episodes)
         if "share" in fields:
             return _highest_share(database, name, unit, query, fields["share"])

@@ -1,6 +1,6 @@
-"""Checks of the store: objects, schemas, parents and scores."""
+"""Checks of the store: objects, schemas and parents. `verdicts.sql` has those of scores that are missing."""
 
-from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
+from tasks.audit.checks import AuditEvidence, Measured, check
 
 
 @check("damaged_objects", "object", needs="nothing")
@@ -45,35 +45,3 @@ _OTHER_PARENTS = """
         from (select trajectory_id, data_set, policy, problem_set from trajectories) t
         join data_sets d using (data_set)
     ) t join data_sets d using (data_set) where other_policy or other_set"""
-
-
-@check("unscored_turns", "turn")
-def unscored_turns(evidence: AuditEvidence) -> Measured:
-    """Count turns that have no row in the scores of their data set: they cannot be trained on, and no rate has them."""
-    query = """select trajectory_id, data_set, turn_name(turn) || ' has no score'
-        from turns where verdict is null and list_contains(?, data_set)"""
-    found = evidence.database.flag("unscored_turns", "turn", query, evidence.complete)
-    turns = evidence.database.count("turns")
-    unscored = [each.version for each in evidence.data_sets if each.manifest and not each.scores]
-    never = f"; {len(unscored)} data sets were never scored, such as {unscored[0]}" if unscored else ""
-    return Measured(found, turns, f"{found:,} of {turns:,} turns have no score{never}")
-
-
-@check("orphan_scores", "turn")
-def orphan_scores(evidence: AuditEvidence) -> Measured:
-    """Count scores without a turn, and turns with several scores."""
-    scores = evidence.database.count("scores")
-    if not scores:
-        raise SkippedError("there is no score to check")
-    without_turn = evidence.database.flag("orphan_scores", "turn", _WITHOUT_TURN, evidence.complete)
-    repeated = evidence.database.flag("orphan_scores", "turn", _REPEATED)
-    says = f"{without_turn} of {scores:,} scores belong to no turn; {repeated} turns have several scores"
-    return Measured(without_turn + repeated, scores, says)
-
-
-_WITHOUT_TURN = """
-    select s.trajectory_id, s.data_set, 'a score of ' || turn_name(s.turn) || ', which does not exist'
-    from scores s anti join turns t using (data_set, trajectory_id, turn) where list_contains(?, s.data_set)"""
-_REPEATED = """
-    select trajectory_id, data_set, turn_name(turn) || ' has ' || count(*) || ' scores'
-    from scores group by trajectory_id, data_set, turn having count(*) > 1"""

@@ -7,6 +7,21 @@
 select trajectory_id, data_set, 'an earlier row has the same id'
 from episodes qualify row_number() over (partition by trajectory_id order by row) > 1
 
+-- check: success_drift
+-- unit: data set
+-- needs: scores
+-- The value is the largest step from one iteration of a run to the next in standard errors, which sampling noise may
+-- not explain. Smaller steps than 0.1 raise no alarm, however certain they are.
+select version, data_set,
+    format('first turn {:.3f} to {:.3f} in {}, {:.1f} standard errors', before, after, version, errors)
+from success_steps where errors > getvariable('threshold')
+-- measured:
+select coalesce(max(errors), 0), count(*), if(
+    count(errors) = 0, count(*) || ' steps between data sets, none of 0.1 or more',
+    format('the largest of {} steps: first turn {:.3f} to {:.3f} in {}, {:.1f} errors', count(*),
+        arg_max(before, errors), arg_max(after, errors), arg_max(version, errors), max(errors)))
+from success_steps
+
 -- check: zero_variance
 -- unit: group
 -- share: groups have no variance

@@ -25,7 +25,7 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     of an output is no case: then the true one was given, too.
     """
     database, decoders = evidence.database, Decoders(evidence)
-    calls = database.count(f"({_ANSWERED})")
+    calls = database.count("answered")
     query = (
         f"select data_set, output, digest, any_value(given) as ids from ({_GIVEN}) group by data_set, output, digest"
     )
@@ -69,11 +69,9 @@ def _with_short_blanks(text: str) -> str:
     return re.sub(r"\s+", lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
 
 
-_ANSWERED = "select * from calls where regexp_matches(output, '\\S') and row in (select row from compared)"
-
-_GIVEN = f"""
+_GIVEN = """
     select c.data_set, c.row, c.turn, c.number, c.output, b.given, (hash(b.given) >> 1)::bigint as digest
-    from ({_ANSWERED}) c join between_turns b on b.row = c.row and b.turn = c.turn"""
+    from answered c join between_turns b on b.row = c.row and b.turn = c.turn"""
 
 # The action tokens from a call's turn to the end of the turn after it in the sequence, or of the sequence.
 _ACTIONS = f"""
@@ -86,7 +84,7 @@ _ACTIONS = f"""
         select *, if(turns[turn + 2]."end" <= rest, turns[turn + 2]."end", rest) as until from (
             select c.*, token_ids, action_mask, turns, turns[c.turn + 1]."start"::bigint as begin, coalesce(
                 list_min(list_filter(sequence_starts, lambda s: s > turns[c.turn + 1]."start")), len(token_ids)) as rest
-            from (({_ANSWERED}) anti join shown using (row, turn, number)) c
+            from (answered anti join shown using (row, turn, number)) c
             join (select row, token_ids, action_mask, turns, sequence_starts from trajectories) using (row)
         )
     ) where begin >= 0"""
@@ -127,9 +125,9 @@ def leaked_by_tool(evidence: AuditEvidence) -> Measured:
 
     So a tool that returns the bare answer for arguments which differ from problem to problem is taken for a calculator.
     """
-    stating = set(_stating(_outputs(evidence, _STATING)))
-    fetching = set(_fetching(_outputs(evidence, _FIRST))) - stating
-    state, fetch = _flag_leaks(evidence, stating, _STATING), _flag_leaks(evidence, fetching, _FIRST)
+    stating = set(_stating(_outputs(evidence, "stating_calls")))
+    fetching = set(_fetching(_outputs(evidence, "first_calls"))) - stating
+    state, fetch = _flag_leaks(evidence, stating, "stating_calls"), _flag_leaks(evidence, fetching, "first_calls")
     calls = evidence.database.count("calls")
     says = (
         f"the outputs of {state:,} of {calls:,} calls state the gold answer; those of {fetch:,} have it, "
@@ -142,7 +140,7 @@ def _outputs(evidence: AuditEvidence, calls: str) -> list[_Output]:
     """Return the distinct outputs of some calls, by tool and arguments."""
     rows = evidence.database.all(
         f"""select distinct name, arguments, c.problem_id, prompt, solutions, output
-        from ({calls}) c join (select row, prompt, solutions from trajectories) using (row) order by all"""
+        from {calls} c join (select row, prompt, solutions from trajectories) using (row) order by all"""
     )
     return [_Output(*row) for row in rows]
 
@@ -183,25 +181,5 @@ def _flag_leaks(evidence: AuditEvidence, leaking: Set[_Leak], calls: str) -> int
     found = [{"problem_id": problem, "name": name, "output": output} for problem, name, output in leaking]
     query = f"""select trajectory_id, data_set,
             call_name(turn, number, name) || ' gives the gold answer away: "' || left(output, 80) || '"'
-        from ({calls}) join found using (problem_id, name, output)"""
+        from {calls} join found using (problem_id, name, output)"""
     return evidence.database.flag("leaked_by_tool", "call", query, found=found)
-
-
-# Outputs with a word that introduces an answer, which the policy did not write up to the call, nor the gold.
-_STATING = """
-    select c.* exclude (word) from (
-        select *, regexp_extract(lower(output), 'answer|solution|boxed|####') as word from calls
-    ) c join (select row, solutions from trajectories) s using (row)
-    where word <> '' and not exists (
-        select 1 from turns t where t.row = c.row and t.turn <= c.turn and (
-            contains(lower(t.text), c.word) or len(list_filter(s.solutions, lambda gold: contains(t.text, gold))) > 0)
-    )"""
-
-# First calls of episodes, with arguments that occur in several problems and gave different outputs.
-_FIRST = f"""
-    select * from (
-        select * from calls qualify row_number() over (partition by row order by turn, number) = 1
-    ) join (
-        select name, arguments from calls group by all
-        having count(distinct problem_id) >= {_LEAST_PROBLEMS} and count(distinct output) >= {_LEAST_PROBLEMS}
-    ) using (name, arguments) where output <> ''"""

@@ -1,5 +1,38 @@
 -- Checks of verdicts that need no second opinion.
 
+-- check: unscored_turns
+-- unit: turn
+-- They cannot be trained on, and no rate has them. Turns of data sets that were not read whole, or whose run is still
+-- working on them, are not checked.
+select trajectory_id, data_set, turn_name(turn) || ' has no score'
+from turns where verdict is null and list_contains(getvariable('complete'), data_set)
+-- measured:
+with never as (
+    select version from turns join data_sets using (data_set) group by version having count(verdict) = 0
+), found as (select count(*) as cases from cases where check_name = 'unscored_turns')
+select cases, turns, format('{:,} of {:,} turns have no score', cases, turns) || if(
+    sets = 0, '', format('; without any score: {} of {} data sets, such as {}', sets, whole, first))
+from found, (select count(*) as turns from turns), (select count(*) as sets, min(version) as first from never),
+    (select count(*) as whole from data_sets)
+
+-- check: orphan_scores
+-- unit: turn
+-- needs: scored
+select s.trajectory_id, s.data_set, 'a score of ' || turn_name(s.turn) || ', which does not exist'
+from scores s anti join turns t using (data_set, trajectory_id, turn)
+where list_contains(getvariable('complete'), s.data_set)
+union all
+select trajectory_id, data_set, turn_name(turn) || ' has ' || count(*) || ' scores'
+from scores group by trajectory_id, data_set, turn having count(*) > 1
+-- measured:
+with found as (
+    select count(*) as cases, count(*) filter (detail not like 'a score of %') as repeated
+    from cases where check_name = 'orphan_scores'
+)
+select cases, scores, format(
+    '{} of {:,} scores belong to no turn; {} turns have several scores', cases - repeated, scores, repeated)
+from found, (select count(*) as scores from scores)
+
 -- check: unparsable
 -- unit: turn
 -- share: turns have no answer

@@ -38,16 +38,13 @@ _KNOB = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `import`."""
-    files = (
-        "JSONL or Parquet: paths, URIs, patterns such as 'dumps/*.jsonl'. With an equals sign: a knob, storage.root=…"
-    )
+    files = "JSONL or Parquet: paths, URIs, patterns. With an equals sign: a knob, such as storage.root=…"
     parser.add_argument("files", nargs="+", metavar="FILE|key=value", help=files)
     parser.add_argument("--format", required=True, choices=FORMATS, help="the program that wrote the files")
     parser.add_argument("--name", required=True, help="name of the run that will hold the data sets")
     parser.add_argument("--tokenizer", default="", help="folder of the model's tokenizer, which makes and shows tokens")
     parser.add_argument("--evaluation", default="", metavar="SET", help="these are evaluations on a set of this name")
-    config = "configuration whose score, reward and audit count; default demo"
-    parser.add_argument("--config", default="demo", metavar="NAME", help=config)
+    parser.add_argument("--config", default="demo", metavar="NAME", help="whose score, reward and audit count; demo")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
@@ -71,11 +68,10 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     if lacks["golds"]:
         config = load(arguments.config, ["score.type=environment", *knobs])
     made = _commit(store, config, arguments, rollouts, chat)
-    needs = {check.name: check.needs.split() for check in all_checks().values()}
     if not any(manifests.read(store, scores).metrics["verdicts"].keys() - {"none"} for _, scores, _ in made):
         lacks["scores"] = len(rollouts)
-    skipped = {what: [name for name, needed in needs.items() if what in needed] or ["none"] for what in lacks}
-    lacking = [(LACKED[what], count, ", ".join(skipped[what])) for what, count in sorted(lacks.items())]
+    skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
+    lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
     root = shlex.quote(config.storage.root)
     said = [f"bad row, left out: {line}" for line in listed(bad)]
     said += [
