@@ -121,6 +121,29 @@ create view told as
         from calls where output <> '' group by row, turn
     ) using (row, turn) where feedback <> '';
 
+-- Feedback that contains a gold answer as a substring, and the number of problems with the same feedback.
+create temp view feedback_with_gold as
+    select problem_id, prompt, solutions, feedback, problems from (
+        select *, count(*) over (partition by feedback) as problems from (
+            select distinct s.problem_id, prompt, solutions, feedback
+            from told s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
+        )
+    ) where len(list_filter(
+        solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
+    )) > 0;
+
+-- Rows that name another policy or problem set than the parents of their data set: id, data_set, detail.
+create temp view other_parents as
+    select trajectory_id, data_set, case when other_policy
+        then 'names the policy ' || t.policy || ', its data set was made from ' || d.policy
+        else 'names the problem set ' || t.problem_set || ', its data set was made from ' || d.problem_set end
+    from (
+        select t.*, len(policies) > 0 and not list_contains(policies, t.policy) as other_policy,
+            d.problem_set not in ('', t.problem_set) as other_set
+        from (select trajectory_id, data_set, policy, problem_set from trajectories) t
+        join data_sets d using (data_set)
+    ) t join data_sets d using (data_set) where other_policy or other_set;
+
 -- Groups of two or more episodes: `same` is true if in each turn all episodes earned the same.
 create view played_groups as
     select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
@@ -248,6 +271,11 @@ create temp view between_turns as
 -- Calls with an output that is checked.
 create temp view answered as
     select * from calls where regexp_matches(output, '\S') and row in (select row from compared);
+
+-- Each of these with the ids that a following turn was given between both turns (`given`), and their digest.
+create temp view calls_given as
+    select c.data_set, c.row, c.turn, c.number, c.output, b.given, (hash(b.given) >> 1)::bigint as digest
+    from answered c join between_turns b on b.row = c.row and b.turn = c.turn;
 
 -- The numbers of each data set: the columns of `tasks.audit.results.SetNumbers`, and data_set. Where all rewards are
 -- successes without parts, there is nothing to say about them.

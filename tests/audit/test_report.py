@@ -224,7 +224,13 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     assert ["".join(re.findall(r'data-sort="(\d+)"', row)) for row in rows] == ["90009", "54100"]
     assert EVIL in page.text
     assert page.tags["script"] == 2
-    words = ("Calls of tools", "Share of episodes with calls", "episodes with calls", "failed calls", "episodes with branches")
+    words = (
+        "Calls of tools",
+        "Share of episodes with calls",
+        "episodes with calls",
+        "failed calls",
+        "episodes with branches",
+    )
     assert all(word in html for word in words)
     without = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
     assert not any(word in without for word in words)

@@ -29,19 +29,7 @@ def wrong_schema(evidence: AuditEvidence) -> Measured:
 def broken_parents(evidence: AuditEvidence) -> Measured:
     """Count parents whose manifest is missing or has another hash, and rows that name another policy or problem set."""
     orphaned = evidence.database.flag_all("broken_parents", evidence.intake.orphaned)
-    mismatched = evidence.database.flag("broken_parents", "trajectory", _OTHER_PARENTS)
+    mismatched = evidence.database.flag("broken_parents", "trajectory", "from other_parents")
     parents = evidence.intake.parents
     says = f"{orphaned} of {parents} parents are missing or changed; {mismatched} rows name other parents"
     return Measured(orphaned + mismatched, parents, says)
-
-
-_OTHER_PARENTS = """
-    select trajectory_id, data_set, case when other_policy
-        then 'names the policy ' || t.policy || ', its data set was made from ' || d.policy
-        else 'names the problem set ' || t.problem_set || ', its data set was made from ' || d.problem_set end
-    from (
-        select t.*, len(policies) > 0 and not list_contains(policies, t.policy) as other_policy,
-            d.problem_set not in ('', t.problem_set) as other_set
-        from (select trajectory_id, data_set, policy, problem_set from trajectories) t
-        join data_sets d using (data_set)
-    ) t join data_sets d using (data_set) where other_policy or other_set"""

@@ -120,7 +120,7 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
     """Flag turns whose feedback contains the gold answer, while neither the prompt nor a turn before it does."""
     by_feedback: dict[str, list[str]] = {}
     given: dict[str, int] = {}  # number of problems with the same feedback
-    for name, prompt, solutions, feedback, problems in evidence.database.all(_FEEDBACK_WITH_GOLD):
+    for name, prompt, solutions, feedback, problems in evidence.database.all("from feedback_with_gold"):
         if contains_gold(feedback, solutions) and not contains_gold(prompt, solutions):
             by_feedback.setdefault(feedback, []).append(name)
             given[feedback] = problems
@@ -140,16 +140,6 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
     return evidence.database.flag_all("leaked_answers", cases)
 
 
-_FEEDBACK_WITH_GOLD = """
-    select problem_id, prompt, solutions, feedback, problems from (
-        select *, count(*) over (partition by feedback) as problems from (
-            select distinct s.problem_id, prompt, solutions, feedback
-            from told s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
-        )
-    ) where len(list_filter(
-        solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
-    )) > 0"""
-"""SQL: feedback that contains a gold answer as a substring, and the number of problems with the same feedback."""
 _SAID_BEFORE = """
     select trajectory_id, version, turn, feedback, solutions,
         (select string_agg(text, chr(10)) from turns b where b.row = s.row and b.turn <= s.turn)

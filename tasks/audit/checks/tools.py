@@ -27,7 +27,7 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     database, decoders = evidence.database, Decoders(evidence)
     calls = database.count("answered")
     query = (
-        f"select data_set, output, digest, any_value(given) as ids from ({_GIVEN}) group by data_set, output, digest"
+        "select data_set, output, digest, any_value(given) as ids from calls_given group by data_set, output, digest"
     )
     lacking = [
         (row["data_set"], row["output"], row["digest"])
@@ -69,14 +69,10 @@ def _with_short_blanks(text: str) -> str:
     return re.sub(r"\s+", lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
 
 
-_GIVEN = """
-    select c.data_set, c.row, c.turn, c.number, c.output, b.given, (hash(b.given) >> 1)::bigint as digest
-    from answered c join between_turns b on b.row = c.row and b.turn = c.turn"""
-
 # The action tokens from a call's turn to the end of the turn after it in the sequence, or of the sequence.
-_ACTIONS = f"""
+_ACTIONS = """
     with shown as (
-        select distinct row, turn, number from ({_GIVEN}) anti join lacking using (data_set, output, digest)
+        select distinct row, turn, number from calls_given anti join lacking using (data_set, output, digest)
     )
     select data_set, row, turn, number, output, list_where(
         token_ids[begin + 1 : until], list_transform(action_mask[begin + 1 : until], lambda m: coalesce(m, false))
