@@ -185,10 +185,10 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
             extracted, verdict_reason, scored_reward, parts, follows, answer is not null, given from turns"""
     ):
-        turns[row].append(ConversationTurn(turn, *columns, calls[row, turn]))
+        turns[row].append(ConversationTurn(*[turn, *columns, calls[row, turn]]))
     found = read(
         """select row, trajectory_id, version, problem_id, sample, status, reason, policy_version, prompt, solutions
         from trajectories t join data_sets using (data_set)"""
     )
-    conversations = {row: StoredConversation(row, *columns, turns[row]) for row, *columns in found}
+    conversations = {row: StoredConversation(*[row, *columns, turns[row]]) for row, *columns in found}
     return [conversations[row] for row in rows if row in conversations]

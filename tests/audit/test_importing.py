@@ -197,7 +197,7 @@ def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifie
     imported(store, write(tmp_path / "a.jsonl", [VERL]), "--format=verl", "--name=mine")
     nothing = {"messages": [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hi."}]}
     made = imported(store, write(tmp_path / "b.jsonl", [nothing, nothing]), "--format=messages", "--name=silent")
-    assert {what: checks for what, _, checks in made["lacks"]}["graded turns"].startswith("success_drift, ")
+    assert "zero_variance" in {what: checks for what, _, checks in made["lacks"]}["graded turns"]
     checks = checks_of(store, verifier, only=["mask_and_spans", "zero_variance"])
     assert (checks["zero_variance"].verdict, checks["zero_variance"].of) == ("pass", 0)
     assert checks["zero_variance"].says.endswith(

@@ -183,14 +183,15 @@ def to_trajectory(rollout: Rollout, samples: Counter[str], run: str, problem_set
             known = 0
         ids += prompt[known:] + said
         mask += [False] * len(prompt[known:]) + [True] * len(said)
-        logprobs += [0.0] * len(prompt[known:]) + (turn.logprobs or [None] * len(said))
+        logprobs += [0.0] * len(prompt[known:])
+        logprobs += turn.logprobs or [None] * len(said)
         told: dict[str, Any] = {"verdict": "", "reward": 0.0, "finish_reason": "stop" if rollout.status else ""}
         if number == last:
             told |= {"verdict": verdict, "reward": rollout.reward or 0.0}
             told |= {"finish_reason": "length"} if status == "truncated" else {}
         feedback = "\n".join(each.text for each in reply)
-        span = {"start": len(ids) - len(said), "end": len(ids)}
-        turns.append(Turn(**span, **told, text=turn.text, feedback=feedback, latency_s=0.0, seed=0))
+        told |= {"start": len(ids) - len(said), "end": len(ids), "text": turn.text, "feedback": feedback}
+        turns.append(Turn(**told, latency_s=0.0, seed=0))
     is_graded = rollout.reward is not None or bool(rollout.golds)
     return Trajectory(
         **asdict(problem),
@@ -230,4 +231,5 @@ def _calls(rollout: Rollout) -> Iterator[Call]:
         for call in turn.tool_calls:
             output = outputs.get(call["id"])
             status: CallStatus = "unanswered" if output is None else "answered"
-            yield Call(number, call["id"], *call["function"].values(), output or "", status)
+            name, written = call["function"].values()
+            yield Call(number, call["id"], name, written, output or "", status)
