@@ -118,16 +118,6 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
     return [replace(each, number=number) for number, each in enumerate(recent)]
 
 
-def previous(store: Store, data_set: DataSet) -> DataSet | None:
-    """Return the data set of the iteration before; None for evaluations, iteration 0, or if it is not in the store."""
-    if data_set.is_evaluation or data_set.iteration == 0:
-        return None
-    version = layout.trajectories(data_set.run, data_set.iteration - 1)
-    if store.exists(layout.tombstone(version)):
-        return None
-    return _read_data_set(store, version, scores_of(catalog.read_all(store)))
-
-
 def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:
     """Read the manifest of a data set; return None if it was never committed."""
     run, number = layout.run_of(version) or "", layout.number_of(version) or 0

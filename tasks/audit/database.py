@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 class AuditDatabase(TrajectoryDb):
     """The tables of an audit, and methods that note and read cases."""
 
-    left_out: Sequence[int] = ()
-    """Numbers of the data sets that lack what the present check needs: they have no cases."""
+    def count(self, rows: str) -> int:
+        """Count rows as `TrajectoryDb.count`, without those of data sets that lack what the present check needs."""
+        return super().count(f"(from {rows}) where not is_left_out(data_set)")
 
     def flag(
         self,
@@ -43,19 +45,18 @@ class AuditDatabase(TrajectoryDb):
                 return 0
             table = found if isinstance(found, pa.Table) else pa.Table.from_pylist(list(found))
             self.connection.register("found", table)
-        before = self.count("cases")
-        self.connection.execute(
+        flagged = self.number(
             f"""insert into cases
             select '{check}', '{unit}', flagged.id, coalesce(d.version, ''), flagged.detail
             from ({query}) as flagged(id, data_set, detail) left join data_sets d using (data_set)
-            where not coalesce(list_contains(?::integer[], data_set), false) order by all""",
-            [*parameters, list(self.left_out)],
+            where not is_left_out(data_set) order by all""",
+            *parameters,
         )
         if found is not None:
             self.connection.unregister("found")
-        return self.count("cases") - before
+        return int(flagged)
 
-    def set(self, variable: str, value: float) -> None:
+    def set(self, variable: str, value: float | list[int]) -> None:
         """Set a variable that queries read with `getvariable`."""
         self.connection.execute(f"set variable {variable} = {value}")
 
@@ -95,6 +96,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
                 "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
                 [_row(each) for each in data_sets],
             )
+        database.set("left_out", [])
         database.set("highest_logprob", HIGHEST_LOGPROB)
         database.set("lowest_logprob", LOWEST_LOGPROB)
         database.connection.execute(_TABLES.read_text(encoding="utf-8"))
@@ -102,16 +104,14 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
 
 
 def _row(data_set: DataSet) -> tuple[Any, ...]:
-    manifest = data_set.manifest
+    manifest, scorer = data_set.manifest, data_set.scorer
     parents = manifest.parent_names if manifest else []
-    policies = select(PolicyVersion, parents)
-    scorer = data_set.scorer
+    policies, problem_sets = select(PolicyVersion, parents), select(ProblemsVersion, parents)
     scorers = scorer if isinstance(scorer, dict) else {"default": scorer}  # as in `Score.by_source`
     return (
         *(data_set.number, data_set.version, data_set.run, data_set.iteration, data_set.is_evaluation),
         int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
-        *(next(iter(policies), ""), policies, next(iter(select(ProblemsVersion, parents)), "")),
-        *(list(scorers), list(scorers.values())),
+        *(next(iter(policies), ""), policies, next(iter(problem_sets), ""), list(scorers), list(scorers.values())),
     )
 
 
@@ -174,25 +174,21 @@ class StoredConversation:
 
 def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[StoredConversation]:
     """Return the trajectories with these row numbers, in this order; unknown row numbers are skipped."""
-    calls: dict[tuple[int, int], list[Call]] = {}
-    for row, *columns in database.all(
-        """select row, turn, id, name, arguments, output, status
-        from calls where list_contains(?, row) order by row, turn, number""",
-        list(rows),
-    ):
-        calls.setdefault((row, columns[0]), []).append(Call(*columns))
-    turns: dict[int, list[ConversationTurn]] = {}
-    for row, *columns in database.all(
+
+    def read(query: str) -> list[tuple[Any, ...]]:
+        return database.all(f"{query} where list_contains(?, row) order by all", list(rows))
+
+    calls, turns = defaultdict[tuple[int, int], list[Call]](list), defaultdict[int, list[ConversationTurn]](list)
+    for row, turn, _, *columns in read("select row, turn, number, id, name, arguments, output, status from calls"):
+        calls[row, turn].append(Call(turn, *columns))
+    for row, turn, *columns in read(
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
-            extracted, verdict_reason, scored_reward, parts, follows, answer is not null, given
-        from turns where list_contains(?, row) order by row, turn""",
-        list(rows),
+            extracted, verdict_reason, scored_reward, parts, follows, answer is not null, given from turns"""
     ):
-        turns.setdefault(row, []).append(ConversationTurn(*[*columns, calls.get((row, columns[0]), [])]))
-    found = database.all(
+        turns[row].append(ConversationTurn(*[turn, *columns, calls[row, turn]]))
+    found = read(
         """select row, trajectory_id, version, problem_id, sample, status, reason, policy_version, prompt, solutions
-        from trajectories t join data_sets using (data_set) where list_contains(?, row)""",
-        list(rows),
+        from trajectories t join data_sets using (data_set)"""
     )
-    conversations = {row: StoredConversation(*[row, *columns, turns.get(row, [])]) for row, *columns in found}
+    conversations = {row: StoredConversation(*[row, *columns, turns[row]]) for row, *columns in found}
     return [conversations[row] for row in rows if row in conversations]

@@ -35,8 +35,7 @@ class Case:
 class CheckResult:
     """The finding of one check."""
 
-    name: str  # as in `audit.checks`
-    title: str  # for people
+    name: str  # as in `audit.checks`, and for people, too
     about: str  # what the check measures, in a sentence
     verdict: Verdict
     severity: str  # the verdict if the value is above the threshold
@@ -47,6 +46,7 @@ class CheckResult:
     unit: Unit
     says: str  # the finding, or why the check was skipped, in a sentence
     examples: list[Case] = field(default_factory=list)
+    share_of: int = 0  # number of units of which `value` is a share, if these are those of one data set only
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_chec
 from tasks.audit.data_sets import DataSet, fetch_data_sets
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.numbers import histograms, set_numbers
+from tasks.audit.report.wording import counted
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
 from tasks.score.verifier import Verifier
 
@@ -39,29 +40,24 @@ def audit(
     Raises:
         UnavailableError: the store does not answer.
     """
-    seconds: dict[str, float] = {}
+    seconds, begun = dict[str, float](), time.monotonic()
 
-    @contextmanager
-    def step(name: str) -> Iterator[None]:
-        """Measure and report the duration of a step."""
-        begun = time.monotonic()
-        yield
-        seconds[name] = time.monotonic() - begun
-        progress(f"{name}: {seconds[name]:.1f} s")
+    def tell(step: str) -> None:
+        nonlocal begun
+        seconds[step], begun = time.monotonic() - begun, time.monotonic()
+        progress(f"{step}: {seconds[step]:.1f} s")
 
-    with ExitStack() as stack:
-        with step("fetch and verify"):
-            intake = fetch_data_sets(store, list(data_sets), cache)
-        with step("tables"):
-            database = stack.enter_context(open_database(data_sets, intake, settings))
+    intake = fetch_data_sets(store, list(data_sets), cache)
+    tell("fetch and verify")
+    with open_database(data_sets, intake, settings) as database:
+        tell("tables")
         evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
         results = list[CheckResult]()
         for name in Checks.model_fields:
             if getattr(settings.checks, name).severity != "ignore":
-                with step(name):
-                    results.append(_run_check(all_checks()[name], evidence))
-        with step("numbers"):
-            sets, counts = set_numbers(database, evidence.drifts), histograms(database)
+                results.append(_run_check(all_checks()[name], evidence))
+                tell(name)
+        sets, counts = set_numbers(database, evidence.drifts), histograms(database)
         verdict = worst([result.verdict for result in results])
         if verdict == "pass" and not evidence.rows:  # no damage was found, but there was no row to check
             verdict = "skipped"
@@ -71,19 +67,18 @@ def audit(
 def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
     """Run one check; if it cannot run, its verdict is `skipped` and `says` has the reason."""
     knob, settings, database = getattr(evidence.settings.checks, check.name), evidence.settings, evidence.database
-    of_check: dict[str, Any] = {"name": check.name, "title": check.title, "about": check.about, "unit": check.unit}
+    of_check: dict[str, Any] = {"name": check.name, "about": check.about, "unit": check.unit}
     of_check |= {"severity": knob.severity, "threshold": knob.threshold}
     try:
-        if reason := evidence.lacks(check.needs):
-            raise SkippedError(reason)
+        database.set("left_out", [])
         left_out, words = evidence.left_out(check.needs)
-        database.left_out = [each.number for each in left_out]
+        database.set("left_out", [each.number for each in left_out])
         measured = check.run(evidence)
     except SkippedError as reason:
         return CheckResult(**of_check, verdict="skipped", value=None, cases=0, of=0, says=str(reason))
     says = measured.says
     if left_out:
-        says += f"; {len(left_out)} data sets without {words} were left out, such as {left_out[0].version}"
+        says += f"; left out: {counted(len(left_out), 'data set')} without {words}, such as {left_out[0].version}"
     verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
     if verdict == "pass" and measured.judged < settings.least_judged:
         verdict = "warn"
@@ -93,6 +88,7 @@ def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
         value=measured.value,
         cases=int(database.number("select count(*) from cases where check_name = ?", check.name)),
         of=measured.of,
+        share_of=measured.share_of,
         says=says,
         examples=database.cases(check.name, settings.examples),
     )

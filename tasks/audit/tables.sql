@@ -8,6 +8,9 @@
 --
 -- `row` is a number that is unique to each trajectory row, even if two rows have the same id.
 
+-- Whether a data set, or each of several, lacks what the present check needs.
+create macro is_left_out(data_set) as coalesce(list_contains(getvariable('left_out'), data_set), false);
+create macro all_left_out(data_sets) as list_has_all(getvariable('left_out'), data_sets);
 -- The name of a turn and of a call in the detail of a case.
 create macro turn_name(turn) as 'turn ' || (turn + 1);
 create macro call_name(turn, number, name) as
@@ -89,9 +92,10 @@ create table revisions as
     from climbing c join turns t on t.row = c.row and t.turn = c.turn
     join turns b on b.row = c.row and b.turn = c.before where b.answer is not null;
 
--- One row for each distinct problem: problem_id, prompt, solutions, math_verify (whether that scores it).
+-- One row for each distinct problem: problem_id, prompt, solutions, data_sets (numbers), math_verify (whether
+-- that scores it).
 create table problems as
-    select problem_id, prompt, solutions,
+    select problem_id, prompt, solutions, list(distinct data_set) as data_sets,
         bool_or(coalesce(scorers[source], scorers['default']) = 'math-verify') as math_verify
     from trajectories join (select data_set, scorers from data_sets) using (data_set) group by 1, 2, 3;
 
@@ -116,6 +120,29 @@ create view told as
         select row, turn, list(output order by length(output) desc) as outputs
         from calls where output <> '' group by row, turn
     ) using (row, turn) where feedback <> '';
+
+-- Feedback that contains a gold answer as a substring, and the number of problems with the same feedback.
+create temp view feedback_with_gold as
+    select problem_id, prompt, solutions, feedback, problems from (
+        select *, count(*) over (partition by feedback) as problems from (
+            select distinct s.problem_id, prompt, solutions, feedback
+            from told s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
+        )
+    ) where len(list_filter(
+        solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
+    )) > 0;
+
+-- Rows that name another policy or problem set than the parents of their data set: id, data_set, detail.
+create temp view other_parents as
+    select trajectory_id, data_set, case when other_policy
+        then 'names the policy ' || t.policy || ', its data set was made from ' || d.policy
+        else 'names the problem set ' || t.problem_set || ', its data set was made from ' || d.problem_set end
+    from (
+        select t.*, len(policies) > 0 and not list_contains(policies, t.policy) as other_policy,
+            d.problem_set not in ('', t.problem_set) as other_set
+        from (select trajectory_id, data_set, policy, problem_set from trajectories) t
+        join data_sets d using (data_set)
+    ) t join data_sets d using (data_set) where other_policy or other_set;
 
 -- Groups of two or more episodes: `same` is true if in each turn all episodes earned the same.
 create view played_groups as
@@ -143,6 +170,42 @@ create view correlations as
         from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
     ) join data_sets using (data_set)
     where spread > 0 group by 1, 2 having count(*) >= 100 and isfinite(corr(length, success));
+
+-- Each data set after another one of its run: data_set, version, before and after (success rates of first turns), errors
+-- (the step in standard errors; null for steps below 0.1, or if a data set has one problem). The error is that of means
+-- over problems, because the episodes of one problem are not independent; a least variance keeps it above 0.
+create view success_steps as
+    with success as (
+        select data_set, avg(mean) as mean, count(*) as problems,
+            greatest(coalesce(var_samp(mean), 0), 0.25 / count(*)) / count(*) as variance
+        from (
+            select data_set, problem_id, avg(success) as mean from turns
+            where answer = 0 and success is not null group by 1, 2
+        ) group by data_set
+    ), of_runs as (select * from success join data_sets using (data_set) where not evaluation)
+    select a.data_set, a.version, b.mean as before, a.mean as after,
+        if(abs(a.mean - b.mean) >= 0.1 and least(a.problems, b.problems) > 1,
+            abs(a.mean - b.mean) / sqrt(a.variance + b.variance), null) as errors
+    from of_runs a join of_runs b on a.run = b.run and a.iteration = b.iteration + 1;
+
+-- Calls whose output has a word that introduces an answer, which the policy did not write up to the call, nor the gold.
+create temp view stating_calls as
+    select c.* exclude (word) from (
+        select *, regexp_extract(lower(output), 'answer|solution|boxed|####') as word from calls
+    ) c join (select row, solutions from trajectories) s using (row)
+    where word <> '' and not exists (
+        select 1 from turns t where t.row = c.row and t.turn <= c.turn and (
+            contains(lower(t.text), c.word) or len(list_filter(s.solutions, lambda gold: contains(t.text, gold))) > 0)
+    );
+
+-- First calls of episodes, with arguments that occur in 3 problems or more, and gave 3 outputs or more.
+create view first_calls as
+    select * from (
+        select * from calls qualify row_number() over (partition by row order by turn, number) = 1
+    ) join (
+        select name, arguments from calls group by all
+        having count(distinct problem_id) >= 3 and count(distinct output) >= 3
+    ) using (name, arguments) where output <> '';
 
 -- One row for each turn `t`, with its number, its sampled token ids, and how many these should be (`tokens`).
 create temp view turn_tokens as
@@ -204,6 +267,15 @@ create temp view between_turns as
             and (turns[parent]."end" <= turns[child]."start" or turns[parent]."start" >= turns[child]."end")
             and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
     );
+
+-- Calls with an output that is checked.
+create temp view answered as
+    select * from calls where regexp_matches(output, '\S') and row in (select row from compared);
+
+-- Each of these with the ids that a following turn was given between both turns (`given`), and their digest.
+create temp view calls_given as
+    select c.data_set, c.row, c.turn, c.number, c.output, b.given, (hash(b.given) >> 1)::bigint as digest
+    from answered c join between_turns b on b.row = c.row and b.turn = c.turn;
 
 -- The numbers of each data set: the columns of `tasks.audit.results.SetNumbers`, and data_set. Where all rewards are
 -- successes without parts, there is nothing to say about them.

@@ -11,11 +11,11 @@ from prefect.events import emit_event
 
 from configs import Config, ConfigError
 from storage import layout
-from storage.visible import printable
+from storage.visible import Fleeting, printable
 from tasks.audit.data_sets import DataSet, TargetError, parse_since, select
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.report.plots import pictures
-from tasks.audit.report.wording import check_rows, summary
+from tasks.audit.report.wording import check_rows, headline, summary
 from tasks.audit.run import audit as run_checks
 from tasks.evaluate.summary import table
 from tasks.run.configuration import resolve
@@ -66,9 +66,13 @@ def audit(workspace: Workspace, verifier: Verifier, data_sets: list[DataSet]) ->
     """Run all checks on `data_sets` and commit what they found; return the version."""
     store, cache, settings = workspace.store, workspace.cache, workspace.config.audit
     reader = f"python -m tasks.audit --root {shlex.quote(store.root)} read"
-    with run_checks(store, data_sets, settings, cache, verifier, get_run_logger().info) as audited:
+    with run_checks(store, data_sets, settings, cache, verifier, _tell) as audited:
         manifest = commit_audit(store, data_sets, audited, workspace.provenance(), cache, reader)
     return manifest.version
+
+
+def _tell(line: str) -> None:
+    get_run_logger().info(Fleeting(line))
 
 
 @task(name="report-audit", cache_policy=NO_CACHE)
@@ -103,8 +107,8 @@ def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, 
             "alarms": [check.name for check in result.checks if check.verdict in ("warn", "fail")],
         },
     )
-    get_run_logger().info("%s; report in %s", store.uri(version), path)
     if result.verdict in _LEVELS[fail_on]:
-        alarms = "; ".join(f"{check.title}: {check.says}" for check in result.checks if check.verdict == result.verdict)
-        raise SuspiciousDataError(f"the audit's verdict is {result.verdict}: {alarms}. Read {path}")
+        why = "; ".join(f"{check.name}: {check.says}" for check in result.checks if check.verdict == result.verdict)
+        raise SuspiciousDataError(f"the audit's verdict is {result.verdict}: {why}. Read {path}")
+    print(printable(f"{headline(result)}. Report: {path}"))
     return {"version": version, "verdict": result.verdict, "checks": {c.name: c.verdict for c in result.checks}}

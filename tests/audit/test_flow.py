@@ -29,11 +29,14 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return emit
 
 
-def test_a_real_run_is_clean_until_it_is_damaged(overrides: list[str], tmp_path: Path, emitted: Mock) -> None:
+def test_a_real_run_is_clean_until_it_is_damaged(
+    overrides: list[str], tmp_path: Path, emitted: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run of the pipeline passes every check of integrity and tokens; a changed byte raises an alarm."""
     math_mt_ppo("smoke", overrides)
     own = [override for override in overrides if override.startswith("storage.")]
     found = audit_trajectories(["smoke"], "smoke", own)
+    assert capsys.readouterr().out.rstrip().rpartition("\n")[2].startswith(f"{found['verdict'].upper()}: ")
     alarms = {name: verdict for name, verdict in found["checks"].items() if verdict not in ("pass", "skipped")}
     assert set(alarms) <= EXPECTED_ALARMS, alarms
     assert found["checks"]["logprob_drift"] == found["checks"]["text_differs"] == "pass"
@@ -46,7 +49,7 @@ def test_a_real_run_is_clean_until_it_is_damaged(overrides: list[str], tmp_path:
 
     shard = key(store, layout.trajectories("smoke", 1), "part-00000.parquet")
     store.write(shard, store.read(shard)[:-1] + b"\0")
-    with pytest.raises(shell.SuspiciousDataError, match=r"verdict is fail: Damaged objects.*report\.html"):
+    with pytest.raises(shell.SuspiciousDataError, match=r"verdict is fail: damaged_objects.*report\.html"):
         audit_trajectories(["smoke"], "smoke", own)
     assert emitted.call_args.kwargs["event"] == "math-mt-ppo.audit.fail"
     assert "damaged_objects" in emitted.call_args.kwargs["payload"]["alarms"]

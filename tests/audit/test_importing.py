@@ -103,12 +103,12 @@ def test_each_format_is_read_as_its_program_means_it() -> None:
     )
     assert [each.text for each in read["trl"].messages] == [TRL["prompt"], "7"]
     assert (read["trl"].reward, read["trl"].parts) == (1.5, {"right": 1.0, "format": 0.5})
-    assert (read["verifiers"].id, read["verifiers"].turns, read["verifiers"].status) == ("3", [1, 3], "completed")
+    assert (read["verifiers"].id, read["verifiers"].places, read["verifiers"].status) == ("3", [1, 3], "completed")
     assert read["verifiers"].messages[3].logprobs == [-0.1]
     tuned = read["openai-finetune"]
-    assert ([each.role for each in tuned.prompt], tuned.turns) == (["system", "user", "assistant", "user"], [4, 6])
-    assert tuned.messages[4].tool_calls
-    assert (tuned.messages[4].tool_calls[0].function.arguments, tuned.reward, tuned.status) == ('{"x": 1}', None, None)
+    assert ([each.role for each in tuned.prompt], tuned.places) == (["system", "user", "assistant", "user"], [4, 6])
+    (call,) = tuned.messages[4].tool_calls
+    assert (call["function"]["arguments"], tuned.reward, tuned.status) == ('{"x": 1}', None, None)
 
 
 JSON = st.recursive(
@@ -153,7 +153,7 @@ def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier,
     """
     train = write(tmp_path / "train.jsonl", [*verl(1, 2, 3, wrong=[2]), *verl(1, 2, 3, step=2)])
     made = imported(store, train, "--format=verl", "--name=mine")
-    assert [version for version, _ in made["data_sets"]] == [layout.trajectories("mine", step) for step in (1, 2)]
+    assert [version for version, *_ in made["data_sets"]] == [layout.trajectories("mine", step) for step in (1, 2)]
     assert {what: count for what, count, _ in made["lacks"]}["token ids"] == 24
     held_out = write(tmp_path / "val.jsonl", verl(3, 40, step=2))
     imported(store, held_out, "--format=verl", "--name=mine", "--evaluation=held-out")
@@ -170,9 +170,10 @@ def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier,
         "loops",
     ):
         assert checks[name].verdict == "skipped", name
-    assert "imported without policy versions" in checks["staleness"].says
+    assert "the data sets lack policy versions" in checks["staleness"].says
     entries = catalog.read_all(store)
-    assert imported(store, train, "--format=verl", "--name=mine") == made
+    again = imported(store, train, "--format=verl", "--name=mine")["data_sets"]
+    assert again == [(*names, "already there") for *names, _ in made["data_sets"]]
     assert len(catalog.read_all(store)) == len(entries)
     committed = [entry.version for entry in entries if manifests.committed(store, entry.version)]
     assert verify(store, committed, deep=True).findings == []
@@ -194,13 +195,22 @@ def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifie
     commit_rows(store, version, "trajectories", TRAJECTORY_SCHEMA, [faulty], [])
     commit_rows(store, layout.scores("r", 0, "5c0e"), "scores", SCORE_SCHEMA, make_scores("t0", 0.0, 1.0), [version])
     imported(store, write(tmp_path / "a.jsonl", [VERL]), "--format=verl", "--name=mine")
-    check = checks_of(store, verifier, only=["mask_and_spans"])["mask_and_spans"]
+    nothing = {"messages": [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hi."}]}
+    made = imported(store, write(tmp_path / "b.jsonl", [nothing, nothing]), "--format=messages", "--name=silent")
+    assert "zero_variance" in {what: checks for what, _, checks in made["lacks"]}["graded turns"]
+    checks = checks_of(store, verifier, only=["mask_and_spans", "zero_variance"])
+    assert (checks["zero_variance"].verdict, checks["zero_variance"].of) == ("pass", 0)
+    assert checks["zero_variance"].says.endswith(
+        "data set without graded turns, such as runs/silent/trajectories/000000"
+    )
+    check = checks["mask_and_spans"]
+    assert check.of == 1
     assert (check.verdict, [case.id for case in check.examples]) == ("fail", ["t0"])
-    assert check.says.endswith("1 data sets without token ids were left out, such as runs/mine/trajectories/000002")
+    assert check.says.endswith("left out: 2 data sets without token ids, such as runs/mine/trajectories/000002")
 
 
 def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, tmp_path: Path) -> None:
-    """Rendered messages pass the checks of tokens; stored ids and logprobs stay as they are, and another text shows."""
+    """A rendered prompt and its answer become tokens; stored ids and logprobs stay, and another text shows."""
     folder, asked = tmp_path / "tokenizer", "What is 12 + 7?"
     play.tokenizer.save_pretrained(folder)
     chat = Chat(play.tokenizer)
@@ -209,22 +219,26 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     stored = {"prompt_token_ids": prompt, "token_ids": ids, "logprobs": [-0.5] * len(ids)}
     said = [{"role": "user", "content": asked}, {"role": "assistant", "content": "19"}]
     again = [{"role": "user", "content": FEEDBACK}, {"role": "assistant", "content": "19"}]
-    rows = [{"messages": [*said, *again], "answer": "19", "reward": 1, "truncated": False}]
     options = ("--format=messages", f"--tokenizer={folder}")
-    imported(store, write(tmp_path / "a.jsonl", rows), *options, "--name=made")
+    whole = str(play.tokenizer.decode(prompt))
+    imported(
+        store, write(tmp_path / "a.jsonl", [{"input": whole, "output": "19", "gts": "19"}]),
+        "--format=verl", f"--tokenizer={folder}", "--name=made",
+    )  # fmt: skip
     (row,) = rows_of(store, layout.trajectories("made", 0))
-    assert row.token_ids[: row.turns[1].end] == prompt + ids + row.token_ids[row.turns[0].end :]
-    assert (row.sequence_starts, set(row.logprobs), row.ungraded) == ([0], {0.0, None}, [0])
+    assert (row.token_ids, row.sequence_starts, set(row.logprobs)) == (prompt + ids[:-1], [0], {0.0, None})
     of_tokens = ("mask_and_spans", "broken_prefix", "text_differs", "template_drift", "bad_logprobs")
     checks = checks_of(store, verifier, "made", only=of_tokens)
     assert checks.pop("bad_logprobs").verdict == "skipped"
     assert {(check.verdict, check.of > 0) for check in checks.values()} == {("pass", True)}, checks
 
     kept = [{"messages": [said[0], said[1] | stored | {"content": text}], "reward": 1} for text in ("19", "12")]
+    more = chat.prompt([*said, again[0]])
+    kept[0]["messages"] += [again[0], again[1] | stored | {"prompt_token_ids": more}]  # type: ignore[operator]
     imported(store, write(tmp_path / "b.jsonl", kept), *options, "--name=kept")
     row, _ = rows_of(store, layout.trajectories("kept", 0))
-    assert row.token_ids == prompt + ids
-    assert row.logprobs[len(prompt) :] == [-0.5] * len(ids)
+    assert (row.token_ids, row.sequence_starts, row.ungraded) == (more + ids, [0], [0])
+    assert [row.logprobs[turn.start : turn.end] for turn in row.turns] == [[-0.5] * len(ids)] * 2
     checks = checks_of(store, verifier, "kept", only=of_tokens)
     assert (checks["text_differs"].cases, checks["bad_logprobs"].verdict) == (1, "pass")
 
@@ -249,7 +263,11 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
     """Without gold answers the program's own rewards are the scores, and checks of gold answers are skipped."""
     path = tmp_path / "completions_00005.parquet"
     pq.write_table(pa.Table.from_pylist([TRL, TRL | {"right": 0.0}]), path)
-    ((version, scores),) = imported(store, str(path), "--format=trl", "--name=mine")["data_sets"]
+    elsewhere, options = (
+        Store(str(tmp_path / "elsewhere")),
+        (f"storage.root={store.root}", "--format=trl", "--name=mine"),
+    )
+    ((version, scores, _),) = imported(elsewhere, *options, str(path))["data_sets"]
     assert version == layout.trajectories("mine", 5)
     graded = list(datasets.rows(store, scores, tmp_path))
     assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]

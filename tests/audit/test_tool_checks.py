@@ -7,7 +7,7 @@ import pytest
 
 from configs.audit import Audit
 from storage.records import Call, Problem, Trajectory
-from tasks.audit.checks import all_checks
+from tasks.audit.checks import SkippedError, all_checks
 from tests.support.audit_play import SUM, Audited, Play
 from tests.support.branching import begin
 from tests.support.planted_faults import call, written
@@ -110,8 +110,9 @@ def test_feedback_of_agents_is_told_from_outputs(audited: Audited, play: Play) -
 def test_without_calls_checks_of_tools_say_so(audited: Audited, play: Play) -> None:
     """A check that had nothing to check has not passed."""
     audited.add([play("a", "18", "19")])
+    needs = [check.needs for check in all_checks().values() if "calls" in check.needs.split()]
+    assert len(needs) == 6
     with audited.evidence(Audit()) as evidence:
-        skipped = [
-            name for name, check in all_checks().items() if evidence.lacks(check.needs) == "no turn calls a tool"
-        ]
-    assert len(skipped) == 6
+        for each in needs:
+            with pytest.raises(SkippedError, match="no turn calls a tool"):
+                evidence.left_out(each)

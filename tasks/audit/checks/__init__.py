@@ -1,10 +1,10 @@
 """The checks of the audit: what a check is given (`AuditEvidence`), what it returns (`Measured`), and their registry.
 
 The files of this folder have the checks by subject: `integrity` of the store, `tokens` of a row, `templates` around
-them, `learning`, `verdicts`, `problems`, `tools` and `texts`; `second_checker` grades answers again. A check has the
-name of its knob in `configs/audit.py`. It notes its cases in the database (`tables.sql`) and returns one value, which
-`tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence is declared in a
-file of SQL (`_declare`); another one is a function below `check`.
+them, `verdicts`, `problems`, `tools` and `texts`; `second_checker` grades answers again. A check has the
+name of its knob in `configs/audit.py`, also in reports. It notes its cases in the database (`tables.sql`) and returns
+one value, which `tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence
+is declared in a file of SQL (`_declare`); another one is a function below `check`.
 """
 
 import importlib
@@ -63,25 +63,34 @@ class AuditEvidence:
         """The number of trajectories that could be read."""
         return self.database.count("episodes")
 
-    def lacks(self, needs: str) -> str:
-        """Return why the data lack what a check needs; empty if it can run."""
-        if needs != "nothing" and not self.rows:
-            return "there is no row to check"
-        if "calls" in needs.split() and not self.database.count("calls"):
-            return "no turn calls a tool"
-        if "scores" in needs.split() and not self.database.count("turns where verdict <> 'none'"):
-            if self.database.count("scores"):
-                return "no turn could be graded"
-            return "the data sets have no scores: run the score stage (python -m flows.score) first"
-        left_out, words = self.left_out(needs)
-        return f"the data sets were imported without {words}" if left_out and left_out == self.data_sets else ""
+    @cached_property
+    def graded(self) -> set[int]:
+        """The numbers of the data sets with a graded turn."""
+        return set(self.database.integers("select distinct data_set from turns where verdict <> 'none'").tolist())
 
     def left_out(self, needs: str) -> tuple[list[DataSet], str]:
-        """Return the data sets that lack something that a check needs, and the names of what they lack."""
+        """Return the data sets that lack something that a check needs, and the names of what they lack.
+
+        Raises:
+            SkippedError: there is no data set on which the check could run.
+        """
+        if needs != "nothing" and not self.rows:
+            raise SkippedError("there is no row to check")
+        if "scored" in needs.split() and not self.database.count("scores"):
+            raise SkippedError("there is no score to check")
+        if "calls" in needs.split() and not self.database.count("calls"):
+            raise SkippedError("no turn calls a tool")
         wanted = set(needs.split()) & LACKED.keys()
-        lacks = {each.version: wanted.intersection(each.lacks) for each in self.data_sets}
-        words = sorted({LACKED[what] for found in lacks.values() for what in found})
-        return [each for each in self.data_sets if lacks[each.version]], " and ".join(words)
+        lacks = {each.number: wanted.intersection(each.lacks) for each in self.data_sets}
+        for number in lacks.keys() - self.graded:
+            lacks[number] |= wanted & {"scores"}
+        left_out = [each for each in self.data_sets if lacks[each.number]]
+        words = ", ".join(sorted({LACKED[what] for found in lacks.values() for what in found}))
+        if left_out and left_out == self.data_sets:
+            is_scored = "scores" not in wanted or self.database.count("scores")
+            remedy = "" if is_scored else ": run the score stage (python -m flows.score) first"
+            raise SkippedError(f"the data sets lack {words}{remedy}")
+        return left_out, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,7 @@ class Measured:
     of: int  # number of units that were checked
     says: str  # a sentence with the numbers
     judged: float = 1.0  # share of its sample that the check could judge
+    share_of: int = 0  # number of units of which `value` is a share, if these are not all
 
 
 class SkippedError(Exception):
@@ -100,18 +110,19 @@ class SkippedError(Exception):
 
 Run = Callable[[AuditEvidence], Measured]
 LACKED = {
+    "scores": "graded turns",
     "tokens": "token ids",
     "logprobs": "logprobs",
     "versions": "policy versions",
     "seeds": "seeds",
-    "ends": "words on how episodes ended",
+    "ends": "statuses of episodes (completed, cut or failed)",
     "golds": "gold answers",
     "rewards": "rewards",
 }
-"""Names for people of the data that other programs' data sets may lack (`tasks.audit.importing`)."""
-_NEEDS = {"nothing", "rows", "scores", "calls", *LACKED}
-"""Needs of a check, separated by blanks: at least one row, and also a score, a call of a tool, or a part of the
-rows that other programs may not write. A data set without that part is left out."""
+"""Names for people of what a data set may lack: scores or, if it was imported (`tasks.audit.importing`), the others."""
+_NEEDS = {"nothing", "rows", "calls", "scored", *LACKED}
+"""Needs of a check, separated by blanks: at least one row, and also any score, a call of a tool, or what a data set may
+lack, which is then left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,6 @@ class AuditCheck:
     """One entry of the registry."""
 
     name: str  # as in `audit.checks`
-    title: str  # for people
     unit: Unit  # of its cases
     needs: str  # words of `_NEEDS`
     run: Run  # notes the cases (`AuditDatabase.flag`) and measures, or raises `SkippedError`
@@ -144,13 +154,13 @@ def all_checks() -> dict[str, AuditCheck]:
     return _CHECKS
 
 
-def check(name: str, title: str, unit: Unit, needs: str = "rows") -> Callable[[Run], Run]:
+def check(name: str, unit: Unit, needs: str = "rows") -> Callable[[Run], Run]:
     """Register the decorated function as a check; the arguments are those of `AuditCheck`."""
     assert name in Checks.model_fields, f"check {name!r} has no knob in configs/audit.py: declare it there"
     assert set(needs.split()) <= _NEEDS, f"check {name!r} needs {needs!r}: it may need {sorted(_NEEDS)}"
 
     def register(run: Run) -> Run:
-        _CHECKS[name] = AuditCheck(name, title, unit, needs, run)
+        _CHECKS[name] = AuditCheck(name, unit, needs, run)
         return run
 
     return register
@@ -166,14 +176,15 @@ def _declare(block: str) -> None:
       the highest share in a data set; `share` ends the sentence.
     - `measured`: a second query returns the columns of `Measured`.
     """
-    fields = dict(re.findall(r"^-- (check|title|unit|says|share|among|needs): (.*)$", block, re.MULTILINE))
+    fields = dict(re.findall(r"^-- (check|unit|says|share|among|needs): (.*)$", block, re.MULTILINE))
     name, unit = fields["check"], fields["unit"]
     query, _, measured = block.partition("-- measured:")
 
-    @check(name, fields["title"], unit, fields.get("needs", "rows"))
+    @check(name, unit, fields.get("needs", "rows"))
     def run(evidence: AuditEvidence) -> Measured:
         database, settings = evidence.database, evidence.settings
         database.set("threshold", getattr(settings.checks, name).threshold)
+        database.set("complete", evidence.complete)
         database.set("least_episodes", settings.least_episodes)
         if "share" in fields:
             return _highest_share(database, name, unit, query, fields["share"])
@@ -185,18 +196,16 @@ def _declare(block: str) -> None:
 
 
 def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, what: str) -> Measured:
-    columns = "id, data_set, detail, is_case"
-    database.connection.execute(f"create or replace temp table counted as from ({query}) as t({columns})")
-    database.connection.execute("delete from counted where list_contains(?, data_set)", [database.left_out])
-    database.flag(name, unit, "select id, data_set, detail from counted where is_case")
+    counted = f"({query}) as counted(id, data_set, detail, is_case)"
+    database.flag(name, unit, f"select id, data_set, detail from {counted} where is_case")
     rows = database.all(
-        """select version, count(*) filter (is_case), count(*) from counted join data_sets using (data_set)
-        group by version order by version"""
+        f"""select count(*) filter (is_case) / count(*) as share, version, count(*) filter (is_case), count(*)
+        from {counted} join data_sets using (data_set) where not is_left_out(data_set)
+        group by version order by share desc, version"""
     )
-    cases, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)
-    shares = {version: found / of for version, found, of in rows}
-    worst = max(shares, key=shares.__getitem__, default="")
+    cases, whole = sum(row[2] for row in rows), sum(row[3] for row in rows)
     says = f"{cases:,} of {whole:,} {what} ({cases / max(whole, 1):.1%})"
+    share, version, _, of = rows[0] if rows else (0.0, "", 0, 0)
     if len(rows) > 1 and cases:
-        says += f"; the highest share, {shares[worst]:.1%}, in {worst}"
-    return Measured(shares.get(worst, 0.0), whole, says)
+        says += f"; the highest share, {share:.1%}, in {version}"
+    return Measured(share, whole, says, share_of=of)

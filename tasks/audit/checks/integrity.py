@@ -1,9 +1,9 @@
-"""Checks of the store: objects, schemas, parents and scores."""
+"""Checks of the store: objects, schemas and parents. `verdicts.sql` has those of scores that are missing."""
 
-from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
+from tasks.audit.checks import AuditEvidence, Measured, check
 
 
-@check("damaged_objects", "Damaged objects", "object", needs="nothing")
+@check("damaged_objects", "object", needs="nothing")
 def damaged_objects(evidence: AuditEvidence) -> Measured:
     """Count the objects that differ from their manifests, and those that no manifest names (`tasks.audit.data_sets`).
 
@@ -18,62 +18,18 @@ def damaged_objects(evidence: AuditEvidence) -> Measured:
     return Measured(found + strays, intake.objects, says)
 
 
-@check("wrong_schema", "Unknown schema", "object", needs="nothing")
+@check("wrong_schema", "object", needs="nothing")
 def wrong_schema(evidence: AuditEvidence) -> Measured:
     """Count files that are not Parquet, or have a newer or another schema. They are left out of all other checks."""
     found, of = evidence.database.flag_all("wrong_schema", evidence.intake.foreign), evidence.intake.objects
     return Measured(found, of, f"{found} of {of} files have an unknown schema")
 
 
-@check("broken_parents", "Broken lineage", "object", needs="nothing")
+@check("broken_parents", "object", needs="nothing")
 def broken_parents(evidence: AuditEvidence) -> Measured:
     """Count parents whose manifest is missing or has another hash, and rows that name another policy or problem set."""
     orphaned = evidence.database.flag_all("broken_parents", evidence.intake.orphaned)
-    mismatched = evidence.database.flag("broken_parents", "trajectory", _OTHER_PARENTS)
+    mismatched = evidence.database.flag("broken_parents", "trajectory", "from other_parents")
     parents = evidence.intake.parents
     says = f"{orphaned} of {parents} parents are missing or changed; {mismatched} rows name other parents"
     return Measured(orphaned + mismatched, parents, says)
-
-
-_OTHER_PARENTS = """
-    select trajectory_id, data_set, case when other_policy
-        then 'names the policy ' || t.policy || ', its data set was made from ' || d.policy
-        else 'names the problem set ' || t.problem_set || ', its data set was made from ' || d.problem_set end
-    from (
-        select t.*, len(policies) > 0 and not list_contains(policies, t.policy) as other_policy,
-            d.problem_set not in ('', t.problem_set) as other_set
-        from (select trajectory_id, data_set, policy, problem_set from trajectories) t
-        join data_sets d using (data_set)
-    ) t join data_sets d using (data_set) where other_policy or other_set"""
-
-
-@check("unscored_turns", "Turns without a score", "turn")
-def unscored_turns(evidence: AuditEvidence) -> Measured:
-    """Count turns that have no row in the scores of their data set: they cannot be trained on, and no rate has them."""
-    query = """select trajectory_id, data_set, turn_name(turn) || ' has no score'
-        from turns where verdict is null and list_contains(?, data_set)"""
-    found = evidence.database.flag("unscored_turns", "turn", query, evidence.complete)
-    turns = evidence.database.count("turns")
-    unscored = [each.version for each in evidence.data_sets if each.manifest and not each.scores]
-    never = f"; {len(unscored)} data sets were never scored, such as {unscored[0]}" if unscored else ""
-    return Measured(found, turns, f"{found:,} of {turns:,} turns have no score{never}")
-
-
-@check("orphan_scores", "Scores without a turn", "turn")
-def orphan_scores(evidence: AuditEvidence) -> Measured:
-    """Count scores without a turn, and turns with several scores."""
-    scores = evidence.database.count("scores")
-    if not scores:
-        raise SkippedError("there is no score to check")
-    without_turn = evidence.database.flag("orphan_scores", "turn", _WITHOUT_TURN, evidence.complete)
-    repeated = evidence.database.flag("orphan_scores", "turn", _REPEATED)
-    says = f"{without_turn} of {scores:,} scores belong to no turn; {repeated} turns have several scores"
-    return Measured(without_turn + repeated, scores, says)
-
-
-_WITHOUT_TURN = """
-    select s.trajectory_id, s.data_set, 'a score of ' || turn_name(s.turn) || ', which does not exist'
-    from scores s anti join turns t using (data_set, trajectory_id, turn) where list_contains(?, s.data_set)"""
-_REPEATED = """
-    select trajectory_id, data_set, turn_name(turn) || ' has ' || count(*) || ' scores'
-    from scores group by trajectory_id, data_set, turn having count(*) > 1"""

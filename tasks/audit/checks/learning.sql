@@ -1,15 +1,28 @@
 -- Checks of ids, groups, turns and episodes: what can be learned from them.
 
 -- check: duplicate_ids
--- title: Duplicate ids
 -- unit: trajectory
 -- says: {found} of {of} rows have the id of an earlier row
 -- A lookup by id finds only one of them.
 select trajectory_id, data_set, 'an earlier row has the same id'
 from episodes qualify row_number() over (partition by trajectory_id order by row) > 1
 
+-- check: success_drift
+-- unit: data set
+-- needs: scores
+-- The value is the largest step from one iteration of a run to the next in standard errors, which sampling noise may
+-- not explain. Smaller steps than 0.1 raise no alarm, however certain they are.
+select version, data_set,
+    format('first turn {:.3f} to {:.3f} in {}, {:.1f} standard errors', before, after, version, errors)
+from success_steps where errors > getvariable('threshold')
+-- measured:
+select coalesce(max(errors), 0), count(*), if(
+    count(errors) = 0, count(*) || ' steps between data sets, none of 0.1 or more',
+    format('the largest of {} steps: first turn {:.3f} to {:.3f} in {}, {:.1f} errors', count(*),
+        arg_max(before, errors), arg_max(after, errors), arg_max(version, errors), max(errors)))
+from success_steps
+
 -- check: zero_variance
--- title: Groups without variance
 -- unit: group
 -- share: groups have no variance
 -- needs: scores
@@ -18,7 +31,6 @@ select problem_id, data_set, 'all ' || episodes || ' episodes are ' || if(best >
 from played_groups
 
 -- check: identical_answers
--- title: One answer for a whole group
 -- unit: group
 -- share: groups gave only one answer
 -- Seeds may have no effect, or the policy explores no more. Right answers of fewer than 16 tokens are often the same.
@@ -27,7 +39,6 @@ select problem_id, data_set, 'all ' || count(*) || ' first answers are the same'
 from turns where answer = 0 group by problem_id, data_set having count(*) >= 4
 
 -- check: broken_answers
--- title: Right, then wrong
 -- unit: turn
 -- share: right answers with a next answer were followed by a wrong one
 -- needs: scores
@@ -36,7 +47,6 @@ select trajectory_id, data_set, turn_name(before) || ' was right, ' || turn_name
 from revisions where was > 0 and success is not null
 
 -- check: repeated_seeds
--- title: Repeated seeds
 -- unit: turn
 -- needs: seeds
 -- says: {found} of {of:,} turns were sampled with a seed that their group already had
@@ -51,7 +61,6 @@ select trajectory_id, data_set, turn_name(t.turn) || ' has the seed of another s
 from turns t join doubled using (data_set, problem_id, turn, seed) where t.sample > first_sample
 
 -- check: failed
--- title: Failed episodes
 -- unit: trajectory
 -- needs: ends
 -- share: episodes failed
@@ -59,7 +68,6 @@ from turns t join doubled using (data_set, problem_id, turn, seed) where t.sampl
 select trajectory_id, data_set, reason, status = 'failed' from episodes
 
 -- check: truncated
--- title: Cut by the token limit
 -- unit: trajectory
 -- needs: ends
 -- share: episodes were cut by a token limit
@@ -67,7 +75,6 @@ select trajectory_id, data_set, reason, status = 'failed' from episodes
 select trajectory_id, data_set, reason, status = 'truncated' from episodes
 
 -- check: length_and_reward
--- title: Length against reward
 -- unit: data set
 -- needs: scores tokens
 -- If the longer answer of a group is mostly right, answers get longer. The value is the largest absolute correlation

@@ -67,14 +67,16 @@ def contains_gold(text: str, solutions: Sequence[str]) -> bool:
     )
 
 
-@check("leaked_answers", "Prompts and feedback that give the answer", "problem", needs="golds")
+@check("leaked_answers", "problem", needs="golds")
 def leaked_answers(evidence: AuditEvidence) -> Measured:
     """Search each distinct prompt, as text and as decoded tokens, and each feedback in a problem's episodes.
 
     The policy would learn to copy. What tools put out is the matter of `leaked_by_tool`, because a calculator puts out
     answers rightly.
     """
-    problems = evidence.database.all("select problem_id, prompt, solutions from problems")
+    problems = evidence.database.all(
+        "select problem_id, prompt, solutions from problems where not all_left_out(data_sets)"
+    )
     in_texts = [
         StatedAnswer("", words, name, -1, is_gold)
         for name, prompt, solutions in problems
@@ -118,7 +120,7 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
     """Flag turns whose feedback contains the gold answer, while neither the prompt nor a turn before it does."""
     by_feedback: dict[str, list[str]] = {}
     given: dict[str, int] = {}  # number of problems with the same feedback
-    for name, prompt, solutions, feedback, problems in evidence.database.all(_FEEDBACK_WITH_GOLD):
+    for name, prompt, solutions, feedback, problems in evidence.database.all("from feedback_with_gold"):
         if contains_gold(feedback, solutions) and not contains_gold(prompt, solutions):
             by_feedback.setdefault(feedback, []).append(name)
             given[feedback] = problems
@@ -138,16 +140,6 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
     return evidence.database.flag_all("leaked_answers", cases)
 
 
-_FEEDBACK_WITH_GOLD = """
-    select problem_id, prompt, solutions, feedback, problems from (
-        select *, count(*) over (partition by feedback) as problems from (
-            select distinct s.problem_id, prompt, solutions, feedback
-            from told s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
-        )
-    ) where len(list_filter(
-        solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
-    )) > 0"""
-"""SQL: feedback that contains a gold answer as a substring, and the number of problems with the same feedback."""
 _SAID_BEFORE = """
     select trajectory_id, version, turn, feedback, solutions,
         (select string_agg(text, chr(10)) from turns b where b.row = s.row and b.turn <= s.turn)
@@ -161,7 +153,7 @@ MOST_GOLDS = 20_000
 """The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""
 
 
-@check("unmatched_gold", "Gold answers that do not match themselves", "problem", needs="golds")
+@check("unmatched_gold", "problem", needs="golds")
 def unmatched_gold(evidence: AuditEvidence) -> Measured:
     """Let the verifier grade each distinct gold answer of its problems, presented as an answer, against itself.
 
@@ -169,8 +161,8 @@ def unmatched_gold(evidence: AuditEvidence) -> Measured:
     """
     names: dict[str, list[str]] = {}
     for name, gold in evidence.database.all(
-        """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems where math_verify
-        order by all"""
+        """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems
+        where math_verify and not all_left_out(data_sets) order by all"""
     ):
         names.setdefault(gold, []).append(name)
     golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))
@@ -209,7 +201,7 @@ def _complaint(gold: str, verdict: Verdict | None) -> str:
     return f"its gold answer {gold[:80]!r}, given as an answer, is judged {verdict.name}{reason}"
 
 
-@check("contamination", "Training problems in evaluation sets", "problem")
+@check("contamination", "problem")
 def contamination(evidence: AuditEvidence) -> Measured:
     """Compare the training problems of each run with the problem sets of its committed evaluations.
 

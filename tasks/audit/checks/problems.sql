@@ -1,7 +1,6 @@
 -- Checks of problems that need no Python.
 
 -- check: never_solved
--- title: Problems whose gold may be wrong
 -- unit: problem
 -- needs: scores golds
 -- Problems with many episodes and no right turn, for which at least half of the last answers are the same.

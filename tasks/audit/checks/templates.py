@@ -34,7 +34,7 @@ def create_distinct_prompts(evidence: AuditEvidence) -> None:
 _SHOWN = 80  # characters
 
 
-@check("text_differs", "Text that differs from its tokens", "turn", needs="tokens")
+@check("text_differs", "turn", needs="tokens")
 def text_differs(evidence: AuditEvidence) -> Measured:
     """Decode the tokens of every turn, without special tokens like the rollout, and count turns with another text.
 
@@ -70,7 +70,7 @@ _MANY = 8  # forms
 _AROUND = 30  # characters before the position where two forms begin to differ, and twice as many after it
 
 
-@check("template_drift", "Drift of the prompt's form", "trajectory", needs="tokens")
+@check("template_drift", "trajectory", needs="tokens")
 def template_drift(evidence: AuditEvidence) -> Measured:
     """Count forms besides the most frequent one of a run, and turns whose feedback is not in the tokens that follow.
 

@@ -17,19 +17,19 @@ Kinds = Mapping[str, tuple[str, Callable[[str, str, str], bool]]]
 match and the texts before and after it."""
 
 
-@check("secrets", "Keys and passwords", "turn")
+@check("secrets", "turn")
 def secrets(evidence: AuditEvidence) -> Measured:
     """Count texts in the form of a well-known kind of key: data sets are copied and kept, and a policy repeats them."""
     return _search(evidence, "secrets", _pattern(_SECRETS), secret, "what looks like a key or a password")
 
 
-@check("personal_data", "Personal data", "turn")
+@check("personal_data", "turn")
 def personal_data(evidence: AuditEvidence) -> Measured:
     """Count texts that have the form and the check digits of personal data, such as addresses and card numbers."""
     return _search(evidence, "personal_data", _pattern(_PERSONAL), personal, "what looks like personal data")
 
 
-@check("hidden_characters", "Characters that hide text", "turn")
+@check("hidden_characters", "turn")
 def hidden_characters(evidence: AuditEvidence) -> Measured:
     """Count texts with a character that `HIDDEN` matches: people then read another text than the policy."""
     what = "characters that hide or reorder text"

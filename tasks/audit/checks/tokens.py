@@ -53,16 +53,7 @@ class _Played:
         return self.parameter("top_p", 1) == 1 and self.parameter("top_k", 0) <= 0 == self.parameter("json_schema", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    """The differences between the stored and the recomputed logprobs of one trajectory."""
-
-    trajectory_id: str
-    nats: Nats  # A, for the action tokens of the data set's policy version
-    rounding: Nats  # A, between float32 and the number format of the engine
-
-
-@check("logprob_drift", "Logprobs and the policy that is named", "trajectory", needs="tokens logprobs versions")
+@check("logprob_drift", "trajectory", needs="tokens logprobs versions")
 def logprob_drift(evidence: AuditEvidence) -> Measured:
     """Recompute stored logprobs with the stored weights: a difference means that another policy played.
 
@@ -89,17 +80,14 @@ def logprob_drift(evidence: AuditEvidence) -> Measured:
             continue
         if differences:
             compared += len(differences)
-            mean = float(np.concatenate([each.nats for each in differences]).mean())
+            mean, rounding = (float(np.concatenate([each[at] for each in differences]).mean()) for at in (1, 2))
             evidence.drifts[played.version] = mean
-            rounding = float(np.concatenate([each.rounding for each in differences]).mean())
             beyond.append(mean - _SLACK * rounding)
-            found = f"nats a token from those of {played.policy}"
+            apart = f"nats a token from those of {played.policy}"
             cases = [
-                Case(
-                    "trajectory", each.trajectory_id, played.version, f"its logprobs are {each.nats.mean():.3g} {found}"
-                )
-                for each in differences
-                if each.nats.mean() > threshold + _OF_ONE * rounding
+                Case("trajectory", name, played.version, f"its logprobs are {nats.mean():.3g} {apart}")
+                for name, nats, _ in differences
+                if nats.mean() > threshold + _OF_ONE * rounding
             ]
             evidence.database.flag_all("logprob_drift", cases)
     if not compared:
@@ -127,20 +115,18 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
             f"{played[0].sampling}"
         )
     store = evidence.store
-    kept = [
-        each
-        for each in whole
-        if each.policy and manifests.committed(store, each.policy) and not store.exists(layout.tombstone(each.policy))
-    ]
+    gone = {each.policy for each in whole if not each.policy or not manifests.committed(store, each.policy)}
+    kept = [each for each in whole if not (each.policy in gone or store.exists(layout.tombstone(each.policy)))]
     if not kept:
         raise SkippedError("no checkpoint that played these data sets is left in the store")
     count = min(evidence.settings.recomputed_sets, evidence.settings.recomputed)
     return [kept[index] for index in np.unique(np.linspace(0, len(kept) - 1, count).astype(int))]
 
 
-def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_Difference]:
-    """Recompute up to `count` trajectories; compare the tokens that the data set's policy version sampled.
+def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[tuple[str, Nats, Nats]]:
+    """Recompute up to `count` trajectories; compare the A tokens of each that the data set's policy version sampled.
 
+    Return id, differences to the stored logprobs, and those between float32 and the number format of the engine.
     Stored NaN and infinity are left out, because the check `bad_logprobs` reports them.
     """
     from tasks.train.recompute import StoredTokens, recompute
@@ -165,12 +151,12 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_
     differences = []
     for (name, _, mask, _, logprobs, versions), of_row, of_served in zip(rows, exact, rounded, strict=True):
         if of_row is not None:
-            sampled = np.array(mask)
-            stored, by_policy = np.array(logprobs)[sampled], np.array(versions)[sampled] == played.policy_version
+            stored, by_policy = np.array(logprobs)[mask], np.array(versions)[mask] == played.policy_version
             compared = by_policy & np.isfinite(stored)
-            nats, rounding = (_distance(each, of_row)[compared] for each in (stored, of_served))
-            differences.append(_Difference(name, nats, rounding))
-    return [each for each in differences if each.nats.size]
+            if compared.any():
+                nats, rounding = (_distance(each, of_row)[compared] for each in (stored, of_served))
+                differences.append((name, nats, rounding))
+    return differences
 
 
 def _served_format(evidence: AuditEvidence, played: _Played) -> "NumberFormat":

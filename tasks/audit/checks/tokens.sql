@@ -1,7 +1,6 @@
 -- Checks of the tokens of a row: mask, turns, versions and logprobs.
 
 -- check: mask_and_spans
--- title: Mask against turns
 -- unit: trajectory
 -- needs: tokens
 -- says: in {found} of {of:,} rows mask and turns contradict each other
@@ -24,7 +23,6 @@ from (
 ) where not same or not inside or masked <> spoken or agreed <> spoken
 
 -- check: bad_logprobs
--- title: Impossible logprobs
 -- unit: trajectory
 -- needs: tokens logprobs
 -- says: {found} of {of:,} rows have impossible logprobs
@@ -43,7 +41,6 @@ from (
 ) where impossible > 0 or given <> sampled
 
 -- check: falling_versions
--- title: Policy versions in turns
 -- unit: trajectory
 -- needs: tokens versions
 -- says: {found} of {of:,} rows have impossible policy versions
@@ -66,7 +63,6 @@ from (
 ) where unsorted or oldest < 0 or newest > newest_allowed or sampled <> given
 
 -- check: broken_prefix
--- title: Turns that do not continue
 -- unit: trajectory
 -- needs: tokens
 -- says: in {found} of {of:,} rows a turn does not continue the tokens before it
@@ -107,7 +103,6 @@ from begun b join usual u using (data_set, problem_id)
 group by b.row, b.data_set having not bool_or(b.digest = u.digest)
 
 -- check: loops
--- title: Turns that repeat themselves
 -- unit: turn
 -- needs: tokens
 -- share: turns of 32 tokens or more repeat themselves
@@ -124,7 +119,6 @@ from (
 )
 
 -- check: staleness
--- title: Staleness
 -- unit: trajectory
 -- needs: versions
 -- The value is by how many versions the stalest row exceeds the `rollout.max_head_offpolicyness` of its data set.
@@ -132,7 +126,7 @@ from (
 select trajectory_id, data_set, 'it is ' || behind || ' versions behind, ' || allowed || ' are allowed'
 from staleness where behind > allowed
 -- measured:
-select greatest(0, coalesce(max(behind - allowed), 0)) as beyond, count(*),
+select greatest(0, coalesce(max(behind - allowed), 0)) as beyond, count(behind),
     format('the stalest of {:,} rows is {} versions behind, {} more than allowed',
-        count(*), coalesce(max(behind), 0), beyond)
+        count(behind), coalesce(max(behind), 0), beyond)
 from staleness

@@ -14,7 +14,7 @@ _MARK = r"""(?:^|$|[\n<>\[\]|"])"""
 """Texts that templates write around an output: marks, quotes, or the begin and the end of a line."""
 
 
-@check("tool_output_in_loss", "Outputs of tools in the loss", "call", needs="calls tokens")
+@check("tool_output_in_loss", "call", needs="calls tokens")
 def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     """Count calls whose output is in no tokens that a following turn was given, but stands alone among action tokens.
 
@@ -25,9 +25,9 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     of an output is no case: then the true one was given, too.
     """
     database, decoders = evidence.database, Decoders(evidence)
-    calls = database.count(f"({_ANSWERED})")
+    calls = database.count("answered")
     query = (
-        f"select data_set, output, digest, any_value(given) as ids from ({_GIVEN}) group by data_set, output, digest"
+        "select data_set, output, digest, any_value(given) as ids from calls_given group by data_set, output, digest"
     )
     lacking = [
         (row["data_set"], row["output"], row["digest"])
@@ -69,16 +69,10 @@ def _with_short_blanks(text: str) -> str:
     return re.sub(r"\s+", lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
 
 
-_ANSWERED = "select * from calls where regexp_matches(output, '\\S') and row in (select row from compared)"
-
-_GIVEN = f"""
-    select c.data_set, c.row, c.turn, c.number, c.output, b.given, (hash(b.given) >> 1)::bigint as digest
-    from ({_ANSWERED}) c join between_turns b on b.row = c.row and b.turn = c.turn"""
-
 # The action tokens from a call's turn to the end of the turn after it in the sequence, or of the sequence.
-_ACTIONS = f"""
+_ACTIONS = """
     with shown as (
-        select distinct row, turn, number from ({_GIVEN}) anti join lacking using (data_set, output, digest)
+        select distinct row, turn, number from calls_given anti join lacking using (data_set, output, digest)
     )
     select data_set, row, turn, number, output, list_where(
         token_ids[begin + 1 : until], list_transform(action_mask[begin + 1 : until], lambda m: coalesce(m, false))
@@ -86,7 +80,7 @@ _ACTIONS = f"""
         select *, if(turns[turn + 2]."end" <= rest, turns[turn + 2]."end", rest) as until from (
             select c.*, token_ids, action_mask, turns, turns[c.turn + 1]."start"::bigint as begin, coalesce(
                 list_min(list_filter(sequence_starts, lambda s: s > turns[c.turn + 1]."start")), len(token_ids)) as rest
-            from (({_ANSWERED}) anti join shown using (row, turn, number)) c
+            from (answered anti join shown using (row, turn, number)) c
             join (select row, token_ids, action_mask, turns, sequence_starts from trajectories) using (row)
         )
     ) where begin >= 0"""
@@ -114,7 +108,7 @@ _Leak = tuple[str, str, str]
 """Problem, name of the tool, and output."""
 
 
-@check("leaked_by_tool", "Tools that give the answer away", "call", needs="calls golds")
+@check("leaked_by_tool", "call", needs="calls golds")
 def leaked_by_tool(evidence: AuditEvidence) -> Measured:
     """Count calls whose output states the gold answer, or gives each problem its own one for the same arguments.
 
@@ -127,9 +121,9 @@ def leaked_by_tool(evidence: AuditEvidence) -> Measured:
 
     So a tool that returns the bare answer for arguments which differ from problem to problem is taken for a calculator.
     """
-    stating = set(_stating(_outputs(evidence, _STATING)))
-    fetching = set(_fetching(_outputs(evidence, _FIRST))) - stating
-    state, fetch = _flag_leaks(evidence, stating, _STATING), _flag_leaks(evidence, fetching, _FIRST)
+    stating = set(_stating(_outputs(evidence, "stating_calls")))
+    fetching = set(_fetching(_outputs(evidence, "first_calls"))) - stating
+    state, fetch = _flag_leaks(evidence, stating, "stating_calls"), _flag_leaks(evidence, fetching, "first_calls")
     calls = evidence.database.count("calls")
     says = (
         f"the outputs of {state:,} of {calls:,} calls state the gold answer; those of {fetch:,} have it, "
@@ -142,7 +136,7 @@ def _outputs(evidence: AuditEvidence, calls: str) -> list[_Output]:
     """Return the distinct outputs of some calls, by tool and arguments."""
     rows = evidence.database.all(
         f"""select distinct name, arguments, c.problem_id, prompt, solutions, output
-        from ({calls}) c join (select row, prompt, solutions from trajectories) using (row) order by all"""
+        from {calls} c join (select row, prompt, solutions from trajectories) using (row) order by all"""
     )
     return [_Output(*row) for row in rows]
 
@@ -183,25 +177,5 @@ def _flag_leaks(evidence: AuditEvidence, leaking: Set[_Leak], calls: str) -> int
     found = [{"problem_id": problem, "name": name, "output": output} for problem, name, output in leaking]
     query = f"""select trajectory_id, data_set,
             call_name(turn, number, name) || ' gives the gold answer away: "' || left(output, 80) || '"'
-        from ({calls}) join found using (problem_id, name, output)"""
+        from {calls} join found using (problem_id, name, output)"""
     return evidence.database.flag("leaked_by_tool", "call", query, found=found)
-
-
-# Outputs with a word that introduces an answer, which the policy did not write up to the call, nor the gold.
-_STATING = """
-    select c.* exclude (word) from (
-        select *, regexp_extract(lower(output), 'answer|solution|boxed|####') as word from calls
-    ) c join (select row, solutions from trajectories) s using (row)
-    where word <> '' and not exists (
-        select 1 from turns t where t.row = c.row and t.turn <= c.turn and (
-            contains(lower(t.text), c.word) or len(list_filter(s.solutions, lambda gold: contains(t.text, gold))) > 0)
-    )"""
-
-# First calls of episodes, with arguments that occur in several problems and gave different outputs.
-_FIRST = f"""
-    select * from (
-        select * from calls qualify row_number() over (partition by row order by turn, number) = 1
-    ) join (
-        select name, arguments from calls group by all
-        having count(distinct problem_id) >= {_LEAST_PROBLEMS} and count(distinct output) >= {_LEAST_PROBLEMS}
-    ) using (name, arguments) where output <> ''"""

@@ -1,7 +1,6 @@
 -- Checks of the calls of tools.
 
 -- check: unanswered_calls
--- title: Calls without an output
 -- unit: call
 -- share: calls have no output
 -- needs: calls
@@ -9,7 +8,6 @@
 select trajectory_id, data_set, call_name(turn, number, name) || ' has no output', status = 'unanswered' from calls
 
 -- check: unparsable_calls
--- title: Calls that cannot be read
 -- unit: call
 -- share: calls cannot be read
 -- needs: calls
@@ -19,7 +17,6 @@ select trajectory_id, data_set, call_name(turn, number, name) || ' cannot be rea
 from calls
 
 -- check: repeated_calls
--- title: The same call again and again
 -- unit: trajectory
 -- share: episodes with calls have the same call 3 times or more
 -- needs: calls
@@ -52,7 +49,6 @@ select trajectory_id, data_set,
 from (select row, trajectory_id, data_set from episodes where calls > 0) left join repeated using (row)
 
 -- check: tool_errors
--- title: Calls that failed
 -- unit: call
 -- needs: calls
 -- The tool is broken, or its description misleads the policy. The value is the highest share of failed calls, among
@@ -74,5 +70,6 @@ select coalesce(w.share, 0), t.ran,
         when w.share is null then '; no tool has 20 calls in a data set, fewer raise no alarm'
         when w.failed = 0 then ''
         else format('; the highest share, {:.1f}% of {:,} calls, is that of {} in {}',
-            100 * w.share, w.ran, left(w.name, 40), w.version) end
+            100 * w.share, w.ran, left(w.name, 40), w.version) end,
+    1, coalesce(w.ran, 0)
 from total t left join worst w on true

@@ -12,13 +12,13 @@ _SHOWN = 60  # characters
 _LEAST = 20  # turns; fewer are too few for a share
 
 
-@check("false_negatives", "Right answers judged wrong", "turn", needs="scores golds")
+@check("false_negatives", "turn", needs="scores golds")
 def false_negatives(evidence: AuditEvidence) -> Measured:
     """Estimate the share of right answers among those judged wrong, which teach the policy to avoid them."""
     return _contradicted("false_negatives", "wrong", "right", evidence)
 
 
-@check("false_positives", "Wrong answers judged right", "turn", needs="scores golds")
+@check("false_positives", "turn", needs="scores golds")
 def false_positives(evidence: AuditEvidence) -> Measured:
     """Estimate the share of wrong answers among those judged right."""
     return _contradicted("false_positives", "correct", "wrong", evidence)
@@ -36,7 +36,7 @@ def _contradicted(
         """select trajectory_id, version, turn, given, solutions
         from (
             select row, data_set, turn, given, trajectory_id from turns
-            where verdict = ? and scorer = 'math-verify'
+            where verdict = ? and scorer = 'math-verify' and not is_left_out(data_set)
             order by hash(row, turn), row, turn limit ?
         ) join (select row, solutions from trajectories) using (row) join data_sets using (data_set)
         order by row, turn""",

@@ -1,7 +1,39 @@
 -- Checks of verdicts that need no second opinion.
 
+-- check: unscored_turns
+-- unit: turn
+-- They cannot be trained on, and no rate has them. Turns of data sets that were not read whole, or whose run is still
+-- working on them, are not checked.
+select trajectory_id, data_set, turn_name(turn) || ' has no score'
+from turns where verdict is null and list_contains(getvariable('complete'), data_set)
+-- measured:
+with never as (
+    select version from turns join data_sets using (data_set) group by version having count(verdict) = 0
+), found as (select count(*) as cases from cases where check_name = 'unscored_turns')
+select cases, turns, format('{:,} of {:,} turns have no score', cases, turns) || if(
+    sets = 0, '', format('; without any score: {} of {} data sets, such as {}', sets, whole, first))
+from found, (select count(*) as turns from turns), (select count(*) as sets, min(version) as first from never),
+    (select count(*) as whole from data_sets)
+
+-- check: orphan_scores
+-- unit: turn
+-- needs: scored
+select s.trajectory_id, s.data_set, 'a score of ' || turn_name(s.turn) || ', which does not exist'
+from scores s anti join turns t using (data_set, trajectory_id, turn)
+where list_contains(getvariable('complete'), s.data_set)
+union all
+select trajectory_id, data_set, turn_name(turn) || ' has ' || count(*) || ' scores'
+from scores group by trajectory_id, data_set, turn having count(*) > 1
+-- measured:
+with found as (
+    select count(*) as cases, count(*) filter (detail not like 'a score of %') as repeated
+    from cases where check_name = 'orphan_scores'
+)
+select cases, scores, format(
+    '{} of {:,} scores belong to no turn; {} turns have several scores', cases - repeated, scores, repeated)
+from found, (select count(*) as scores from scores)
+
 -- check: unparsable
--- title: Turns without an answer
 -- unit: turn
 -- share: turns have no answer
 -- needs: scores
@@ -10,7 +42,6 @@ select trajectory_id, data_set, turn_name(turn) || ' has no answer', verdict = '
 from turns where verdict <> 'none'
 
 -- check: verdict_failures
--- title: Verdicts that failed
 -- unit: turn
 -- share: verdicts are timeouts or errors
 -- needs: scores
@@ -20,7 +51,6 @@ select trajectory_id, data_set, turn_name(turn) || ': ' || verdict || ' ' || ver
 from turns where verdict <> 'none'
 
 -- check: repeated_question
--- title: Right answers that repeat the question
 -- unit: turn
 -- share: right answers hold no number beyond the question's
 -- needs: scores golds
@@ -41,7 +71,6 @@ where list_bool_and([regexp_full_match(s, '-?\d+(?:\.\d+)?') and not list_contai
     for s in solutions])
 
 -- check: verdicts_disagree
--- title: Verdicts that disagree
 -- unit: turn
 -- needs: scores
 -- Turns that environment and score judge differently, and turns judged unlike the same answer elsewhere. If an answer

@@ -6,12 +6,13 @@ A version that exists is not made again, so the same command continues after an 
 import argparse
 import hashlib
 import re
+import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from configs import Config, load
 from storage import layout
@@ -19,32 +20,31 @@ from storage.commands.program import Output, table
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
-from storage.version_names import EvaluationVersion, ScoresVersion, TrajectoriesVersion
+from storage.version_names import TrajectoriesVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
+from tasks.agents.chat import Chat, load_tokenizer
 from tasks.audit.checks import LACKED, all_checks
 from tasks.audit.importing.formats import FORMATS, read_row
-from tasks.audit.importing.rollout import Rollout
-from tasks.audit.importing.trajectories import add_tokens, problem_of, to_trajectory
+from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_trajectory
+from tasks.audit.report.wording import counted
 from tasks.problems import fingerprint
 from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet
 
-if TYPE_CHECKING:
-    from tasks.agents.chat import Chat
-
 _ROWS_PER_SHARD = 5_000
+_KNOB = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `import`."""
-    parser.add_argument("files", nargs="+", help="JSONL or Parquet, URIs or patterns such as 'dumps/*.jsonl'")
+    files = "JSONL or Parquet: paths, URIs, patterns. With an equals sign: a knob, such as storage.root=…"
+    parser.add_argument("files", nargs="+", metavar="FILE|key=value", help=files)
     parser.add_argument("--format", required=True, choices=FORMATS, help="the program that wrote the files")
     parser.add_argument("--name", required=True, help="name of the run that will hold the data sets")
     parser.add_argument("--tokenizer", default="", help="folder of the model's tokenizer, which makes and shows tokens")
     parser.add_argument("--evaluation", default="", metavar="SET", help="these are evaluations on a set of this name")
-    config = "configuration whose score, reward and audit count, and its knobs; default demo"
-    parser.add_argument("--config", nargs="+", default=["demo"], metavar=("NAME", "key=value"), help=config)
+    parser.add_argument("--config", default="demo", metavar="NAME", help="whose score, reward and audit count; demo")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
@@ -56,32 +56,40 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     """
     if not re.fullmatch(r"[\w.-]*", arguments.evaluation, re.ASCII):
         raise ValueError(f"--evaluation={arguments.evaluation}: give a name of letters, digits, points and dashes")
-    base, *knobs = arguments.config
-    knobs += [f"run.name={arguments.name}", f"storage.root={store.root}", f"storage.cache={arguments.cache}"]
-    config, chat = load(base, knobs), _load_chat(arguments.tokenizer)
-    rollouts, bad = read(arguments.files, arguments.format, chat)
-    named, remedy = ", ".join(arguments.files), f"check that --format={arguments.format} is right"
-    refuse_bad_rows(named, len(rollouts), bad, config.problems.max_bad_share, remedy)
+    given = [word for word in arguments.files if _KNOB.match(word) and not Path(word).is_file()]
+    files = [word for word in arguments.files if word not in given]
+    knobs = [f"storage.root={store.root}", f"storage.cache={arguments.cache}", *given, f"run.name={arguments.name}"]
+    config, chat = load(arguments.config, knobs), _load_chat(arguments.tokenizer)
+    store = Store(config.storage.root)
+    rollouts, bad = read(files, arguments.format, chat)
+    remedy = f"check that --format={arguments.format} is right"
+    refuse_bad_rows(", ".join(files), len(rollouts), bad, config.problems.max_bad_share, remedy)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
     if lacks["golds"]:
-        config = load(base, ["score.type=environment", *knobs])
-    with Lease(store, config.run.name, label="import") as lease:
-        provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
-        _commit_run(store, provenance, arguments, chat)
-        versions = _commit_data_sets(store, provenance, arguments, rollouts)
-        made = list(zip(versions, _score(store, versions, config, provenance, Path(arguments.cache)), strict=True))
+        config = load(arguments.config, ["score.type=environment", *knobs])
+    made = _commit(store, config, arguments, rollouts, chat)
+    if not any(manifests.read(store, scores).metrics["verdicts"].keys() - {"none"} for _, scores, _ in made):
+        lacks["scores"] = len(rollouts)
+    skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
+    lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
+    root = shlex.quote(config.storage.root)
     said = [f"bad row, left out: {line}" for line in listed(bad)]
-    said.append(f"scored by {config.score.type}; again: python -m flows.score … run.name={arguments.name} score.type=…")
-    lacking = [
-        (LACKED[what], count, ", ".join(each.name for each in all_checks().values() if what in each.needs.split()))
-        for what, count in sorted(lacks.items())
+    said += [
+        f"scored by {config.score.type}. Next:",
+        f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",
+        f"  python -m tasks.audit --root {root} read {arguments.name}",
     ]
-    parts = [table(["data set", "scores"], made, f"{len(rollouts):,} episodes")]
-    parts.append(table(["lacking", "episodes", "checks that leave these data sets out"], lacking))
+    if not arguments.evaluation:
+        run = f"run.name={arguments.name} storage.root={root} score.type={config.score.type}"
+        said.append(f"  python -m flows.score {arguments.config} --iteration {rollouts[0].step} {run}")
+    parts = [
+        table(["data set", "scores", ""], made, counted(len(rollouts), "episode")),
+        table(["lacking", "episodes", "checks that leave these data sets out"], lacking),
+    ]
     return Output({"data_sets": made, "lacks": lacking, "says": said}, [*parts, *said])
 
 
-def read(patterns: Iterable[str], form: str, chat: "Chat | None") -> tuple[list[Rollout], list[BadRow]]:
+def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Rollout], list[BadRow]]:
     """Read the files of one format; return the episodes and the bad rows.
 
     Raises:
@@ -102,86 +110,71 @@ def read(patterns: Iterable[str], form: str, chat: "Chat | None") -> tuple[list[
     return rollouts, bad
 
 
-def _load_chat(folder: str) -> "Chat | None":
-    if not folder:
-        return None
-    from tasks.agents.chat import Chat, load_tokenizer
-
+def _load_chat(folder: str) -> Chat | None:
     try:
-        return Chat(load_tokenizer(Path(folder)))
+        return Chat(load_tokenizer(Path(folder))) if folder else None
     except Exception as error:  # the library raises no narrower error
         raise ValueError(f"--tokenizer={folder} needs a tokenizer and a chat template: {error}") from error
 
 
-def _commit_run(store: Store, provenance: Provenance, arguments: argparse.Namespace, chat: "Chat | None") -> None:
-    """Commit the run, with the tokenizer, unless it exists. Raises ValueError: it holds something else."""
-    version, holds = layout.run(arguments.name), {"format": arguments.format, "tokenizer": bool(chat)}
-    if there := manifests.find(store, version):
-        if there.imported != holds:
-            raise ValueError(f"the run {arguments.name} exists and holds something else: give another --name")
-        return
-    with Draft(store, version, "run") as draft:
-        if chat:
-            chat.tokenizer.save_pretrained(draft.scratch / "model")
-            draft.add_folder(draft.scratch / "model", "model")
-        draft.commit(provenance, [], {"imported": holds})
-
-
-def _commit_data_sets(
-    store: Store, provenance: Provenance, arguments: argparse.Namespace, rollouts: Sequence[Rollout]
-) -> list[TrajectoriesVersion]:
-    """Commit the problem set, and trajectories for each step, unless they exist; return the latter.
+def _commit(
+    store: Store, config: Config, arguments: argparse.Namespace, rollouts: list[Rollout], chat: Chat | None
+) -> list[tuple[str, str, str]]:
+    """Commit run, problem set and, for each step, trajectories and scores; return these, and whether they were there.
 
     Raises:
-        ValueError: a data set exists and has other rows.
+        ValueError: the run or a data set exists and holds something else.
     """
-    problems = {problem.problem_id: problem for problem in map(problem_of, rollouts)}.values()
-    problem_set, versions, samples = layout.problems(fingerprint(problems)), list[TrajectoriesVersion](), Counter[str]()
-    if not manifests.committed(store, problem_set):
-        with Draft(store, problem_set, "problems") as draft:
-            datasets.write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
-            draft.commit(provenance, [], {"problems": len(problems), "source": {"kind": arguments.format}})
-    for step, group in groupby(sorted(rollouts, key=lambda each: each.step), lambda each: each.step):
-        of_step = list(group)
-        rows = [to_trajectory(each, samples, arguments.name, problem_set, arguments.format) for each in of_step]
-        digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
-        version: TrajectoriesVersion = layout.trajectories(arguments.name, step)
-        if arguments.evaluation:
-            policy = layout.checkpoint(arguments.name, step)
-            version = layout.evaluation(policy, arguments.evaluation, f"sampled-{digest}")
-        versions.append(version)
-        if there := manifests.find(store, version):
-            if there.metrics.get("digest") != digest:
-                raise ValueError(f"{version} exists and has other rows: give another --name")
-            continue
-        with Draft(store, version, "evaluation" if arguments.evaluation else "trajectories") as draft:
-            datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows, _ROWS_PER_SHARD)
-            lacks = sorted({what for each in of_step for what in each.lacks})
-            draft.commit(provenance, [problem_set], {"digest": digest, "lacks": lacks, "trajectories": len(rows)})
-    return versions
-
-
-def _score(
-    store: Store, versions: Sequence[TrajectoriesVersion], config: Config, provenance: Provenance, cache: Path
-) -> list[ScoresVersion]:
-    """Score the data sets, unless their scores are committed; return the versions of the scores."""
-    from tasks.score.scorers import Scorers, check_scorers
+    from tasks.score.scorers import Scorers
     from tasks.score.scoring import metrics_of, score_rows, scorer_fingerprint
     from tasks.score.verifier import Verifier
 
-    check_scorers(config.score)
-    settings, name, scores = config.score, scorer_fingerprint(config.score), list[ScoresVersion]()
-    with Verifier(settings.workers, settings.timeout_s, reading=settings.reading) as verifier:
-        scorers = Scorers(settings, verifier)
-        for version in versions:
-            if isinstance(version, EvaluationVersion):
-                scores.append(layout.evaluation_scores(version, name))
-            else:
-                scores.append(layout.scores(config.run.name, version.number, name))
-            if not manifests.committed(store, scores[-1]):
-                with Draft(store, scores[-1], "scores") as draft:
+    name, settings, holds = arguments.name, config.score, {"format": arguments.format, "tokenizer": bool(chat)}
+    problems = {problem.problem_id: problem for problem in map(problem_of, rollouts)}.values()
+    problem_set, scorer = layout.problems(fingerprint(problems)), scorer_fingerprint(settings)
+    with (
+        Lease(store, name, label="import") as lease,
+        Verifier(settings.workers, settings.timeout_s, reading=settings.reading) as verifier,
+    ):
+        provenance, scorers = (
+            Provenance(config=config.model_dump(mode="json"), fence=lease),
+            Scorers(settings, verifier),
+        )
+        if not manifests.committed(store, layout.run(name)):
+            with Draft(store, layout.run(name), "run") as draft:
+                if chat:
+                    chat.tokenizer.save_pretrained(draft.scratch / "model")
+                    draft.add_folder(draft.scratch / "model", "model")
+                draft.commit(provenance, [], {"imported": holds})
+        if manifests.read(store, layout.run(name)).imported != holds:
+            raise ValueError(f"the run {name} exists and holds something else: give another --name")
+        if not manifests.committed(store, problem_set):
+            with Draft(store, problem_set, "problems") as draft:
+                datasets.write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
+                draft.commit(provenance, [], {"problems": len(problems), "source": {"kind": arguments.format}})
+        samples, made = Counter[str](), list[tuple[str, str, str]]()
+        for step, group in groupby(sorted(rollouts, key=lambda each: each.step), lambda each: each.step):
+            of_step = list(group)
+            rows = [to_trajectory(each, samples, name, problem_set, arguments.format) for each in of_step]
+            digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
+            lacks = sorted({what for each in of_step for what in each.lacks})
+            version: TrajectoriesVersion = layout.trajectories(name, step)
+            scores = layout.scores(name, step, scorer)
+            if arguments.evaluation:
+                version = layout.evaluation(layout.checkpoint(name, step), arguments.evaluation, f"sampled-{digest}")
+                scores = layout.evaluation_scores(version, scorer)
+            is_there = manifests.committed(store, scores)
+            if not manifests.committed(store, version):
+                with Draft(store, version, "evaluation" if arguments.evaluation else "trajectories") as draft:
+                    datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows, _ROWS_PER_SHARD)
+                    metrics = {"digest": digest, "lacks": lacks, "trajectories": len(rows)}
+                    draft.commit(provenance, [problem_set], metrics)
+            if manifests.read(store, version).metrics.get("digest") != digest:
+                raise ValueError(f"{version} exists and has other rows: give another --name")
+            if not is_there:
+                with Draft(store, scores, "scores") as draft:
                     begun = time.monotonic()
-                    rows = datasets.rows(store, version, cache, scorers.columns)
-                    grades = score_rows(rows, scorers, draft, _ROWS_PER_SHARD)
+                    grades = score_rows(map(asdict, rows), scorers, draft, _ROWS_PER_SHARD)
                     draft.commit(provenance, [version], metrics_of(grades, settings, time.monotonic() - begun))
-    return scores
+            made.append((version, scores, "already there" if is_there else "committed"))
+    return made

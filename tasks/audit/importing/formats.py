@@ -9,7 +9,6 @@ trl              the files of `log_completions=True`: one text for all turns, a 
 """
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -73,13 +72,7 @@ def _trl(row: Row) -> Fields:
     return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts, "step": row.get("step", 0)}
 
 
-FORMATS: Mapping[str, Callable[[Row], Fields]] = {
-    "messages": _messages,
-    "openai-finetune": _messages,
-    "verifiers": _verifiers,
-    "verl": _verl,
-    "trl": _trl,
-}
+FORMATS = {"messages": _messages, "openai-finetune": _messages, "verifiers": _verifiers, "verl": _verl, "trl": _trl}
 
 
 def read_row(row: Row | RowError, form: str, where: str) -> Rollout:

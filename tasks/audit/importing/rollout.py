@@ -1,11 +1,22 @@
-"""An episode of another program, as the functions of `formats` fill it. Validation refuses what cannot be stored."""
+"""An episode of another program, as the functions of `formats` fill it, and the trajectory that is made of it.
+
+Validation refuses what cannot be stored.
+"""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from storage.records import Status
+from storage.records import Call, CallStatus, Problem, Status, Trajectory, Turn
+from tasks.agents.chat import Chat
+from tasks.problems.columns import as_json
+from tasks.problems.messages import MESSAGES
+from tasks.problems.problem_set import key
 
 _Number = Annotated[float, Field(ge=-3e38, le=3e38)]
 """Finite in 32 bits."""
@@ -19,38 +30,25 @@ def _joined(content: Any) -> Any:
     return "" if content is None else content
 
 
-class _Read(BaseModel):
-    model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
+def _as_calls(given: Any) -> list[dict[str, Any]]:
+    """Return calls as in OpenAI's chat completions; some programs write them without `function`, or as JSON texts."""
+    calls = [json.loads(call) if isinstance(call, str) else call for call in given or ()]
+    functions = [call.get("function", call) for call in calls]
+    arguments = [each["arguments"] for each in functions]
+    written = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
+    return [
+        {"id": str(call.get("id") or ""), "type": "function", "function": {"name": each["name"], "arguments": text}}
+        for call, each, text in zip(calls, functions, written, strict=True)
+    ]
 
 
-class _Function(_Read):
-    name: str
-    arguments: Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps(given))]
-
-
-class ToolCall(_Read):
-    """A call of a tool, as in OpenAI's chat completions; also without the level `function`, and as a JSON text.
-
-    Example: ToolCall.model_validate({"id": "call_1", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}})
-    """
-
-    id: str = ""
-    type: str = "function"
-    function: _Function
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_form(cls, value: Any) -> Any:
-        value = json.loads(value) if isinstance(value, str) else value
-        is_flat = isinstance(value, dict) and "function" not in value
-        return {"id": value.get("id") or "", "function": value} if is_flat else value
-
-
-class Message(_Read):
+class Message(BaseModel):
     """One message, as in OpenAI's chat completions and its files for fine-tuning; other keys are ignored.
 
     Example: Message(role="assistant", content="3", token_ids=[7, 8], prompt_token_ids=[5, 6], logprobs=[-0.4, -0.1])
     """
+
+    model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
 
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
@@ -58,18 +56,14 @@ class Message(_Read):
     ]
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None  # of a tool's message: the call that it answers
+    tool_calls: Annotated[list[dict[str, Any]], BeforeValidator(_as_calls)] = []
+    tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = (
+        ""  # of a tool's message: the call that it answers
+    )
     weight: float | None = None  # 0: the assistant's message is no turn, but context, which is not trained on
     prompt_token_ids: _Ids | None = None  # the whole prompt of this completion, as vLLM returns it
     token_ids: _Ids | None = None  # N
     logprobs: list[_Number] | None = None  # N
-
-    @model_validator(mode="after")
-    def _as_long(self) -> Self:
-        if self.logprobs and len(self.logprobs) != len(self.token_ids or ()):
-            raise ValueError(f"it has {len(self.token_ids or ())} token_ids and {len(self.logprobs)} logprobs")
-        return self
 
     @property
     def text(self) -> str:
@@ -78,12 +72,14 @@ class Message(_Read):
         return thoughts + self.content
 
 
-class Rollout(_Read):
+class Rollout(BaseModel):
     """One episode. The messages before the first turn are the prompt.
 
     Example: Rollout(messages=[Message(role="user", content="1 + 2?"), Message(role="assistant", content="3")],
     reward=1.0, golds=["3"])
     """
+
+    model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
 
     messages: list[Message]
     rendered: bool = False  # whether the prompt is one text, as the chat template made it
@@ -102,39 +98,138 @@ class Rollout(_Read):
     @model_validator(mode="after")
     def _has_turns(self) -> Self:
         """Check that somebody asks and the policy answers; drop tokens unless all turns have them."""
-        if not self.turns and self.status != "failed":
+        if not self.places and self.status != "failed":
             raise ValueError("no message is the policy's: one of the assistant, with another weight than 0")
         if not any(message.content.strip() and message.role != "system" for message in self.prompt):
             raise ValueError("no message asks something before the first turn")
-        turns = [self.messages[turn] for turn in self.turns]
-        if not all(each.token_ids and each.prompt_token_ids for each in turns):
-            for each in turns:
-                each.prompt_token_ids = each.token_ids = each.logprobs = None
+        for turn in self.turns:
+            if turn.logprobs and len(turn.logprobs) != len(turn.token_ids or ()):
+                raise ValueError(f"a turn has {len(turn.token_ids or ())} token_ids and {len(turn.logprobs)} logprobs")
+        if not all(turn.token_ids and turn.prompt_token_ids for turn in self.turns):
+            for turn in self.turns:
+                turn.prompt_token_ids = turn.token_ids = turn.logprobs = None
         return self
 
     @property
-    def turns(self) -> list[int]:
+    def places(self) -> list[int]:
         """The positions of the turns among the messages."""
-        said = enumerate(self.messages)
-        return [number for number, message in said if message.role == "assistant" and message.weight != 0]
+        return [at for at, each in enumerate(self.messages) if each.role == "assistant" and each.weight != 0]
+
+    @property
+    def turns(self) -> list[Message]:
+        return [self.messages[place] for place in self.places]
 
     @property
     def prompt(self) -> list[Message]:
-        return self.messages[: self.turns[0]] if self.turns else self.messages
+        return self.messages[: self.places[0]] if self.places else self.messages
 
-    def following(self, turn: int) -> list[Message]:
-        """Return the messages between a turn, given by its position, and the next turn."""
-        return self.messages[turn + 1 : next((each for each in self.turns if each > turn), None)]
+    @property
+    def replies(self) -> list[list[Message]]:
+        """The messages after each turn, up to the next one."""
+        return [self.messages[one + 1 : other] for one, other in pairwise([*self.places, len(self.messages)])]
 
     @property
     def lacks(self) -> set[str]:
         """What the episode lacks, in the words of `tasks.audit.checks.LACKED`. No format has versions and seeds."""
-        turns = [self.messages[turn] for turn in self.turns]
         there = {
-            "tokens": all(each.token_ids for each in turns),
-            "logprobs": all(each.logprobs for each in turns),
+            "tokens": all(turn.token_ids for turn in self.turns),
+            "logprobs": all(turn.logprobs for turn in self.turns),
             "ends": self.status,
             "golds": self.golds,
             "rewards": self.reward is not None,
         }
         return {"versions", "seeds", *(name for name, value in there.items() if not value)}
+
+
+def problem_of(rollout: Rollout) -> Problem:
+    """Return the problem of an episode. Its id has digits of its key: rows may give one id to several problems.
+
+    Raises:
+        RowError: its metadata cannot be written as JSON.
+    """
+    chat = [{"role": each.role, "content": each.text} for each in rollout.prompt]
+    asked = "\n\n".join(each["content"] for each in chat if each["role"] != "system")
+    metadata = as_json(rollout.metadata | ({MESSAGES: chat} if len(chat) > 1 else {}))
+    problem = Problem("", asked, rollout.golds, rollout.data_source, metadata)
+    return replace(problem, problem_id=f"{rollout.id}~{key(problem)[:12]}".lstrip("~"))
+
+
+def add_tokens(rollout: Rollout, chat: Chat) -> None:
+    """Add the tokens of a rendered prompt and its answer, unless they are there; show what calls were sampled as."""
+    for turn in rollout.turns:
+        if rollout.rendered and not turn.token_ids:
+            turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), chat.encode(turn.content)
+        if turn.tool_calls and turn.token_ids:  # the content is only a part of what was sampled
+            turn.content, turn.reasoning_content = chat.decode(turn.token_ids), None
+
+
+def to_trajectory(rollout: Rollout, samples: Counter[str], run: str, problem_set: str, form: str) -> Trajectory:
+    """Return the record of an episode, with its tokens if they are known; `samples` counts those of each problem.
+
+    The reward is that of the last turn; earlier turns answer nothing. Without reward and gold answer the last one
+    answers nothing either, since nobody can grade it. A prompt that does not continue the tokens before it begins a
+    sequence.
+    """
+    problem, status, last = problem_of(rollout), rollout.status or "completed", len(rollout.turns) - 1
+    group = f"{run}/{rollout.step:06d}/{problem.problem_id}"
+    samples[group] += 1
+    ids, mask, logprobs, starts, turns = list[int](), list[bool](), list[Any](), [0], list[Turn]()
+    right = rollout.parts.get("correct", rollout.reward)
+    verdict = {None: "", 0.0: "wrong", 1.0: "correct"}.get(right, "")
+    for number, (turn, reply) in enumerate(zip(rollout.turns, rollout.replies, strict=True)):
+        prompt, said, known = turn.prompt_token_ids or [], turn.token_ids or [], len(ids) - starts[-1]
+        if prompt[:known] != ids[starts[-1] :]:
+            starts.append(len(ids))
+            known = 0
+        ids += prompt[known:] + said
+        mask += [False] * len(prompt[known:]) + [True] * len(said)
+        logprobs += [0.0] * len(prompt[known:])
+        logprobs += turn.logprobs or [None] * len(said)
+        told: dict[str, Any] = {"verdict": "", "reward": 0.0, "finish_reason": "stop" if rollout.status else ""}
+        if number == last:
+            told |= {"verdict": verdict, "reward": rollout.reward or 0.0}
+            told |= {"finish_reason": "length"} if status == "truncated" else {}
+        feedback = "\n".join(each.text for each in reply)
+        told |= {"start": len(ids) - len(said), "end": len(ids), "text": turn.text, "feedback": feedback}
+        turns.append(Turn(**told, latency_s=0.0, seed=0))
+    is_graded = rollout.reward is not None or bool(rollout.golds)
+    return Trajectory(
+        **asdict(problem),
+        trajectory_id=f"{group}/{samples[group] - 1}",
+        run=run,
+        iteration=rollout.step,
+        sample=samples[group] - 1,
+        status=status,
+        reason=rollout.reason,
+        token_ids=ids,
+        action_mask=mask,
+        logprobs=logprobs,
+        versions=[-1] * len(ids),
+        turns=turns,
+        problem_set=problem_set,
+        agent="imported",
+        agent_args=json.dumps({"format": form, "row": rollout.row}),
+        environment="imported",
+        sequence_starts=starts,
+        unplayed_turns=0 if status == "completed" else -1,
+        calls=list(_calls(rollout)),
+        ungraded=list(range(len(turns) - is_graded)),
+        reward_parts=[*({} for _ in turns[1:]), rollout.parts] if rollout.parts and turns else [],
+        fault="set-up" if status == "failed" else "",
+        **_UNKNOWN,
+    )
+
+
+_UNKNOWN: dict[str, Any] = {"policy": "", "policy_version": -1, "seed": 0, "started_at": 0.0, "latency_s": 0.0}
+_UNKNOWN |= {"sampling": "{}", "environment_args": "{}", "turn_discount": 1.0}
+
+
+def _calls(rollout: Rollout) -> Iterator[Call]:
+    """Yield the calls of all turns with the outputs that have their ids."""
+    for number, (turn, reply) in enumerate(zip(rollout.turns, rollout.replies, strict=True)):
+        outputs = {each.tool_call_id: each.text for each in reply if each.role == "tool"}
+        for call in turn.tool_calls:
+            output = outputs.get(call["id"])
+            status: CallStatus = "unanswered" if output is None else "answered"
+            name, written = call["function"].values()
+            yield Call(number, call["id"], name, written, output or "", status)

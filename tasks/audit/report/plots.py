@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from storage.version_names import EvaluationVersion, select
 from storage.visible import visible
-from tasks.audit.report.wording import plain
 from tasks.audit.results import AuditResult, Histogram, SetNumbers
 
 if TYPE_CHECKING:
@@ -76,47 +75,27 @@ def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
 
 def attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
     """Return a function that reads attributes of the data sets: some named like their titles, some titled anew."""
-    titles = {name: name for name in names} | {title.replace("_", " "): name for title, name in titled.items()}
+    titles = {name.replace("_", " "): name for name in names} | {
+        title.replace("_", " "): name for title, name in titled.items()
+    }
     return lambda sets: {title: [getattr(each, name) for each in sets] for title, name in titles.items()}
 
 
 _KINDS = (
     _Kind("Success by turn", "Share of the turns with that number that were right.", _success),
     _Kind("Length of an answer", "Mean tokens of a turn.", attributes(tokens="answer_tokens"), shares=False),
+    _Kind("Ends of episodes", "Share of episodes that were cut or failed.", attributes("truncated", "failed")),
+    _Kind("No answer", "Share of the turns in which no answer was found.", attributes("unparsable")),
+    _Kind("Groups without variance", "Share of groups that teach nothing.", attributes(groups="zero_variance")),
     _Kind(
-        "Truncated, failed, unparsable",
-        "Share of the episodes that were cut or failed, and of the turns without an answer.",
-        attributes("truncated", "failed", "unparsable"),
-    ),
-    _Kind(
-        "Groups without variance",
-        "Share of the groups in which all episodes earned the same: the policy learns nothing from them.",
-        attributes(groups="zero_variance"),
-    ),
-    _Kind(
-        "Fixed and broken answers",
-        "Share of the wrong turns that were followed by a right one, and of the right ones by a wrong one.",
-        attributes("fixed", "broken"),
+        "Fixed and broken", "Share of wrong turns before a right one, and vice versa.", attributes("fixed", "broken")
     ),
     _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", attributes("staleness"), shares=False),
-    _Kind(
-        "Behaviour logprob",
-        "Mean over the sampled tokens, in nats; closer to 0 means more certain.",
-        attributes("logprob"),
-        shares=False,
-    ),
-    _Kind(
-        "Drift of the logprobs",
-        "Mean distance between stored and recomputed logprobs, in nats a token, for data sets that were recomputed.",
-        attributes("drift"),
-        shares=False,
-    ),
+    _Kind("Behaviour logprob", "Mean over the sampled tokens, in nats.", attributes("logprob"), shares=False),
+    _Kind("Drift of the logprobs", "Mean distance to recomputed ones, in nats.", attributes("drift"), shares=False),
     _Kind("Rewards", "Mean return of an episode, reward of a turn, and named parts of it.", rewards, shares=False),
-    _Kind(
-        "Tools and branches",
-        "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
-        attributes(with_calls="with_calls", failed_calls="failed_calls", with_branches="branched"),
-    ),
+    _Kind("Tools", "Share of episodes with calls, and of failed calls.", attributes("with_calls", "failed_calls")),
+    _Kind("Branches", "Share of episodes with branches.", attributes("branched")),
 )
 
 
@@ -203,7 +182,7 @@ _IN_MARKDOWN = 6  # plots
 def pictures(result: AuditResult) -> str:
     """Return the first plots as images embedded in Markdown, so that nothing has to be loaded to show it."""
     drawn = plots(result.sets, result.histograms)[:_IN_MARKDOWN]
-    return "\n\n".join(f"## {plain(plot.title)}\n\n![{plain(plot.title)}]({plot.image})" for plot in drawn)
+    return "\n\n".join(f"## {plot.title}\n\n![{plot.title}]({plot.image})" for plot in drawn)
 
 
 def label(text: str, most: int = 24) -> str:

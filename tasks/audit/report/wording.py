@@ -70,9 +70,13 @@ def counted(count: int, unit: str) -> str:
 
 
 def value(check: CheckResult) -> str:
-    """Write the value of a check with its unit, or `MISSING` if the check was skipped."""
-    if _is_share(check) or check.value is None:
-        return share(check.value)
+    """Write the value of a check with its unit, or `MISSING` if the check was skipped.
+
+    The share of the worst of several data sets is followed by the number of its units.
+    """
+    if check.value is None or _is_share(check):
+        is_of_others = check.value and check.share_of not in (0, check.of)
+        return share(check.value) + (f" of {counted(check.share_of, check.unit)}" if is_of_others else "")
     return decimal(check.value) + _MEASURES.get(check.name, "")
 
 
@@ -117,14 +121,12 @@ def alarms(result: AuditResult) -> list[CheckResult]:
 
 
 _MOST = 500  # characters of one text
-_MARKUP = re.compile(r"[\\`*_\[\]<>#&!|~$@]|:(?=//)|(?<=www)\.|^[-+=]|(?<=\d)[.)](?=\s)", re.IGNORECASE)
-"""Punctuation with a meaning in Markdown, or that turns an address into a link."""
 
 
 def summary(result: AuditResult) -> str:
     """Return the verdict, the amount of data and the alarms as Markdown; text from data is escaped."""
     found = "\n".join(_alarm(check) for check in alarms(result)) or "No check raised an alarm."
-    audited = f"Audited: {plain(audited_data(result))}. Store: {code(result.store)}"
+    audited = f"Audited: {plain(audited_data(result))}. Store: {plain(result.store)}"
     return f"# {plain(headline(result))}\n\n{audited}\n\n{found}\n"
 
 
@@ -133,7 +135,7 @@ def check_rows(result: AuditResult) -> list[dict[str, str]]:
     return [
         {
             "verdict": check.verdict,
-            "check": _line(check.title),
+            "check": _line(check.name),
             "value": value(check),
             "threshold": threshold(check),
             "cases": MISSING if check.value is None else f"{check.cases:,}",
@@ -148,21 +150,9 @@ def plain(text: str) -> str:
     r"""Escape text so that Markdown shows it unchanged, on one line.
 
     >>> print(plain("[a](b)\n# <i>"))
-    \[a\](b) \# \<i\>
+    &#91;a&#93;&#40;b&#41; &#35; &#60;i&#62;
     """
-    return _MARKUP.sub(r"\\\g<0>", _line(text))
-
-
-def code(text: str) -> str:
-    """Return text as a code span, on one line.
-
-    >>> print(code("a`b"), code("|"))
-    `` a`b `` ` | `
-    """
-    line = _line(text)
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence = "`" * (longest + 1)
-    return f"{fence} {line} {fence}" if line else ""
+    return re.sub(r"[^\w\s]|_", lambda found: f"&#{ord(found[0])};", _line(text))
 
 
 def _line(text: str) -> str:
@@ -172,6 +162,6 @@ def _line(text: str) -> str:
 def _alarm(check: CheckResult) -> str:
     measured = f"{value(check)}, threshold {threshold(check)}"
     cases = f"; {counted(check.cases, 'case')}" if check.cases else ""
-    examples = f", such as {code(check.examples[0].id)}" if check.examples else ""
+    examples = f", such as {plain(check.examples[0].id)}" if check.examples else ""
     found = f"{plain(check.says)} ({plain(measured)}{cases}{examples})"
-    return f"- **{plain(check.verdict.upper())}** {plain(check.title)}: {found}"
+    return f"- **{plain(check.verdict.upper())}** {plain(check.name)}: {found}"
