@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from prefect import Flow
 
-from configs import Config, ConfigError, available, to_yaml
+from configs import Config, ConfigError, to_yaml
+from configs.loader import available
 from flows.launch.console import tell
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores

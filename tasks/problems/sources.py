@@ -6,6 +6,7 @@ length of a line and the size of a row are limited.
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ LONGEST_MB = 16
 memory."""
 _CHUNK = 2**20
 """Bytes of a file, or of a column, that are read at once."""
+_HUB_S = 10
+"""Longest wait for the first answer of the hub."""
 _ROWS = 64
 """Rows of a Parquet file in memory at once."""
 
@@ -216,14 +219,24 @@ def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, 
         ProblemError: the data set cannot be loaded.
     """
     import datasets  # here, because the import takes seconds and only this source needs it
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
 
+    # The libraries raise their own errors, and those of HTTP clients and file readers: they have no common base.
+    why: Exception | None = None
+    try:
+        if not os.path.isdir(name):
+            HfApi().dataset_info(name, timeout=_HUB_S)
+    except HfHubHTTPError:
+        pass  # the hub answers, and is asked again below
+    except Exception as error:  # noqa: BLE001 - it is told if the cache has no such data set
+        why, constants.HF_HUB_OFFLINE = error, True  # the cache is read at once, without half a minute of retries
     try:
         data = datasets.load_dataset(name, subset, split=split)
-    # The library raises its own errors, and those of its HTTP client and file readers: they have no common base.
     except Exception as error:
+        why = why or error
         raise ProblemError(
-            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded "
-            f"({type(error).__name__}: {error}): "
-            "check the three names; without a network, download its files and use kind jsonl or parquet"
+            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({type(why).__name__}: {why}): "
+            "check the three names and the network; without one, download its files and use kind jsonl or parquet"
         ) from error
     yield from enumerate(data, 1)

@@ -13,7 +13,9 @@ from typing import Any
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config, ConfigError, as_begun, differences, unknown, up_to_date
+from configs import Config, ConfigError, differences, up_to_date
+from configs.loader import unknown
+from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.logs import catalog
