@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import Config, ConfigError, differences, load, schema, to_yaml
-from configs.loader import available
 from configs.__main__ import entries, main
+from configs.loader import available
 from tasks.agents.problem_checks import lacking_room
 from tasks.run.configuration import resolve
 
