@@ -23,7 +23,7 @@ from configs.problems import ArithmeticSource, FileSource, HubSource, Source, St
 from configs.safety import open_regular
 from storage.records import Problem
 from tasks.problems import arithmetic
-from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
+from tasks.problems.presets import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
 
 LONGEST_MB = 16
@@ -62,9 +62,9 @@ def load_problems(
         return ProblemSet(arithmetic.generate(source), bad=[])
     assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
-    to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields, found)
-
-    refused = ("needs", "may read") if source.preset == "verl" or "solutions" in source.fields else ("needs",)
+    fields = MAPPINGS.get(source.preset or "", source.fields)
+    to_problem = from_fields(fields, found, source.preset or "") if fields else PRESETS[source.preset or ""]
+    refused = ("needs", "may read") if "solutions" in fields else ("needs",)
 
     def gradable(row: Row, number: str) -> Problem:
         problem = to_problem(row, number)
@@ -86,7 +86,7 @@ def _rows(source: FileSource | HubSource) -> Iterator[tuple[Where, Row | RowErro
     if isinstance(source, HubSource):
         yield from ((Where(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
         return
-    columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
+    columns = COLUMNS.get(source.preset or "") or columns_of(MAPPINGS.get(source.preset or "", source.fields))
     for name, path in find(source.path):
         for line, row in read_jsonl(path) if source.kind == "jsonl" else read_parquet(path, columns):
             yield Where(line, name), row
@@ -237,6 +237,6 @@ def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, 
         why = why or error
         raise ProblemError(
             f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({type(why).__name__}: {why}): "
-            "check the three names and the network; without one, download its files and use kind jsonl or parquet"
+            "check the three names; without a network, download its files and use kind jsonl or parquet"
         ) from error
     yield from enumerate(data, 1)

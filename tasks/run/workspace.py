@@ -36,24 +36,9 @@ from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
 
 MAY_CHANGE = (
-    "run.iterations",
-    "run.max_",
-    "run.when_held",
-    "run.accept_code",
-    "storage.",
-    "tracking",
-    "cost.",
-    "inference.",
-    "trainer.",
-    "cluster.",
-    "ppo.parallel",
-    "retrain.",
-    "audit.",
-    "monitoring.",
-    "problems.exclusions",
-    "score.workers",
-    "rollout.concurrency",
-    *FROM_NEXT_UPDATE,
+    *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
+    *("storage.", "tracking", "cost.", "inference.", "trainer.", "cluster.", "retrain.", "audit.", "monitoring."),
+    *("ppo.parallel", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
