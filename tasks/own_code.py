@@ -24,9 +24,9 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from configs import Config
+from configs.safety import walk
 
 Code = dict[str, str]
 """The sha256 of each file, by its path in the folder where Python finds it; a command's file by its whole path.
@@ -44,11 +44,11 @@ _LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 
 def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score")) -> Code:
     """Return the fingerprints of the user's code that sections of a configuration name; empty if they name none."""
-    values = [getattr(config, section).model_dump(mode="json") for section in sections]
-    code = {key: digest for text in _texts(values) for key, digest in _files_of(text).items()}
+    sections_of = {section: getattr(config, section).model_dump(mode="json") for section in sections}
+    texts = [text for _, text in walk(sections_of) if isinstance(text, str)]
     if config.agent.type == "verifiers":  # it imports the module of an environment by the name alone
-        code |= _files_of(f"{str(config.agent.args.get('environment')).replace('-', '_')}:load_environment")
-    return dict(sorted(code.items()))
+        texts.append(f"{str(config.agent.args.get('environment')).replace('-', '_')}:load_environment")
+    return dict(sorted(item for text in texts for item in _files_of(text).items()))
 
 
 def fingerprint(name: str) -> str:
@@ -57,14 +57,6 @@ def fingerprint(name: str) -> str:
     if len(code) == 1:
         return next(iter(code.values()))
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
-
-
-def _texts(values: Any) -> Iterator[str]:
-    """Yield all texts among nested values."""
-    if isinstance(values, str):
-        yield values
-    for inner in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
-        yield from _texts(inner)
 
 
 @functools.cache

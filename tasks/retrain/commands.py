@@ -66,7 +66,7 @@ def retry(config: Config, night: int) -> str:
         log = Nights(store, name, lease)
         records = log.read()
         if not 1 <= night <= len(records):
-            raise StorageError(f"retraining {name!r} has had {len(records)} nights, but no night {night}")
+            raise StorageError(f"retraining {name!r} has no night {night}; nights so far: {len(records)}")
         if records[-1].end is None:
             raise StorageError(f"night {records[-1].night.number} has not ended: wait for its end, then try again")
         retried = records[night - 1].night

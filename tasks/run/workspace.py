@@ -191,7 +191,9 @@ def start_run(workspace: Workspace) -> None:
         workspace.metrics.catch_up()
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
-    if changed := _changed_updates(workspace):
+    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))
+    changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
+    if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
 
 
@@ -243,14 +245,6 @@ def _refuse_other_code(workspace: Workspace) -> None:
                 f"every data set will name; or {_remedy(workspace)}"
             )
         get_run_logger().warning("%s. It goes on with what is there now (run.accept_code)", found)
-
-
-def _changed_updates(workspace: Workspace) -> list[str]:
-    """List the knobs of updates that differ from those of the run's newest checkpoint."""
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))
-    present = up_to_date(workspace.config.model_dump(mode="json"))
-    found = differences(newest.settings, present) if newest else []
-    return [line for line in found if line.startswith(FROM_NEXT_UPDATE)]
 
 
 def finished_iterations(workspace: Workspace) -> int:

@@ -78,7 +78,7 @@ def test_flags_stand_for_overrides(call: Call) -> None:
         (
             "flows.retrain smoke --retry 1 storage.root=ROOT",
             1,
-            "error: retraining 'smoke' has had 0 nights, but no night",
+            "error: retraining 'smoke' has no night 1; nights so far: 0",
         ),
         ("flows.retrain smoke --explain storage.root=ROOT", 0, "retraining 'smoke' has had no night yet in ROOT"),
         ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),

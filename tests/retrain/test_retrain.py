@@ -149,8 +149,8 @@ def test_sampled_episodes_decide(place: Place) -> None:
     assert (comparison["before"], comparison["after"]) == (first.accuracy["value"], after.accuracy["value"])
 
 
-STEPS = ["crown_first", "learn", "end_training", "measure_distance", "evaluate_sets", "decide", "promote", "end_night"]
-STEPS += ["report_night"]
+STEPS = ["nightly.crown_first", "learn", "nightly.end_training", "nightly.measure_distance", "evaluate_sets"]
+STEPS += ["nightly.decide", "nightly.promote", "nightly.end_night", "nightly.report_night"]
 
 
 def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_champion_moved_by_hand_during_a_night_stays(promoted: Place, monkeypa
 
     promoted.arrive("b", range(8, 12))
     with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.decide", after_a_move(decide))
+        patch.setattr("flows.retrain.nightly.decide", after_a_move(decide))
         assert promoted.night(*PROMOTE) == "overtaken"
     assert promoted.champion is not None
     assert (promoted.champion.version, promoted.champion.by) == (first, "ada")
