@@ -20,7 +20,7 @@ from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems
 from configs.rollout import Rollout, Sampling
-from configs.safety import check_plain, check_strings
+from configs.safety import check_plain
 from configs.score import Reward, Score
 from configs.storage import Storage
 from configs.train import PPO, Optimizer
@@ -84,9 +84,7 @@ class Config(Knobs):
 
     @model_validator(mode="after")
     def _by_rules(self) -> Self:
-        values = self.model_dump()
-        check_plain(values)
-        check_strings(values)
+        check_plain(self.model_dump())
         for rule in RULES:
             for wrong, sentence in rule(self):
                 if wrong:

@@ -98,16 +98,10 @@ def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
     """Make a table: for each standing the numbers of problems and episodes, and the mean success rate of a problem."""
     table = []
     for standing in get_args(Standing):
-        with_standing = [row for row in rows if row.standing == standing]
-        rates = [row.success_rate for row in with_standing if row.episodes]
-        table.append(
-            {
-                "standing": standing,
-                "problems": str(len(with_standing)),
-                "episodes": str(sum(row.episodes for row in with_standing)),
-                "mean rate": f"{fmean(rates):.3f}" if rates else "",
-            }
-        )
+        counted = [row for row in rows if row.standing == standing]
+        rates, episodes = [row.success_rate for row in counted if row.episodes], sum(row.episodes for row in counted)
+        row = {"standing": standing, "problems": str(len(counted)), "episodes": str(episodes)}
+        table.append(row | {"mean rate": f"{fmean(rates):.3f}" if rates else ""})
     return table
 
 

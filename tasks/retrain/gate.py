@@ -8,7 +8,7 @@ every look at the set (`level_of`), since one of many nights looks better by luc
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Any, Literal
 
@@ -60,9 +60,6 @@ class Decision:
     look: int  # as in `GateEvidence`
     level: float  # the largest p with which the challenger counted as better
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def decide(evidence: GateEvidence, gate: Gate) -> Decision:
     """Decide whether the challenger replaces the champion.
@@ -110,7 +107,7 @@ def _better(evidence: GateEvidence, gate: Gate) -> GateCheck:
     """
     comparison, level = evidence.comparisons[gate.target], level_of(evidence.look, gate)
     accuracy = comparison[gate.measure]
-    above, p = _low(accuracy, level) > gate.least_gain, accuracy["p"]
+    above, p = _bounds(accuracy, level)[0] > gate.least_gain, accuracy["p"]
     certain = p <= level or gate.least_gain < 0
     asked = "" if gate.least_gain < 0 else f", at most {level:.2g}"
     look = "" if gate.max_by_luck is None else f"{asked} (look {evidence.look} since a promotion)"
@@ -119,7 +116,7 @@ def _better(evidence: GateEvidence, gate: Gate) -> GateCheck:
 
 
 def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
-    passed = _low(comparison[gate.measure]) > -gate.margin
+    passed = _bounds(comparison[gate.measure])[0] > -gate.margin
     verdict = "above" if passed else "not all above"
     hint = "" if passed or _is_worse(comparison, gate) else "; a larger set would narrow the interval"
     return GateCheck(name, "not worse", passed, f"{_difference(comparison, gate)}: {verdict} {-gate.margin:+.3f}{hint}")
@@ -127,33 +124,30 @@ def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateChec
 
 def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
     """Return whether the challenger is worse with confidence: the whole interval is below 0."""
-    return _high(comparison[gate.measure]) < 0
+    return _bounds(comparison[gate.measure])[1] < 0
 
 
-def _low(accuracy: Mapping[str, Any], level: float = _LEVEL) -> float:
-    """Return the lowest end of the intervals: if few problems differ, the bootstrap interval is too narrow."""
-    return max(-1.0, min(_end(interval, "low", level) for interval in _intervals(accuracy)))
+def _bounds(accuracy: Mapping[str, Any], level: float = _LEVEL) -> tuple[float, float]:
+    """Return the ends of all intervals together: if few problems differ, the bootstrap interval is too narrow."""
+    intervals = [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
+    low, high = (
+        choose(_end(interval, name, level) for interval in intervals) for choose, name in ((min, "low"), (max, "high"))
+    )
+    return max(-1.0, low), min(1.0, high)
 
 
-def _high(accuracy: Mapping[str, Any], level: float = _LEVEL) -> float:
-    return min(1.0, max(_end(interval, "high", level) for interval in _intervals(accuracy)))
-
-
-def _end(interval: Mapping[str, Any], name: Literal["low", "high"], level: float) -> float:
+def _end(interval: Mapping[str, Any], name: str, level: float) -> float:
     """Return an end of a 95 % interval, stretched from its value as a normal distribution's to the level."""
     widths = NormalDist().inv_cdf(level / 2) / NormalDist().inv_cdf(_LEVEL / 2)
     return float(interval[name]) + (widths - 1) * (float(interval[name]) - float(interval["value"]))
 
 
-def _intervals(accuracy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
-
-
 def _difference(comparison: Mapping[str, Any], gate: Gate, level: float = _LEVEL) -> str:
     accuracy = comparison[gate.measure]
+    low, high = _bounds(accuracy, level)
     return (
         f"{measured(gate)} {accuracy['before']:.3f} -> {accuracy['after']:.3f}, "
-        f"{accuracy['difference']['value']:+.3f} [{_low(accuracy, level):+.3f}, {_high(accuracy, level):+.3f}]"
+        f"{accuracy['difference']['value']:+.3f} [{low:+.3f}, {high:+.3f}]"
     )
 
 

@@ -4,6 +4,7 @@ A report is a Markdown artifact, files, a plot, and Prefect events that can trig
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -219,7 +220,7 @@ def decide(
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,
-        **gate.decide(evidence, settings).as_dict(),
+        **asdict(gate.decide(evidence, settings)),
         "gate": settings.model_dump(mode="json"),
         "comparisons": comparisons,
         "accuracy": {

@@ -199,17 +199,14 @@ def start_run(workspace: Workspace) -> None:
 
 def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
     """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
-    run = workspace.name
-    if listing := "\n".join(f"  {line}" for line in unknown(begun) if not line.startswith(MAY_CHANGE)):
-        raise ConfigError(
-            f"run {run!r} was begun by a program with knobs that this one does not know:\n{listing}\n"
-            f"Upgrade this one if a newer program began it, or {_remedy(workspace)}"
-        )
     present = up_to_date(workspace.config.model_dump(mode="json"))
-    if listing := "\n".join(f"  {line}" for line in differences(begun, present) if not line.startswith(MAY_CHANGE)):
-        raise ConfigError(
-            f"run {run!r} was begun with another configuration:\n{listing}\nRestore it, or {_remedy(workspace)}"
-        )
+    upgrade = "Upgrade this one if a newer program began it"
+    for what, lines, remedy in (
+        ("by a program with knobs that this one does not know", unknown(begun), upgrade),
+        ("with another configuration", differences(begun, present), "Restore it"),
+    ):
+        if listing := "\n".join(f"  {line}" for line in lines if not line.startswith(MAY_CHANGE)):
+            raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}, or {_remedy(workspace)}")
 
 
 def _remedy(workspace: Workspace) -> str:
