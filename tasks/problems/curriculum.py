@@ -111,15 +111,11 @@ def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -
     Their gold answers may be wrong. Prompts are on one line. `problems` are those of the rows, in their order.
     """
     unsolved = [(row, problem) for row, problem in zip(rows, problems, strict=True) if row.standing == "suspect"]
-    return [
-        {
-            "problem": row.problem_id,
-            "prompt": " ".join(problem.prompt.split()),
-            "gold answers": "; ".join(problem.solutions),
-            "episodes": str(row.episodes),
-        }
-        for row, problem in sorted(unsolved, key=lambda pair: (-pair[0].episodes, pair[0].problem_id))
-    ]
+    table = []
+    for row, problem in sorted(unsolved, key=lambda pair: (-pair[0].episodes, pair[0].problem_id)):
+        shown = {"problem": row.problem_id, "prompt": " ".join(problem.prompt.split())}
+        table.append(shown | {"gold answers": "; ".join(problem.solutions), "episodes": str(row.episodes)})
+    return table
 
 
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:

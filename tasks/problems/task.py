@@ -19,7 +19,7 @@ from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
 from tasks.audit.report.wording import counted
-from tasks.evaluate.summary import table
+from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
 from tasks.problems.problem_set import describe_change, listed
@@ -185,8 +185,6 @@ def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, st
 @task(name="report-history", cache_policy=NO_CACHE)
 def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects."""
-    from rich.console import Console
-
     histories = _commit_histories(workspace)
     rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
     first = {row.problem_key: row for row in reversed(rows)}
@@ -194,8 +192,8 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     sampling = workspace.config.problems.sampling
     entries = curriculum.plan_curriculum(problems, rows, sampling, list(first)) if problems else []
     standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
-    console = Console()
-    console.print(table(f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}", standing))
-    console.print(table(f"Suspects: never solved, is the gold answer right? ({len(suspects)})", suspects[:most]))
+    title = f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}"
+    suspicion = f"Suspects: never solved, is the gold answer right? ({len(suspects)})"
+    print(rendered(table(title, standing), table(suspicion, suspects[:most])), end="")
     create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
     return {"histories": histories, "standing": standing, "suspects": suspects[:most]}

@@ -27,12 +27,12 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     scorer = scorer_fingerprint(config.score)
     history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
     numbers = summary(history)
+    folder = f"runs/{workspace.name}/report"
     with TemporaryDirectory(prefix="report-") as scratch:
-        curve, figures = Path(scratch) / "learning_curve.png", Path(scratch) / "summary.json"
+        curve = Path(scratch) / "learning_curve.png"
         plot(history, curve)
-        figures.write_text(json.dumps(numbers, indent=1))
-        for path in (curve, figures):
-            store.put(f"runs/{workspace.name}/report/{path.name}", path)
+        store.put(f"{folder}/{curve.name}", curve)
+    store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())
     title = f"Run {workspace.name}: {counted(len(history.iterations), 'iteration')}"
     _show("accuracy", title, tables.accuracy_rows(numbers))
     if rewards := tables.reward_rows(numbers):
@@ -40,7 +40,7 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     _show("stages", "Stages", tables.stage_rows(numbers))
     if faults := tables.fault_rows(numbers):
         _show("faults", "Training episodes without a verdict", faults)
-    uri = store.uri(f"runs/{workspace.name}/report")
+    uri = store.uri(folder)
     get_run_logger().info("report in %s", uri)
     return uri
 

@@ -191,7 +191,7 @@ def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytes
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("tasks.score.scoring._RULES", 1)
-        place.broken_night("measure_distance")
+        place.broken_night("nightly.measure_distance")
     assert place.night(*PROMOTE) == "promoted"
 
 
