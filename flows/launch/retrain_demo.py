@@ -41,29 +41,22 @@ def demo(overrides: Sequence[str]) -> None:
     problems = [(problem.prompt, int(problem.solutions[0])) for problem in generate(source)]
     wrong = [(prompt, answer + 1) for prompt, answer in problems[-_POISONED:]]
     # So many iterations that the gains of the first two nights show on 200 held-out problems.
-    arrivals = (
-        ("the first problems", problems[:_FIRST], 45),
-        ("more problems", problems[_FIRST:], 110),
-        ("wrong gold answers", wrong, 30),
-    )
+    arrivals = [("the first problems", problems[:_FIRST], 45), ("more problems", problems[_FIRST:], 110)]
+    arrivals.append(("wrong gold answers", wrong, 30))
     with temporary_server():
         for number, (title, arrived, iterations) in enumerate(arrivals, 1):
-            _print_title(f"night {number}: {title}")
+            print(f"\n=== night {number}: {title}\n", flush=True)
             lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in arrived]
             (FOLDER / f"night-{number}.jsonl").write_text("\n".join(lines) + "\n")
             print(f"night {number}: {retrain('retrain', [f'run.iterations={iterations}', *overrides])}")
-    _print_title("reasons of the last night's decision: python -m flows.retrain retrain … --explain")
+    print("\n=== reasons of the last night's decision: python -m flows.retrain retrain … --explain\n", flush=True)
     print(explain(config))
-    _print_title("rollback of the last promotion: python -m flows.retrain retrain … --roll-back")
+    print("\n=== rollback of the last promotion: python -m flows.retrain retrain … --roll-back\n", flush=True)
     last = aliases.history(Store(config.storage.root), f"{NAME}/champion")[-1]
     if not last.reason.startswith("roll back"):  # a demo that was killed here has rolled back already
         print(roll_back(config))
     print(nights(config))
     print(f"plot: {config.storage.root}/retraining/{NAME}/report/champion.png")
-
-
-def _print_title(line: str) -> None:
-    print(f"\n=== {line}\n", flush=True)
 
 
 if __name__ == "__main__":

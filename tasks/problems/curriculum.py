@@ -40,10 +40,7 @@ _OF_PROBLEM = ("problem_id", "prompt", "solutions", "run", "iteration", "policy_
 
 
 def plan_curriculum(
-    problems: Sequence[Problem],
-    history: Sequence[ProblemHistory],
-    settings: ProblemSampling,
-    keys: Sequence[str] = (),
+    problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling, keys: Sequence[str] = ()
 ) -> list[CurriculumEntry]:
     """Compute standing and weight of each problem, in their order.
 

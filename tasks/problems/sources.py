@@ -118,9 +118,8 @@ def find(path: str) -> list[tuple[str, str]]:
     fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
     protocol, mark, _ = path.rpartition("://")
     names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
-    return [
-        (name, file if "://" in file else protocol + mark + file) for name, file in zip(names, matched, strict=True)
-    ]
+    paths = [file if "://" in file else protocol + mark + file for file in matched]
+    return list(zip(names, paths, strict=True))
 
 
 def _is_pattern(path: str) -> bool:
@@ -206,9 +205,9 @@ def explained(path: str) -> Iterator[None]:
     except ProblemError:
         raise
     except Exception as error:
+        why = f"{type(error).__name__}: {error}"
         raise ProblemError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): "
-            "check path, permissions and kind (jsonl or parquet)"
+            f"{path} cannot be read ({why}): check path, permissions and kind (jsonl or parquet)"
         ) from error
 
 

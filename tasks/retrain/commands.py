@@ -140,9 +140,7 @@ def _night_undone(store: Store, config: Config, present: Move) -> list[str]:
         if record.end and record.end.decision and record.end.challenger == present.version:
             number, decision = record.night.number, manifests.read(store, record.end.decision).metrics
             better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
-            return [
-                f"night {number} had promoted it for: {better}",
-                f"the problems of night {number} are set aside: python -m flows.retrain … --retry {number} tries them "
-                "again",
-            ]
+            again = f"python -m flows.retrain … --retry {number} tries them again"
+            aside = f"the problems of night {number} are set aside: {again}"
+            return [f"night {number} had promoted it for: {better}", aside]
     return []

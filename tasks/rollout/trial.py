@@ -74,11 +74,7 @@ def _value(schema: dict[str, Any]) -> Any:
 
 
 def try_out(
-    config: Config,
-    policy: Sequence[Any],
-    verifier: Verifier,
-    problems: Sequence[Problem],
-    tell: Callable[[str], None],
+    config: Config, policy: Sequence[Any], verifier: Verifier, problems: Sequence[Problem], tell: Callable[[str], None]
 ) -> list[str]:
     """Play and grade a scripted episode; return what may be wrong, but may be the script's fault.
 

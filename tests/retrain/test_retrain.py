@@ -218,7 +218,7 @@ def test_what_did_harm_is_set_aside(promoted: Place, monkeypatch: pytest.MonkeyP
     assert promoted.night(*PROMOTE) == "promoted"
     assert promoted.records[-1].night.counts == {"new": 4, "waiting": 0, "replayed": 4, "dropped": 0}
     assert retry(promoted.config(), 3) == "the 12 problems of night 3 wait for the next night"
-    with pytest.raises(StorageError, match="has had 4 nights, but no night 9"):
+    with pytest.raises(StorageError, match="has no night 9; nights so far: 4"):
         retry(promoted.config(), 9)
     assert promoted.night(*PROMOTE) == "promoted"  # without new problems
     assert promoted.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
