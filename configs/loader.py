@@ -86,7 +86,7 @@ def unknown(values: dict[str, Any]) -> list[str]:
 
 
 def to_yaml(config: Config) -> str:
-    """Write the resolved configuration as YAML that `load` accepts again."""
+    """print the resolved configuration as YAML that is accepted again, and stop"""
     # OmegaConf quotes strings that its own loader reads as numbers, such as "1e5".
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
 

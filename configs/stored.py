@@ -101,15 +101,12 @@ def removed(key: str, without: Any) -> Migration:
     return migrate
 
 
-def dropped(key: str) -> Migration:
-    """Return a migration that forgets a removed knob `key`, which changed no result; a star is any name."""
-    *path, name = key.split(".")
-
-    def migrate(values: Values) -> None:
+def _forget_limits(values: Values) -> None:
+    """Drop the knobs of `LIMITS`; a star is any name."""
+    for key in LIMITS:
+        *path, name = key.split(".")
         for section in _sections(values, path):
             section.pop(name, None)
-
-    return migrate
 
 
 def changed(key: str, value: Callable[[Any], Any]) -> Migration:
@@ -181,7 +178,7 @@ MIGRATIONS: Sequence[Migration] = (
     changed("trainer", _trainer),
     changed("agent.args", _address),
     _objective,
-    *(dropped(key) for key in LIMITS),
+    _forget_limits,
     *(removed(key, without=value) for key, value in FIXED.items()),
     _processes,
     renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),

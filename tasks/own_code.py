@@ -99,16 +99,13 @@ def _covered(module: str, root: Path | None) -> Iterator[tuple[Path, Path, str]]
             continue
         seen.add(name)
         pending += [name.rpartition(".")[0]] if "." in name else []
-        if found := next(((folder, path) for folder in roots if (path := _path(folder, name))), None):
+        places = [(folder, folder.joinpath(*name.split("."))) for folder in roots]
+        files = [(folder, path) for folder, at in places for path in (at / "__init__.py", Path(f"{at}.py"))]
+        if found := next((file for file in files if file[1].is_file()), None):
             folder, path = found
             data = path.read_bytes()
             yield folder, path, hashlib.sha256(data).hexdigest()
             pending += _imports(data, name if path.name == "__init__.py" else name.rpartition(".")[0])
-
-
-def _path(folder: Path, module: str) -> Path | None:
-    place = folder.joinpath(*module.split("."))
-    return next((path for path in (place / "__init__.py", Path(f"{place}.py")) if path.is_file()), None)
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:

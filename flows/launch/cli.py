@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from prefect import Flow
 
-from configs import Config, ConfigError, to_yaml
+from configs import ConfigError, to_yaml
 from configs.loader import available
 from flows.launch.console import tell
 from flows.launch.temporary_server import temporary_server
@@ -32,11 +32,6 @@ help.
 """
 ADVICE = "the same command continues from the committed versions"
 _OVERRIDE = re.compile(r"[^:/=]+=")
-
-
-def print_config(config: Config) -> str:
-    """print the resolved YAML and stop"""
-    return to_yaml(config)
 
 
 def main(
@@ -82,7 +77,7 @@ def main(
         parser.add_argument("--accept-code", action="store_true", help=about)
     instead = parser.add_mutually_exclusive_group()
     for name, command in (
-        {"print-config": print_config} | ({} if with_targets else {"plan": plan}) | (commands or {})
+        {"print-config": to_yaml} | ({} if with_targets else {"plan": plan}) | (commands or {})
     ).items():
         _add_command(instead, name, command)
     arguments = parser.parse_args()
@@ -101,7 +96,7 @@ def main(
         resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
         if arguments.command:
             text = arguments.command(resolved).rstrip("\n")
-            print(text if arguments.command is print_config else printable(text))  # YAML stays as it can be read again
+            print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
             return
         with temporary_server():
             run(config=config, overrides=overrides, **given)

@@ -29,9 +29,6 @@ LAST_EPISODES = 64
 FLOOR = 0.05
 """The least weight of a problem that is not left out. No problem is lost for ever, because the policy changes."""
 
-Counts = tuple[int, int]
-"""The number of episodes, and the number of those with any turn right."""
-
 _ROWS_PER_SHARD = 50_000
 _EPISODE = ["trajectory_id", "problem_id", "sample", "status", "fault"]  # files before schema 5 have no fault
 _TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "metadata", "policy_version"]
@@ -58,7 +55,7 @@ def plan_curriculum(
     Raises:
         ValueError: every problem would be left out.
     """
-    counts: dict[str, Counts] = {}
+    counts: dict[str, tuple[int, int]] = {}  # episodes, and those with any turn right
     for row in reversed(history):
         episodes, solved = counts.get(row.problem_key, (0, 0))
         if episodes < LAST_EPISODES:

@@ -159,21 +159,15 @@ def _alarms(evidence: GateEvidence, gate: Gate) -> Iterator[GateCheck]:
         says = f"{evidence.kl:.3f} nats a token from the champion, at most {gate.max_kl:g}"
         yield _alarm("KL", evidence.kl <= gate.max_kl, says)
     for name, comparison in evidence.comparisons.items():
-        yield _length_alarm(name, comparison, gate)
+        tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
+        passed, says = False, "champion or challenger gave no answers"
+        if tokens["ratio"] is not None:
+            rise = truncated["after"] - truncated["before"]
+            passed = tokens["ratio"] <= gate.max_length_ratio and rise <= gate.max_truncated_gain
+            says = f"answers {tokens['before']:.1f} -> {tokens['after']:.1f} tokens, at most {gate.max_length_ratio:g} "
+            says += f"times; truncated {rise:+.1%}, at most {gate.max_truncated_gain:+.1%}"
+        yield _alarm(f"length on {name}", passed, says)
     yield _hacking_alarm(evidence, gate)
-
-
-def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
-    tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
-    if tokens["ratio"] is None:
-        return _alarm(f"length on {name}", False, "champion or challenger gave no answers")
-    rise = truncated["after"] - truncated["before"]
-    passed = tokens["ratio"] <= gate.max_length_ratio and rise <= gate.max_truncated_gain
-    return _alarm(
-        f"length on {name}", passed,
-        f"answers {tokens['before']:.1f} -> {tokens['after']:.1f} tokens, at most {gate.max_length_ratio:g} times; "
-        f"truncated {rise:+.1%}, at most {gate.max_truncated_gain:+.1%}",
-    )  # fmt: skip
 
 
 def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
@@ -184,10 +178,8 @@ def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
         return _alarm("reward hacking", True, f"{len(evidence.training)} iterations are too few to show a trend")
     rise = fmean(evidence.training[-third:]) - fmean(evidence.training[:third])
     passed = not (rise > HACKING_GAIN and accuracy < -HACKING_GAIN)
-    return _alarm(
-        "reward hacking", passed,
-        f"solved while training {rise:+.3f} (last third against first), accuracy on {gate.target} {accuracy:+.3f}",
-    )  # fmt: skip
+    says = f"solved while training {rise:+.3f} (last third against first), accuracy on {gate.target} {accuracy:+.3f}"
+    return _alarm("reward hacking", passed, says)
 
 
 def _alarm(subject: str, passed: bool, says: str) -> GateCheck:

@@ -53,17 +53,15 @@ def plan(config: Config) -> str:
     memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or config.policy.fork or "a warm start"
     rank, server, each = sum(memory.values()), served_memory(sizes, knobs), devices_of_a_server(knobs.extra_args)
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.ppo.device != "cpu" else 0
-    shared = "; if one is there, server and rank share it" if ranks == servers == each == 1 else ""
+    shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
     return rendered(
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
-        f"ranks of the trainer: replicate {mesh.replicate} x shard {mesh.shard}; "
-        f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}",
-        f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPU (inference.gpu_memory_utilization) and needs "
-        f"{size(server)} or more: weights in {knobs.dtype} and one context of {knobs.max_model_len:,} tokens",
-        f"where there are GPUs: {ranks} for ranks + {servers * each} for servers{of_each} = {ranks + servers * each}"
-        f"{shared}",
-        f"memory: {mesh.ranks} x {size(rank)} for ranks + {servers} x {size(server)} for servers = "
+        f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}; memory of each: {size(rank)}",
+        f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * each or 'their own'}; memory "
+        f"of each: {size(server)} or more (weights in {knobs.dtype}, one context of {knobs.max_model_len:,} tokens)",
+        f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
+        f"together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
         f"{size(mesh.ranks * rank + servers * server)} or more",
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",

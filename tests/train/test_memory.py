@@ -81,8 +81,14 @@ def test_recipes_fit_cards_of_80_gb(name: str) -> None:
 def test_the_plan_names_ranks_servers_and_memory() -> None:
     """A server of Qwen2.5-7B has 15.2 GB of weights in bfloat16, and 0.5 GB for a context; float32 is twice that."""
     printed = plan(load("gsm8k-7b", ["inference.replicas=2", "inference.extra_args=[-tp, '2']"]))
-    gpus = "4 for ranks + 4 for servers = 8\n"
-    for said in ("replicate 1 x shard 4", "servers: 2", "activations", gpus, " + 2 x 15.7 GB for servers = "):
+    gpus = "together: GPUs: 8; memory: "
+    for said in (
+        "replicate 1 x shard 4",
+        "servers: 2",
+        "activations",
+        gpus,
+        "servers: 2; GPUs: 4; memory of each: 15.7 GB",
+    ):
         assert said in printed
     assert "http://10.0.0.5:8003" in plan(load("math-32b"))
 
