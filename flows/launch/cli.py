@@ -76,9 +76,8 @@ def main(
         about = "continue although agents, environments, tools or scorers of your own have changed"
         parser.add_argument("--accept-code", action="store_true", help=about)
     instead = parser.add_mutually_exclusive_group()
-    for name, command in (
-        {"print-config": to_yaml} | ({} if with_targets else {"plan": plan}) | (commands or {})
-    ).items():
+    always: dict[str, Command] = {"print-config": to_yaml} if with_targets else {"print-config": to_yaml, "plan": plan}
+    for name, command in {**always, **(commands or {})}.items():
         _add_command(instead, name, command)
     arguments = parser.parse_args()
     overrides = [word for word in arguments.words if _OVERRIDE.match(word) and not Path(word).is_file()]
