@@ -15,28 +15,20 @@ from pydantic_core import to_jsonable_python
 from configs.knobs import sections
 from configs.schema import Config
 
-Entry = tuple[str, str, bool]
-"""Title and sentence of a knob or a section, and whether it is a knob.
 
-Example: ("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", True)
-"""
+def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield title and sentence of each knob and section in a section, and of those inside.
 
+    A section that several others have, such as a source of problems, is shown in the first one.
 
-def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = None) -> Iterator[Entry]:
-    """Yield an entry for each field of a section and of the sections inside.
-
-    The knobs of a section that several others have, such as those of a source of problems, are shown in the first one.
-    A `kind` chooses a section and is no knob; a knob that several sections inherit is one.
+    Example: ("ppo.eps_clip: float = 0.2", "The ratio is clipped to …")
     """
     seen = set() if seen is None else seen
     for name, field in section.model_fields.items():
         inside = sections(field.annotation)
         default = "" if field.is_required() or inside else f" = {json.dumps(to_jsonable_python(field.default))}"
         sentence = field.description or "; ".join(inspect.getdoc(one) or "" for one in inside)
-        declared = next(base for base in reversed(section.__mro__) if name in getattr(base, "model_fields", ())), name
-        is_knob = not inside and name != "kind" and declared not in seen
-        seen.add(declared)
-        yield f"{prefix}{name}: {_type(field.annotation)}{default}", sentence, is_knob
+        yield f"{prefix}{name}: {_type(field.annotation)}{default}", sentence
         for one in inside:
             if one not in seen:
                 seen.add(one)
@@ -60,11 +52,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m configs", description=__doc__)
     parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as ppo.kl")
     beginning = parser.parse_args().beginning
-    shown = [entry for entry in entries(Config) if entry[0].startswith(beginning)]
-    for title, sentence, _ in shown:
-        print(title)
-        print(textwrap.indent(textwrap.fill(sentence, 110), "    ") + "\n")
-    print(f"{sum(is_knob for *_, is_knob in shown)} knobs")
+    for title, sentence in entries(Config):
+        if title.startswith(beginning):
+            print(title)
+            print(textwrap.indent(textwrap.fill(sentence, 110), "    ") + "\n")
 
 
 if __name__ == "__main__":

@@ -54,11 +54,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except _REFUSALS as error:
         raise ConfigError(f"configuration {name} cannot be resolved: {error}") from None
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        lines = [explain(detail) for detail in error.errors()]
-        raise ConfigError(f"configuration {name}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+    return _validated(values, f"configuration {name}:")
 
 
 def read_stored(values: dict[str, Any], what: str) -> Config:
@@ -67,14 +63,16 @@ def read_stored(values: dict[str, Any], what: str) -> Config:
     Raises:
         ConfigError: it holds knobs or values that this program does not know.
     """
+    head = f"this program cannot use the stored configuration of {what}:"
+    return _validated(up_to_date(values), head, "\nIf a newer program wrote it, upgrade this one")
+
+
+def _validated(values: Any, head: str, end: str = "") -> Config:
     try:
-        return Config.model_validate(up_to_date(values))
+        return Config.model_validate(values)
     except ValidationError as error:
-        lines = "\n".join(f"  {explain(detail)}" for detail in error.errors())
-        raise ConfigError(
-            f"this program cannot use the stored configuration of {what}:\n{lines}\n"
-            "If a newer program wrote it, upgrade this one"
-        ) from None
+        lines = "".join(f"\n  {explain(detail)}" for detail in error.errors())
+        raise ConfigError(head + lines + end) from None
 
 
 def unknown(values: dict[str, Any]) -> list[str]:
@@ -88,7 +86,7 @@ def unknown(values: dict[str, Any]) -> list[str]:
 
 
 def to_yaml(config: Config) -> str:
-    """Write the resolved configuration as YAML that `load` accepts again."""
+    """print the resolved configuration as YAML that is accepted again, and stop"""
     # OmegaConf quotes strings that its own loader reads as numbers, such as "1e5".
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
 

@@ -22,7 +22,7 @@ _SHOWN = 300
 
 
 def check_plain(values: dict[str, Any]) -> None:
-    """Refuse values that could not be stored with a run, or would be read back as something else.
+    """Refuse values that could not be stored with a run, would be read back as something else, or hold credentials.
 
     >>> check_plain({"agent": {"args": {"limits": [1.0, math.inf]}}})
     Traceback (most recent call last):
@@ -36,6 +36,11 @@ def check_plain(values: dict[str, Any]) -> None:
             raise ValueError(f"{key}={value!r} is not a finite number: runs are stored as JSON, which has no others")
         if isinstance(value, str) and _is_broken(value):
             raise ValueError(f"{key}={value!r} holds half a surrogate pair: use valid UTF-8 text")
+        if isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]*://\S+$", value):  # an argument of an agent, too
+            try:
+                check_uri(value)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
         if value is not None and not isinstance(value, bool | int | float | str | list | dict):
             kinds = "text, numbers, true, false, lists or mappings"
             raise ValueError(f"{key}={value!r}: {type(value).__name__} cannot be stored: use {kinds}")
@@ -115,20 +120,6 @@ def _has_credentials(uri: str) -> bool:
 
 def _has_secret(query: str) -> bool:
     return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
-
-
-def check_strings(values: dict[str, Any]) -> None:
-    """Refuse credentials in any string that is a URI, such as an argument of an agent.
-
-    Raises:
-        ValueError: the message names the key.
-    """
-    for key, text in walk(values):
-        if isinstance(text, str) and re.match(r"[a-z][a-z0-9+.-]*://\S+$", text):
-            try:
-                check_uri(text)
-            except ValueError as error:
-                raise ValueError(f"{key}: {error}") from None
 
 
 def check_depth(text: str) -> None:

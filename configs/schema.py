@@ -20,7 +20,7 @@ from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems
 from configs.rollout import Rollout, Sampling
-from configs.safety import check_plain, check_strings
+from configs.safety import check_plain
 from configs.score import Reward, Score
 from configs.storage import Storage
 from configs.train import PPO, Optimizer
@@ -84,13 +84,10 @@ class Config(Knobs):
 
     @model_validator(mode="after")
     def _by_rules(self) -> Self:
-        values = self.model_dump()
-        check_plain(values)
-        check_strings(values)
+        check_plain(self.model_dump())
         for rule in RULES:
-            for wrong, sentence in rule(self):
-                if wrong:
-                    raise ValueError(sentence)
+            for sentence in rule(self):
+                raise ValueError(sentence)
         return self
 
     @property
@@ -115,16 +112,14 @@ class Config(Knobs):
         return self.cluster.address or ("local" if self.plays_apart or self.trains_apart else None)
 
 
-Refusals = Iterator[tuple[bool, str]]
-"""Pairs: True if something is wrong, and the sentence that names the knobs and the remedy."""
+Refusals = Iterator[str]
+"""A sentence for each thing that is wrong, which names the knobs and the remedy."""
 
 
 def fork(config: Config) -> Refusals:
     """A fork has another name than the run that it begins from."""
-    yield (
-        (config.policy.fork or "").rpartition("@")[0] == config.run.name,
-        f"policy.fork={config.policy.fork} begins another run, which needs a name of its own: set run.name=…",
-    )
+    if (config.policy.fork or "").rpartition("@")[0] == config.run.name:
+        yield f"policy.fork={config.policy.fork} begins another run, which needs a name of its own: set run.name=…"
 
 
 def warm_start(config: Config) -> Refusals:
@@ -132,144 +127,125 @@ def warm_start(config: Config) -> Refusals:
     knobs, tools, kind = config.policy.warm_start, config.agent.tools, config.problems.train.kind
     if knobs is None:
         return
-    yield (
-        not knobs.teaches and kind != "arithmetic",
-        f"policy.warm_start teaches arithmetic, but problems.train.kind={kind!r}: give policy.path, or "
-        "policy.warm_start.teaches={kind: arithmetic}",
-    )
-    yield (
-        knobs.tool_share > 0 and not any(tool.type == "calculator" for tool in tools),
-        f"policy.warm_start.tool_share={knobs.tool_share:g} teaches calls of a tool that agent.tools does not offer: "
-        "set agent.tools=[calculator], or tool_share to 0",
-    )
-    yield (
-        bool(tools) and not knobs.tool_share,
-        "agent.tools: the tiny model of policy.warm_start would not be shown them: set policy.warm_start."
-        "tool_share=0.3 as the configuration demo-tools does, or give policy.path",
-    )
+    if not knobs.teaches and kind != "arithmetic":
+        yield (
+            f"policy.warm_start teaches arithmetic, but problems.train.kind={kind!r}: give policy.path, or "
+            "policy.warm_start.teaches={kind: arithmetic}"
+        )
+    if knobs.tool_share > 0 and not any(tool.type == "calculator" for tool in tools):
+        yield (
+            f"policy.warm_start.tool_share={knobs.tool_share:g} teaches calls of a tool that agent.tools does not "
+            "offer: set agent.tools=[calculator], or tool_share to 0"
+        )
+    if bool(tools) and not knobs.tool_share:
+        yield (
+            "agent.tools: the tiny model of policy.warm_start would not be shown them: set policy.warm_start."
+            "tool_share=0.3 as the configuration demo-tools does, or give policy.path"
+        )
 
 
 def sampling(config: Config) -> Refusals:
     """Sampling is random, its logprobs are those of the distribution that is trained, and completions have room."""
     knobs, context = config.sampling, config.inference.max_model_len
-    yield knobs.temperature == 0, "sampling.temperature=0 is greedy and cannot be trained on: use 1.0"
-    yield (
-        (knobs.top_p < 1 or knobs.top_k > 0) and not config.rollout.allow_biased_sampling,
-        f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs: use 1.0 and 0, or set "
-        "rollout.allow_biased_sampling=true",
-    )
-    yield (
-        config.agent.args.get("response_format") == "enforce" and not config.rollout.allow_biased_sampling,
-        "agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
-        "rollout.allow_biased_sampling=true",
-    )
-    yield (
-        knobs.max_new_tokens >= context,
-        f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}",
-    )
+    if knobs.temperature == 0:
+        yield "sampling.temperature=0 is greedy and cannot be trained on: use 1.0"
+    if (knobs.top_p < 1 or knobs.top_k > 0) and not config.rollout.allow_biased_sampling:
+        yield (
+            f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs: use 1.0 and 0, or "
+            "set rollout.allow_biased_sampling=true"
+        )
+    if config.agent.args.get("response_format") == "enforce" and not config.rollout.allow_biased_sampling:
+        yield (
+            "agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
+            "rollout.allow_biased_sampling=true"
+        )
+    if knobs.max_new_tokens >= context:
+        yield f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}"
 
 
 def groups(config: Config) -> Refusals:
     """Groups can be filled, accepted and compared, and every rank has an episode of each minibatch of whole groups."""
     rollout, ppo = config.rollout, config.ppo
-    yield (
-        ppo.ppo_n_minibatches > rollout.problems_per_iteration,
-        f"ppo.ppo_n_minibatches={ppo.ppo_n_minibatches} is more than rollout.problems_per_iteration="
-        f"{rollout.problems_per_iteration}: a minibatch holds whole groups",
-    )
-    yield (
-        ppo.advantage.type == "group" and rollout.group_size == 1,
-        "rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more",
-    )
-    yield (
-        (rollout.generation_size or rollout.group_size) < rollout.group_size,
-        f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play at "
-        "least as many episodes as are trained on",
-    )
-    yield (
-        rollout.success_rate_lb > rollout.success_rate_ub,
-        f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub={rollout.success_rate_ub:g}: "
-        "every group would be rejected",
-    )
+    if ppo.ppo_n_minibatches > rollout.problems_per_iteration:
+        yield (
+            f"ppo.ppo_n_minibatches={ppo.ppo_n_minibatches} is more than rollout.problems_per_iteration="
+            f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
+        )
+    if ppo.advantage.type == "group" and rollout.group_size == 1:
+        yield "rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more"
+    if (rollout.generation_size or rollout.group_size) < rollout.group_size:
+        yield (
+            f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
+            "at least as many episodes as are trained on"
+        )
+    if rollout.success_rate_lb > rollout.success_rate_ub:
+        yield (
+            f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub={rollout.success_rate_ub:g}"
+            ": every group would be rejected"
+        )
     episodes = rollout.problems_per_iteration * rollout.group_size // ppo.ppo_n_minibatches
-    yield (
-        ppo.parallel.ranks > episodes,
-        f"ppo.parallel has {ppo.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer ranks, "
-        "lower ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration",
-    )
+    if ppo.parallel.ranks > episodes:
+        yield (
+            f"ppo.parallel has {ppo.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer "
+            "ranks, lower ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration"
+        )
 
 
 def rewards(config: Config) -> Refusals:
     """A least reward is given only where rewards are no verdicts; the penalty for length begins above 0 tokens."""
     reward, limit = config.reward, config.sampling.max_new_tokens
     verdicts = all(reward.shape_of(scorer) == "success" for scorer in config.score.by_source.values())
-    yield (
-        verdicts and reward.least is not None,
-        f"reward.least={reward.least} has no effect where all scorers give verdicts: the least is a wrong answer's",
-    )
-    yield (
-        reward.overlong_tokens >= limit,
-        f"reward.overlong_tokens={reward.overlong_tokens} must be below sampling.max_new_tokens={limit}",
-    )
-
-
-def servers(config: Config) -> Refusals:
-    """Only servers that the pipeline started can be restarted."""
-    yield (
-        bool(config.inference.urls) and config.inference.swap == "restart",
-        "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload",
-    )
+    if verdicts and reward.least is not None:
+        yield f"reward.least={reward.least} has no effect where all scorers give verdicts: it is a wrong answer's"
+    if reward.overlong_tokens >= limit:
+        yield f"reward.overlong_tokens={reward.overlong_tokens} must be below sampling.max_new_tokens={limit}"
 
 
 def stale_data(config: Config) -> Refusals:
     """A stream trains on what an older policy played, with a correction, and plays on while weights are swapped."""
     oldest = config.rollout.max_head_offpolicyness
-    yield (
-        config.run.overlap and oldest < 1,
-        "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more",
-    )
-    yield (
-        config.run.overlap and config.inference.swap == "restart",
-        "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload",
-    )
-    yield (
-        oldest > 0 and config.ppo.objective == "recomputed",
-        f"ppo.objective=recomputed is right on-policy only, but rollout.max_head_offpolicyness={oldest}: use decoupled",
-    )
+    if config.run.overlap and oldest < 1:
+        yield "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more"
+    if config.run.overlap and config.inference.swap == "restart":
+        yield "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
+    if oldest > 0 and config.ppo.objective == "recomputed":
+        yield f"ppo.objective=recomputed is right on-policy only, not with rollout.max_head_offpolicyness={oldest}"
 
 
 def processes(config: Config) -> Refusals:
-    """Processes beside the flow's reach the store, and each worker among them has servers of its own."""
+    """Processes beside the flow's reach the store, and each worker among them has servers of its own.
+
+    Only servers that the pipeline started can be restarted.
+    """
     cluster, urls = config.cluster, config.inference.urls
+    if bool(urls) and config.inference.swap == "restart":
+        yield "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
     if config.ray_address is None:
         refuse_idle(cluster, *(name for name in Cluster.model_fields if name != "address"), why="in one process")
-    yield (
-        config.trainer.on_cluster and cluster.address is None,
-        "trainer.on_cluster needs a cluster: set cluster.address=auto or so",
-    )
+    if config.trainer.on_cluster and cluster.address is None:
+        yield "trainer.on_cluster needs a cluster: set cluster.address=auto or so"
     many_hosts, alone = cluster.address not in (None, "local"), cluster.workers_per_node == 1
-    yield (
-        bool(urls) and cluster.address is not None and (not config.trains_apart if alone else many_hosts),
-        f"cluster.address={cluster.address} starts workers with servers of their own, but inference.urls names others: "
-        "leave one of the two out, or share them among cluster.workers_per_node workers of this host",
-    )
-    yield (
-        0 < len(urls) < cluster.workers_per_node,
-        f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} server(s), "
-        "and each worker needs its own: lower it, or name more",
-    )
+    if bool(urls) and cluster.address is not None and (not config.trains_apart if alone else many_hosts):
+        yield (
+            f"cluster.address={cluster.address} starts workers with servers of their own, but inference.urls names "
+            "others: leave one of the two out, or share them among cluster.workers_per_node workers of this host"
+        )
+    if 0 < len(urls) < cluster.workers_per_node:
+        yield (
+            f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} "
+            "server(s), and each worker needs its own: lower it, or name more"
+        )
 
 
 def gate(config: Config) -> Refusals:
     """The gate compares episodes that are played, on sets that are evaluated."""
     knobs, sets = config.retrain.gate, [HELD_OUT, *config.evaluation.sets]
-    yield (
-        knobs.episodes == "sampled" and not config.evaluation.samples,
-        "retrain.gate.episodes=sampled needs sampled episodes: set evaluation.samples=8 or so",
-    )
+    if knobs.episodes == "sampled" and not config.evaluation.samples:
+        yield "retrain.gate.episodes=sampled needs sampled episodes: set evaluation.samples=8 or so"
     for name in [knobs.target, *(knobs.guarded or [])]:
-        yield name not in sets, f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
+        if name not in sets:
+            yield f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (fork, warm_start, sampling, groups, rewards, servers, stale_data, processes, gate)
+RULES = (fork, warm_start, sampling, groups, rewards, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

@@ -25,30 +25,20 @@ Migration = Callable[[Values], None]
 
 _ABSENT = object()
 
+_CONSTANTS = """
+audit.least_episodes audit.least_judged audit.recomputed_sets evaluation.sets.*.max_line_mb problems.*.max_line_mb
+policy.warm_start.batch_size policy.warm_start.heads policy.warm_start.kv_heads policy.warm_start.lr
+ppo.logprob_chunk_tokens retrain.gate.hacking_gain retrain.gate.max_failed_verdicts rollout.request_retries
+run.lease_s storage.patience_s storage.request_timeout_s
+"""
 LIMITS: Mapping[str, str] = {
-    "audit.least_episodes": "it is 16",
-    "audit.least_judged": "it is 0.5",
-    "audit.recomputed_sets": "it is 3",
     "cluster.gpus_per_worker": "a worker needs those of its inference.replicas servers",
     "cluster.judges": "nodes without room for a rollout worker grade",
-    "evaluation.sets.*.max_line_mb": "a line of more than 16 MB is an error",
     "inference.kv_cache_gib": "it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]",
-    "policy.warm_start.batch_size": "it is 64",
-    "policy.warm_start.heads": "there is a head for each 32 of hidden_size",
-    "policy.warm_start.kv_heads": "there are half as many as heads",
-    "policy.warm_start.lr": "it is 1e-3",
-    "ppo.logprob_chunk_tokens": "it is 4,096",
-    "problems.*.max_line_mb": "a line of more than 16 MB is an error",
-    "retrain.gate.hacking_gain": "it is 0.02",
-    "retrain.gate.max_failed_verdicts": "it is 0.02",
-    "rollout.request_retries": "it is 5",
     "rollout.request_timeout_s": "a completion takes at most half of rollout.episode_deadline_s",
-    "run.lease_s": "a flow run elsewhere counts as dead after 60 s without a sign of life",
-    "storage.patience_s": "it is 600",
-    "storage.request_timeout_s": "it is 30",
     "storage.serving_copy": "servers fetch the weights in float32 and round them",
     "storage.whole_copy_every": "servers fetch the weights in float32 and round them",
-}
+} | dict.fromkeys(_CONSTANTS.split(), "it is a constant: leave it out")
 """Knobs that are gone and changed no result of a run that has begun, so stored values are dropped."""
 
 FIXED: Mapping[str, Any] = {
@@ -111,15 +101,12 @@ def removed(key: str, without: Any) -> Migration:
     return migrate
 
 
-def dropped(key: str) -> Migration:
-    """Return a migration that forgets a removed knob `key`, which changed no result; a star is any name."""
-    *path, name = key.split(".")
-
-    def migrate(values: Values) -> None:
+def _forget_limits(values: Values) -> None:
+    """Drop the knobs of `LIMITS`; a star is any name."""
+    for key in LIMITS:
+        *path, name = key.split(".")
         for section in _sections(values, path):
             section.pop(name, None)
-
-    return migrate
 
 
 def changed(key: str, value: Callable[[Any], Any]) -> Migration:
@@ -191,7 +178,7 @@ MIGRATIONS: Sequence[Migration] = (
     changed("trainer", _trainer),
     changed("agent.args", _address),
     _objective,
-    *(dropped(key) for key in LIMITS),
+    _forget_limits,
     *(removed(key, without=value) for key, value in FIXED.items()),
     _processes,
     renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),

@@ -10,7 +10,8 @@ from typing import Any
 
 from prefect import flow
 
-from flows.launch.cli import main_of_targets
+from flows.launch.cli import main
+from flows.launch.last_line import tell_last
 from tasks.audit.task import audit, audit_config, report_audit, select_data_sets
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import open_unleased
@@ -40,8 +41,9 @@ def audit_trajectories(
             return {"verdict": "skipped"}
         with open_verifier(workspace) as verifier:
             version = audit(workspace, verifier, data_sets)
+        tell_last(workspace, [version], "tasks.audit", "read", *targets)
         return report_audit(workspace, version, fail_on)
 
 
 if __name__ == "__main__":
-    main_of_targets(audit_trajectories, since="", fail_on="fail")
+    main(audit_trajectories, since="", fail_on=["fail", "warn", "never"])

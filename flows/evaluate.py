@@ -8,6 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
+from flows.launch.last_line import tell_last
 from storage import layout
 from storage.versions import checkpoints
 from tasks.evaluate.task import evaluate_sets
@@ -41,7 +42,10 @@ def evaluate(
             )
         with open_workers(workspace) as workers:
             evaluations = {version: evaluate_sets(workspace, workers, version, problem_sets) for version in policies}
-        return report_evaluations(workspace, evaluations)
+        numbers = report_evaluations(workspace, evaluations)
+        scores = [version for sets in evaluations.values() for versions in sets.values() for version in versions]
+        tell_last(workspace, scores, "tasks.audit", "read", *(each.evaluation for each in scores))
+        return numbers
 
 
 if __name__ == "__main__":

@@ -21,20 +21,9 @@ from storage.telemetry.spans import span
 from storage.version_names import PolicyVersion
 from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_problems
+from tasks.retrain import task as nightly
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.planning import continued
-from tasks.retrain.task import (
-    crown_first,
-    decide,
-    end_night,
-    end_training,
-    measure_distance,
-    open_night,
-    promote,
-    report_last,
-    report_night,
-    report_nothing_new,
-)
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
 from tasks.run.progress import iterations, newest_policy
@@ -58,25 +47,25 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
         overrides: see `math_mt_ppo`.
     """
     with open_leased(resolve(config, overrides)) as retraining:  # only one flow run at a time
-        report_last(retraining)  # if the last night was killed before its report
-        record = open_night(retraining)  # the night that was killed, or a new one
+        nightly.report_last(retraining)  # if the last night was killed before its report
+        record = nightly.open_night(retraining)  # the night that was killed, or a new one
         if record is None:
-            return report_nothing_new(retraining)
+            return nightly.report_nothing_new(retraining)
         night = record.night
         with open_run(continued(night, retraining.config)) as workspace:
             policy = newest_policy(workspace) or first_policy(workspace)
-            champion = crown_first(workspace, night)
+            champion = nightly.crown_first(workspace, night)
             with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
                 challenger = record.challenger or learn(workspace, policy, workers, trainer)
-                end_training(retraining, record, challenger)
-                distance = measure_distance(workspace, trainer, champion, challenger)
+                nightly.end_training(retraining, record, challenger)
+                distance = nightly.measure_distance(workspace, trainer, champion, challenger)
                 evaluations = {
                     version: evaluate_sets(workspace, workers, version, night.sets)
                     for version in (champion, challenger)
                 }
-            decision = decide(workspace, retraining, champion, challenger, evaluations, distance)
-            outcome = promote(workspace, night, decision)
-        return report_night(retraining, end_night(retraining, night, decision, outcome))
+            decision = nightly.decide(workspace, retraining, evaluations, distance)
+            outcome = nightly.promote(workspace, night, decision)
+        return nightly.report_night(retraining, nightly.end_night(retraining, night, decision, outcome))
 
 
 def learn(workspace: Workspace, policy: PolicyVersion, workers: "Workers", trainer: OrderedTrainer) -> PolicyVersion:

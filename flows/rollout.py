@@ -6,6 +6,7 @@ python -m flows.rollout demo --iteration 0
 from prefect import flow
 
 from flows.launch.cli import main
+from flows.launch.last_line import tell_last
 from storage import layout
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
@@ -17,12 +18,20 @@ from tasks.warm_start.task import first_policy
 
 @flow(name="rollout")
 def rollout(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
-    """Play one iteration's episodes with the policy version of the same number."""
+    """Play one iteration's episodes with the policy version of the same number.
+
+    Args:
+        config: see `math_mt_ppo`.
+        overrides: see `math_mt_ppo`.
+        iteration: its number, from 0.
+    """
     with open_run(resolve(config, overrides)) as workspace:
         train_set, _ = sets = import_problems(workspace)
         policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace, sets)
         with open_workers(workspace) as workers, Rollouts(workspace, workers, train_set) as rollouts:
-            return rollouts.take(iteration, policy)
+            version = rollouts.take(iteration, policy)
+        tell_last(workspace, [version], "flows.score", "--iteration", iteration)
+        return version
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from prefect import flow
 
 import tasks.score.task
 from flows.launch.cli import main
+from flows.launch.last_line import tell_last
 from storage import layout
 from tasks.run.configuration import resolve
 from tasks.run.resources import open_workers
@@ -15,9 +16,18 @@ from tasks.run.workspace import open_run
 
 @flow(name="score")
 def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
-    """Grade one iteration's trajectories."""
+    """Grade one iteration's trajectories.
+
+    Args:
+        config: see `math_mt_ppo`.
+        overrides: see `math_mt_ppo`.
+        iteration: its number, from 0.
+    """
     with open_run(resolve(config, overrides)) as workspace, open_workers(workspace, playing=False) as workers:
-        return tasks.score.task.score(workspace, workers, iteration, layout.trajectories(workspace.name, iteration))
+        trajectories = layout.trajectories(workspace.name, iteration)
+        version = tasks.score.task.score(workspace, workers, iteration, trajectories)
+        tell_last(workspace, [version], "flows.train", "--iteration", iteration)
+        return version
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from prefect import flow
 
 import tasks.train.task
 from flows.launch.cli import main
+from flows.launch.last_line import tell_last
 from storage import layout
 from tasks.run.configuration import resolve
 from tasks.run.resources import open_trainer
@@ -16,10 +17,16 @@ from tasks.score.scoring import scorer_fingerprint
 
 @flow(name="train")
 def train(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
-    """Update the policy on one iteration's scored trajectories."""
+    """Update the policy on one iteration's scored trajectories.
+
+    Args:
+        config: see `math_mt_ppo`.
+        overrides: see `math_mt_ppo`.
+        iteration: its number, from 0.
+    """
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
         name = workspace.name
-        return tasks.train.task.train(
+        version = tasks.train.task.train(
             workspace,
             trainer,
             iteration,
@@ -27,6 +34,10 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
             trajectories=layout.trajectories(name, iteration),
             scores=layout.scores(name, iteration, scorer_fingerprint(workspace.config.score)),
         )
+        is_last = iteration + 1 >= workspace.config.run.iterations
+        then = ["flows.evaluate"] if is_last else ["flows.rollout", "--iteration", iteration + 1]
+        tell_last(workspace, [version], *then)
+        return version
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from configs import Config
+from configs.safety import walk
 
 Code = dict[str, str]
 """The sha256 of each file, by its path in the folder where Python finds it; a command's file by its whole path.
@@ -44,11 +44,11 @@ _LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 
 def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score")) -> Code:
     """Return the fingerprints of the user's code that sections of a configuration name; empty if they name none."""
-    values = [getattr(config, section).model_dump(mode="json") for section in sections]
-    code = {key: digest for text in _texts(values) for key, digest in _files_of(text).items()}
+    sections_of = {section: getattr(config, section).model_dump(mode="json") for section in sections}
+    texts = [text for _, text in walk(sections_of) if isinstance(text, str)]
     if config.agent.type == "verifiers":  # it imports the module of an environment by the name alone
-        code |= _files_of(f"{str(config.agent.args.get('environment')).replace('-', '_')}:load_environment")
-    return dict(sorted(code.items()))
+        texts.append(f"{str(config.agent.args.get('environment')).replace('-', '_')}:load_environment")
+    return dict(sorted(item for text in texts for item in _files_of(text).items()))
 
 
 def fingerprint(name: str) -> str:
@@ -57,14 +57,6 @@ def fingerprint(name: str) -> str:
     if len(code) == 1:
         return next(iter(code.values()))
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
-
-
-def _texts(values: Any) -> Iterator[str]:
-    """Yield all texts among nested values."""
-    if isinstance(values, str):
-        yield values
-    for inner in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
-        yield from _texts(inner)
 
 
 @functools.cache
@@ -107,16 +99,13 @@ def _covered(module: str, root: Path | None) -> Iterator[tuple[Path, Path, str]]
             continue
         seen.add(name)
         pending += [name.rpartition(".")[0]] if "." in name else []
-        if found := next(((folder, path) for folder in roots if (path := _path(folder, name))), None):
+        places = [(folder, folder.joinpath(*name.split("."))) for folder in roots]
+        files = [(folder, path) for folder, at in places for path in (at / "__init__.py", Path(f"{at}.py"))]
+        if found := next((file for file in files if file[1].is_file()), None):
             folder, path = found
             data = path.read_bytes()
             yield folder, path, hashlib.sha256(data).hexdigest()
             pending += _imports(data, name if path.name == "__init__.py" else name.rpartition(".")[0])
-
-
-def _path(folder: Path, module: str) -> Path | None:
-    place = folder.joinpath(*module.split("."))
-    return next((path for path in (place / "__init__.py", Path(f"{place}.py")) if path.is_file()), None)
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:

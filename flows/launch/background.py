@@ -53,18 +53,13 @@ def main(descriptor: int) -> None:
             while server.alive and worker.alive:
                 time.sleep(0.5)
         finally:
-            _end_flow_runs(worker)
+            runs = psutil.Process(worker.pid).children() if worker.alive else []
+            for run in runs:  # while the worker can still report that
+                run.terminate()
+            psutil.wait_procs(runs, _STOP_SECONDS)
             worker.close()
             server.close()
             CLIENT_SETTINGS.unlink(missing_ok=True)
-
-
-def _end_flow_runs(worker: Child) -> None:
-    """End the worker's flow runs while it can still report that."""
-    runs = psutil.Process(worker.pid).children() if worker.alive else []
-    for run in runs:
-        run.terminate()
-    psutil.wait_procs(runs, _STOP_SECONDS)
 
 
 if __name__ == "__main__":

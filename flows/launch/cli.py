@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from prefect import Flow
 
-from configs import ConfigError, available, to_yaml
+from configs import ConfigError, to_yaml
+from configs.loader import available
 from flows.launch.console import tell
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
@@ -26,115 +27,104 @@ from tasks.run.configuration import plan, resolve
 Command = Callable[..., str]
 """A command of a flow's command line that runs instead of the flow.
 
-It takes the configuration and perhaps a number, and returns the text to print.
+It takes the configuration and perhaps a number, and returns the text to print. The first line of its docstring is its
+help.
 """
 ADVICE = "the same command continues from the committed versions"
-_OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
+_OVERRIDE = re.compile(r"[^:/=]+=")
 
 
-def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, **options: int | str) -> NoReturn:
-    """Parse `sys.argv` and run the flow or one of its `commands`; `options` are the flow's parameters with defaults.
+def main(
+    run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, **options: int | str | list[str]
+) -> NoReturn:
+    """Parse `sys.argv` and run the flow or one of its `commands`.
 
-    An invalid configuration ends the process with status 2 and a message, before anything starts. A failed run ends it
-    with 1, an interrupted one with 130, a terminated one with 143.
+    Words are dotted overrides and the name of a configuration, which may stand anywhere; of a flow that has `targets`
+    they are overrides and targets. An invalid configuration ends the process with status 2 and a message, before
+    anything starts. A failed run ends it with 1, an interrupted one with 130, a terminated one with 143.
+
+    Args:
+        run: the flow.
+        commands: what may be done instead, by the name of the option.
+        options: the flow's parameters with defaults; a list has the choices, the default first.
     """
-    parser, default = _parser(run, options)
+    parameters, document = inspect.signature(run.fn).parameters, run.fn.__doc__ or ""
+    default, with_targets = parameters["config"].default, "targets" in parameters
+    parser = Parser(
+        prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
+        description=document.split("\n\n")[0],
+        epilog=f"configurations: {', '.join(available())}; `python -m configs` shows every knob. The store is "
+        "storage.root=FOLDER or s3://bucket/prefix, which other commands call --root",
+    )
     about = f"name of a configuration, or a YAML file's path; default {default}"
-    parser.add_argument("config", nargs="?", default="", help=about)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
-    parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
+    if with_targets:
+        parser.add_argument("--config", default=default, help=about)
+        about = "runs, versions or URIs; default: all runs"
+    metavar = "RUN|URI|key=value" if with_targets else "CONFIG|key=value"
+    about += ". With an equals sign: a dotted override, such as storage.root=…"
+    parser.add_argument("words", nargs="*", metavar=metavar, help=about)
+    for option, value in options.items():
+        documented = re.search(rf"^ +{option}: (.+)$", document, re.MULTILINE)
+        first, choices = (value[0], value) if isinstance(value, list) else (value, None)
+        kind = whole(0) if isinstance(value, int) else str  # every number is a count
+        about = f"{documented[1] if documented else ''} Default: {first!r}."
+        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, default=first, choices=choices, help=about)
     parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
-    parser.add_argument("--plan", action="store_true", help="print ranks, servers and memory of the run and stop")
-    about = "begin another run with checkpoint N of RUN, its optimizer included; give run.name=…, too"
-    parser.add_argument("--fork", metavar="RUN@N", help=about)
-    about = "continue although agents, environments, tools or scorers of your own have changed"
-    parser.add_argument("--accept-code", action="store_true", help=about)
-    for name, command in (commands or {}).items():
-        _add_command(parser, name, command)
+    if not with_targets:
+        about = "begin another run with checkpoint N of RUN, its optimizer included; give run.name=…, too"
+        parser.add_argument("--fork", metavar="RUN@N", help=about)
+        about = "continue although agents, environments, tools or scorers of your own have changed"
+        parser.add_argument("--accept-code", action="store_true", help=about)
+    instead = parser.add_mutually_exclusive_group()
+    always: dict[str, Command] = {"print-config": to_yaml} if with_targets else {"print-config": to_yaml, "plan": plan}
+    for name, command in {**always, **(commands or {})}.items():
+        _add_command(instead, name, command)
     arguments = parser.parse_args()
-    overrides = [word for word in (arguments.config, *arguments.overrides) if word]
-    # The configuration may stand anywhere. A second word without an equals sign is refused as an override.
-    config = next((word for word in overrides if "=" not in word or Path(word).is_file()), "")
-    if config:
-        overrides.remove(config)
-    config = config or default
-    overrides += [f"policy={{fork: {json.dumps(arguments.fork)}}}"] if arguments.fork else []
-    overrides += ["run.accept_code=true"] if arguments.accept_code else []
+    overrides = [word for word in arguments.words if _OVERRIDE.match(word) and not Path(word).is_file()]
+    words = [word for word in arguments.words if word not in overrides]
+    given = {option: getattr(arguments, option) for option in options}
+    if with_targets:
+        config, given["targets"] = arguments.config, words
+    else:
+        config, *unreadable = words or [default]
+        overrides += unreadable  # they are refused with the others
+        overrides += [f"policy={{fork: {json.dumps(arguments.fork)}}}"] if arguments.fork else []
+        overrides += ["run.accept_code=true"] if arguments.accept_code else []
 
     def act() -> None:
-        resolved = resolve(config, overrides)
-        if arguments.print_config:
-            print(to_yaml(resolved), end="")
-        elif arguments.plan:
-            print(plan(resolved), end="")
-        elif commands and arguments.command:
-            print(printable(arguments.command(resolved)))
-        else:
-            with temporary_server():
-                run(config, overrides, **{option: getattr(arguments, option) for option in options})
-
-    interrupts.run(lambda: _status(act, verbose=arguments.verbose), ADVICE)
-
-
-def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
-    """Parse `sys.argv` and run a flow on stored versions; as `main`, but the positional arguments are its `targets`."""
-    parser, default = _parser(run, options)
-    about = "runs, versions or URIs; default: all runs. With an equals sign: a dotted override, storage.root=…"
-    parser.add_argument("targets", nargs="*", metavar="RUN|URI|key=value", help=about)
-    parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
-    parser.add_argument("--config", default=default, help=f"name of a configuration, or a YAML file; default {default}")
-    arguments = parser.parse_args()
-    overrides = [target for target in arguments.targets if _OVERRIDE.match(target)]
-    targets = [target for target in arguments.targets if target not in overrides]
-
-    def act() -> None:
+        resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
+        if arguments.command:
+            text = arguments.command(resolved).rstrip("\n")
+            print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
+            return
         with temporary_server():
-            run(targets, arguments.config, overrides, **{option: getattr(arguments, option) for option in options})
+            run(config=config, overrides=overrides, **given)
 
-    interrupts.run(lambda: _status(act, verbose=arguments.verbose), ADVICE)
+    interrupts.run(lambda: status(act, verbose=arguments.verbose), ADVICE)
 
 
-def prepare_process() -> None:
-    """Prepare this process for a flow. Call it before anything imports torch."""
+def _add_command(parser: Any, name: str, command: Command) -> None:
+    """Add a command as an option; its second parameter, if any, is a number and names the option's value."""
+    _, *numbers = inspect.signature(command).parameters
+    value: dict[str, Any] = {"action": "store_const", "const": command}
+    if numbers:
+        value = {
+            "type": lambda text: functools.partial(command, **{numbers[0]: whole(1)(text)}),
+            "metavar": numbers[0].upper(),
+        }
+    about = (command.__doc__ or "").split("\n")[0]
+    parser.add_argument(f"--{name}", dest="command", help=about, **value)
+
+
+def status(act: Callable[[], None], *, verbose: bool) -> int:
+    """Run `act`; return the exit status that `main` documents. An error is printed once, with the user's own line.
+
+    Call it before anything imports torch.
+    """
     share_cores()
     os.environ.setdefault("DO_NOT_TRACK", "1")  # Prefect's client would report each flow run, and say so
     logging.getLogger("httpx").setLevel(logging.WARNING)
     print_clean_logs()
-
-
-def _parser(run: "Flow[..., Any]", options: Mapping[str, int | str]) -> tuple[Parser, str]:
-    """Return a parser with the flow's options, whose help is in the flow's docstring, and its default configuration."""
-    document = run.fn.__doc__ or ""
-    parser = Parser(
-        prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
-        description=document.split("\n\n")[0],
-        epilog=f"configurations: {', '.join(available())}; `python -m configs` shows every knob",
-    )
-    for option, value in options.items():
-        documented = re.search(rf"^ +{option}: (.+)$", document, re.MULTILINE)
-        about = f"{documented[1] if documented else ''} Default: {value!r}."
-        kind = whole(0) if isinstance(value, int) else str  # every number is a count
-        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, default=value, help=about)
-    return parser, inspect.signature(run.fn).parameters["config"].default
-
-
-def _add_command(parser: Parser, name: str, command: Command) -> None:
-    """Add a command as an option; its second parameter, if any, is a number and names the option's value."""
-    about = (command.__doc__ or "").split("\n")[0]
-    _, *numbers = inspect.signature(command).parameters
-    if not numbers:
-        parser.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=about)
-        return
-
-    def numbered(text: str) -> Command:
-        return functools.partial(command, **{numbers[0]: whole(1)(text)})
-
-    parser.add_argument(f"--{name}", dest="command", type=numbered, metavar=numbers[0].upper(), help=about)
-
-
-def _status(act: Callable[[], None], *, verbose: bool) -> int:
-    """Run `act`; return the exit status that `main` documents. An error is printed once, with the user's own line."""
-    prepare_process()
     with contextlib.nullcontext() if verbose else contextlib.closing(tell()):
         try:
             act()

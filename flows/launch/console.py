@@ -46,7 +46,8 @@ class Console(logging.Handler):
                 self._move(*done)
             if isinstance(record.msg, Fleeting):
                 self._progress(record.getMessage())
-            elif not _is_of_engine(record):
+            # Errors that Prefect's engine logs are told at the end, once.
+            elif record.name not in ("prefect.flow_runs", "prefect.task_runs") or _PREFECT not in record.pathname:
                 self._print(record)
         except Exception:  # noqa: BLE001 - as every handler: an error of logging ends no run
             self.handleError(record)
@@ -86,11 +87,6 @@ class Console(logging.Handler):
             self._bar.start()
         assert self._task is not None
         self._bar.update(self._task, completed=done, total=total)
-
-
-def _is_of_engine(record: logging.LogRecord) -> bool:
-    """Return whether Prefect's engine wrote a record about a flow run or task run. Errors are told at the end, once."""
-    return record.name in ("prefect.flow_runs", "prefect.task_runs") and record.pathname.startswith(_PREFECT)
 
 
 def tell() -> Console:

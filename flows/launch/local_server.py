@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
-from typing import IO
 
 from flows.launch import background
 from flows.launch.background import CLIENT_SETTINGS, OURS, ROOT, SERVER_LOG, STATE, WORKER_LOG, prefect_environment
@@ -107,17 +105,6 @@ def down() -> None:
     print("server and worker ended")
 
 
-def locked(path: Path, waiting: str) -> IO[str]:
-    """Return a file that is locked until it is closed; print `waiting` while another process has locked it."""
-    lock = path.open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(waiting, flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
-
-
 def main() -> None:
     """Run the command line: `up [--port PORT]` or `down`."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -127,11 +114,14 @@ def main() -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     STATE.chmod(0o700)
     try:
-        with locked(STATE / "make.lock", "waiting for another `make up` or `make down` to end"):
+        with (STATE / "make.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if arguments.command == "up":
                 up(arguments.port)
             else:
                 down()
+    except BlockingIOError:
+        sys.exit("error: another `make up` or `make down` is at work: wait for its end")
     except (ValueError, RuntimeError, OSError, OverflowError) as error:
         sys.exit(printable(f"error: {error}"))
 

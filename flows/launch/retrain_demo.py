@@ -5,20 +5,21 @@ simulated: the demo runs the flow `retrain` with its log, gate and alias, in ./v
 continues it.
 """
 
-import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from configs import load
 from configs.problems import ArithmeticSource
-from flows.launch.cli import ADVICE, prepare_process
+from flows.launch.cli import ADVICE, status
 from flows.launch.temporary_server import temporary_server
 from flows.retrain import retrain
 from storage import interrupts
+from storage.commands.program import Parser
 from storage.objects.store import Store
 from storage.versions import aliases
 from tasks.problems.arithmetic import generate
 from tasks.retrain.commands import explain, nights, roll_back
+from tasks.run.configuration import resolve
 
 NAME = "retrain-demo"
 FOLDER = Path("var") / NAME
@@ -32,32 +33,25 @@ SETTINGS = [
 ]
 
 
-def main() -> None:
-    """Run the command line, which takes dotted overrides for every night."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: run.iterations=10")
-    overrides = [*SETTINGS, *parser.parse_args().overrides]
-    prepare_process()
+def demo(overrides: Sequence[str]) -> None:
+    """Run the nights and the rollback with dotted overrides."""
+    config = resolve("retrain", overrides)
     FOLDER.mkdir(parents=True, exist_ok=True)
     source = ArithmeticSource(kind="arithmetic")
     problems = [(problem.prompt, int(problem.solutions[0])) for problem in generate(source)]
     wrong = [(prompt, answer + 1) for prompt, answer in problems[-_POISONED:]]
     # So many iterations that the gains of the first two nights show on 200 held-out problems.
-    arrivals = (
-        ("the first problems", problems[:_FIRST], 45),
-        ("more problems", problems[_FIRST:], 110),
-        ("wrong gold answers", wrong, 30),
-    )
+    arrivals = [("the first problems", problems[:_FIRST], 45), ("more problems", problems[_FIRST:], 110)]
+    arrivals.append(("wrong gold answers", wrong, 30))
     with temporary_server():
         for number, (title, arrived, iterations) in enumerate(arrivals, 1):
-            _print_title(f"night {number}: {title}")
+            print(f"\n=== night {number}: {title}\n", flush=True)
             lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in arrived]
             (FOLDER / f"night-{number}.jsonl").write_text("\n".join(lines) + "\n")
             print(f"night {number}: {retrain('retrain', [f'run.iterations={iterations}', *overrides])}")
-    config = load("retrain", overrides)
-    _print_title("reasons of the last night's decision: python -m flows.retrain retrain … --explain")
+    print("\n=== reasons of the last night's decision: python -m flows.retrain retrain … --explain\n", flush=True)
     print(explain(config))
-    _print_title("rollback of the last promotion: python -m flows.retrain retrain … --roll-back")
+    print("\n=== rollback of the last promotion: python -m flows.retrain retrain … --roll-back\n", flush=True)
     last = aliases.history(Store(config.storage.root), f"{NAME}/champion")[-1]
     if not last.reason.startswith("roll back"):  # a demo that was killed here has rolled back already
         print(roll_back(config))
@@ -65,9 +59,8 @@ def main() -> None:
     print(f"plot: {config.storage.root}/retraining/{NAME}/report/champion.png")
 
 
-def _print_title(line: str) -> None:
-    print(f"\n=== {line}\n", flush=True)
-
-
 if __name__ == "__main__":
-    interrupts.run(main, ADVICE)
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: run.iterations=10")
+    given = [*SETTINGS, *parser.parse_args().overrides]
+    interrupts.run(lambda: status(lambda: demo(given), verbose=False), ADVICE)

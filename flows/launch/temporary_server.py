@@ -32,26 +32,20 @@ def temporary_server() -> Iterator[None]:
     Raises:
         RuntimeError: the server does not start, or this machine does not reach itself.
     """
-    from prefect.settings import (
-        PREFECT_API_AUTH_STRING,
-        PREFECT_API_URL,
-        PREFECT_HOME,
-        get_current_settings,
-        temporary_settings,
-    )
+    from prefect import settings
 
     ignore_proxies_on_loopback()
-    if PREFECT_API_URL.value():
+    if settings.PREFECT_API_URL.value():
         yield
         return
-    server, password = Child(PREFECT_HOME.value() / "temporary-server.log"), new_password()
+    server, password = Child(settings.PREFECT_HOME.value() / "temporary-server.log"), new_password()
     _STARTED.append(server)
     with listen() as listener:
         address = f"http://{HOST}:{listener.getsockname()[1]}/api"
-        settings = get_current_settings().to_environment_variables(exclude_unset=True)
-        prefect_server.start(server, listener, password, {**os.environ, **settings, **_LIGHT})
+        present = settings.get_current_settings().to_environment_variables(exclude_unset=True)
+        prefect_server.start(server, listener, password, {**os.environ, **present, **_LIGHT})
     threading.Thread(target=_end_with, args=[server], name="prefect-server", daemon=True).start()
-    with temporary_settings({PREFECT_API_URL: address, PREFECT_API_AUTH_STRING: password}):
+    with settings.temporary_settings({settings.PREFECT_API_URL: address, settings.PREFECT_API_AUTH_STRING: password}):
         yield
 
 

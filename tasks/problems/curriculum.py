@@ -29,9 +29,6 @@ LAST_EPISODES = 64
 FLOOR = 0.05
 """The least weight of a problem that is not left out. No problem is lost for ever, because the policy changes."""
 
-Counts = tuple[int, int]
-"""The number of episodes, and the number of those with any turn right."""
-
 _ROWS_PER_SHARD = 50_000
 _EPISODE = ["trajectory_id", "problem_id", "sample", "status", "fault"]  # files before schema 5 have no fault
 _TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "metadata", "policy_version"]
@@ -40,10 +37,7 @@ _OF_PROBLEM = ("problem_id", "prompt", "solutions", "run", "iteration", "policy_
 
 
 def plan_curriculum(
-    problems: Sequence[Problem],
-    history: Sequence[ProblemHistory],
-    settings: ProblemSampling,
-    keys: Sequence[str] = (),
+    problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling, keys: Sequence[str] = ()
 ) -> list[CurriculumEntry]:
     """Compute standing and weight of each problem, in their order.
 
@@ -61,7 +55,7 @@ def plan_curriculum(
     Raises:
         ValueError: every problem would be left out.
     """
-    counts: dict[str, Counts] = {}
+    counts: dict[str, tuple[int, int]] = {}  # episodes, and those with any turn right
     for row in reversed(history):
         episodes, solved = counts.get(row.problem_key, (0, 0))
         if episodes < LAST_EPISODES:
@@ -98,16 +92,10 @@ def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
     """Make a table: for each standing the numbers of problems and episodes, and the mean success rate of a problem."""
     table = []
     for standing in get_args(Standing):
-        with_standing = [row for row in rows if row.standing == standing]
-        rates = [row.success_rate for row in with_standing if row.episodes]
-        table.append(
-            {
-                "standing": standing,
-                "problems": str(len(with_standing)),
-                "episodes": str(sum(row.episodes for row in with_standing)),
-                "mean rate": f"{fmean(rates):.3f}" if rates else "",
-            }
-        )
+        counted = [row for row in rows if row.standing == standing]
+        rates, episodes = [row.success_rate for row in counted if row.episodes], sum(row.episodes for row in counted)
+        row = {"standing": standing, "problems": str(len(counted)), "episodes": str(episodes)}
+        table.append(row | {"mean rate": f"{fmean(rates):.3f}" if rates else ""})
     return table
 
 
@@ -117,15 +105,11 @@ def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -
     Their gold answers may be wrong. Prompts are on one line. `problems` are those of the rows, in their order.
     """
     unsolved = [(row, problem) for row, problem in zip(rows, problems, strict=True) if row.standing == "suspect"]
-    return [
-        {
-            "problem": row.problem_id,
-            "prompt": " ".join(problem.prompt.split()),
-            "gold answers": "; ".join(problem.solutions),
-            "episodes": str(row.episodes),
-        }
-        for row, problem in sorted(unsolved, key=lambda pair: (-pair[0].episodes, pair[0].problem_id))
-    ]
+    table = []
+    for row, problem in sorted(unsolved, key=lambda pair: (-pair[0].episodes, pair[0].problem_id)):
+        shown = {"problem": row.problem_id, "prompt": " ".join(problem.prompt.split())}
+        table.append(shown | {"gold answers": "; ".join(problem.solutions), "episodes": str(row.episodes)})
+    return table
 
 
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:

@@ -31,22 +31,6 @@ def gsm8k(row: Row, number: str) -> Problem:
     return Problem(number, text(row, "question"), golds([solution]), source="gsm8k")
 
 
-def math(row: Row, number: str) -> Problem:
-    """Convert a row of MATH (Hendrycks et al., 2021) in the columns of MATH-500.
-
-    Columns: `problem`, `answer`, and optionally `unique_id`, `subject`, `level`. The original release has no `answer`,
-    only a worked `solution`: its rows are bad rows.
-    """
-    metadata = {key: row[key] for key in ("level", "subject") if isinstance(row.get(key), str | int)}
-    return Problem(
-        problem_id=text(row, "unique_id") if row.get("unique_id") is not None else number,
-        prompt=text(row, "problem"),
-        solutions=golds([text(row, "answer")]),
-        source="math",
-        metadata=json.dumps(metadata),
-    )
-
-
 def areal(row: Row, number: str) -> Problem:
     """Convert a row in AReaL's form: `query_id`, `prompt`, `task` and `solutions` (a list of strings).
 
@@ -104,42 +88,33 @@ def verifiers(row: Row, number: str) -> Problem:
     )
 
 
-def verl(row: Row, number: str) -> Problem:
-    """Convert a row in verl's form: `prompt` (messages), `reward_model.ground_truth`, `data_source`, `extra_info`.
-
-    The id is `extra_info.index`, if there is one. Nothing else of `extra_info` is kept, because it often holds the
-    answer, which agents would see: a scorer that needs it is served by `fields` with `metadata: [extra_info.…]`.
-    """
-    name, (prompt, messages) = "extra_info.index", read_prompt(row, "prompt")
-    ability = {"ability": row["ability"]} if isinstance(row.get("ability"), str) else {}
-    return Problem(
-        problem_id=text(row, name) if has(row, name) and present(row, name) is not None else number,
-        prompt=prompt,
-        solutions=solutions(row, "reward_model.ground_truth") if has(row, "reward_model.ground_truth") else [],
-        source=text(row, "data_source"),
-        metadata=as_json(ability | messages),
-    )
-
-
-PRESETS: dict[str, Callable[[Row, str], Problem]] = {
-    "gsm8k": gsm8k,
-    "math": math,
-    "areal": areal,
-    "verifiers": verifiers,
-    "verl": verl,
+MAPPINGS: dict[str, Fields] = {
+    "math": {"id": "unique_id", "prompt": "problem", "solutions": "answer", "metadata": ["level", "subject"]},
+    "verl": {
+        "id": "extra_info.index",
+        "prompt": "prompt",
+        "solutions": "reward_model.ground_truth",
+        "source": "data_source",
+        "metadata": ["ability"],
+    },
 }
+"""The columns of known data sets that need no code; a row may lack all but the prompt.
+
+`math` is MATH (Hendrycks et al., 2021) in the columns of MATH-500. The original release has no `answer`, only a worked
+`solution`: its rows are bad rows. Of verl's `extra_info` nothing else is kept, because it often holds the answer, which
+agents would see: a scorer that needs it is served by `fields` with `metadata: [extra_info.…]`.
+"""
+PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "areal": areal, "verifiers": verifiers}
 COLUMNS: dict[str, Sequence[str]] = {
     "gsm8k": ["question", "answer"],
-    "math": ["problem", "answer", "unique_id", "subject", "level"],
     "areal": ["query_id", "prompt", "task", "solutions", "input_output"],
     "verifiers": ["example_id", "prompt", "answer", "info"],
-    "verl": ["data_source", "prompt", "ability", "reward_model.ground_truth", "extra_info.index"],
 }
-"""The columns that each preset uses. No other columns are read from Parquet files."""
+"""The columns that each of `PRESETS` uses. No other columns are read from Parquet files."""
 
 
-def from_fields(fields: Fields, found: Counter[str]) -> Callable[[Row, str], Problem]:
-    """Make a conversion from the user's columns.
+def from_fields(fields: Fields, found: Counter[str], preset: str = "") -> Callable[[Row, str], Problem]:
+    """Make a conversion from columns.
 
     They are those of `prompt` (a text or messages) and, optionally, `solutions` (one or a list), `id`, `source` and
     `metadata` (any number). A row need not have those of `metadata`.
@@ -147,20 +122,25 @@ def from_fields(fields: Fields, found: Counter[str]) -> Callable[[Row, str], Pro
     Args:
         fields: the names of the columns; `reward_model.ground_truth` is one inside of another.
         found: counts the rows that have each column of `metadata`.
+        preset: the known data set whose columns they are; a row of it may lack all but the prompt.
     """
     columns = {name: column for name, column in fields.items() if isinstance(column, str)}
     kept = columns_of({"metadata": fields.get("metadata", [])})
 
     def convert(row: Row, number: str) -> Problem:
         metadata = {column: present(row, column) for column in kept if has(row, column)}
+        there = columns
+        if preset:
+            metadata = {column: value for column, value in metadata.items() if value is not None}
+            there = {name: each for name, each in columns.items() if has(row, each) and present(row, each) is not None}
         found.update(metadata.keys())
-        problem_id = text(row, columns["id"]) if "id" in columns else number
+        problem_id = text(row, there["id"]) if "id" in there else number
         prompt, messages = read_prompt(row, columns["prompt"])
         return Problem(
             problem_id=problem_id,
             prompt=prompt,
-            solutions=solutions(row, columns["solutions"]) if "solutions" in columns else [],
-            source=text(row, columns["source"]) if "source" in columns else "",
+            solutions=solutions(row, there["solutions"]) if "solutions" in there else [],
+            source=text(row, there["source"]) if "source" in there else preset,
             metadata=as_json(metadata | messages),
         )
 

@@ -136,10 +136,10 @@ def refuse_bad_rows(name: str, good: int, bad: Sequence[BadRow], max_bad_share: 
         )
 
 
-def listed(bad: Sequence[BadRow]) -> list[str]:
+def listed(bad: Sequence[BadRow], most: int = REPORTED) -> list[str]:
     """Return a line for each of the first bad rows, and the number of the others."""
-    lines = [f"{row.where}: {row.reason}" for row in bad[:REPORTED]]
-    return [*lines, f"and {len(bad) - REPORTED} more"] if len(bad) > REPORTED else lines
+    lines = [f"{row.where}: {row.reason}" for row in bad[:most]]
+    return [*lines, f"and {len(bad) - most} more"] if len(bad) > most else lines
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:

@@ -6,6 +6,7 @@ length of a line and the size of a row are limited.
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from configs.problems import ArithmeticSource, FileSource, HubSource, Source, St
 from configs.safety import open_regular
 from storage.records import Problem
 from tasks.problems import arithmetic
-from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
+from tasks.problems.presets import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
 
 LONGEST_MB = 16
@@ -30,6 +31,8 @@ LONGEST_MB = 16
 memory."""
 _CHUNK = 2**20
 """Bytes of a file, or of a column, that are read at once."""
+_HUB_S = 10
+"""Longest wait for the first answer of the hub."""
 _ROWS = 64
 """Rows of a Parquet file in memory at once."""
 
@@ -59,9 +62,9 @@ def load_problems(
         return ProblemSet(arithmetic.generate(source), bad=[])
     assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
-    to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields, found)
-
-    refused = ("needs", "may read") if source.preset == "verl" or "solutions" in source.fields else ("needs",)
+    fields = MAPPINGS.get(source.preset or "", source.fields)
+    to_problem = from_fields(fields, found, source.preset or "") if fields else PRESETS[source.preset or ""]
+    refused = ("needs", "may read") if "solutions" in fields else ("needs",)
 
     def gradable(row: Row, number: str) -> Problem:
         problem = to_problem(row, number)
@@ -83,7 +86,7 @@ def _rows(source: FileSource | HubSource) -> Iterator[tuple[Where, Row | RowErro
     if isinstance(source, HubSource):
         yield from ((Where(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
         return
-    columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
+    columns = COLUMNS.get(source.preset or "") or columns_of(MAPPINGS.get(source.preset or "", source.fields))
     for name, path in find(source.path):
         for line, row in read_jsonl(path) if source.kind == "jsonl" else read_parquet(path, columns):
             yield Where(line, name), row
@@ -115,9 +118,8 @@ def find(path: str) -> list[tuple[str, str]]:
     fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
     protocol, mark, _ = path.rpartition("://")
     names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
-    return [
-        (name, file if "://" in file else protocol + mark + file) for name, file in zip(names, matched, strict=True)
-    ]
+    paths = [file if "://" in file else protocol + mark + file for file in matched]
+    return list(zip(names, paths, strict=True))
 
 
 def _is_pattern(path: str) -> bool:
@@ -203,9 +205,9 @@ def explained(path: str) -> Iterator[None]:
     except ProblemError:
         raise
     except Exception as error:
+        why = f"{type(error).__name__}: {error}"
         raise ProblemError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): "
-            "check path, permissions and kind (jsonl or parquet)"
+            f"{path} cannot be read ({why}): check path, permissions and kind (jsonl or parquet)"
         ) from error
 
 
@@ -216,14 +218,24 @@ def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, 
         ProblemError: the data set cannot be loaded.
     """
     import datasets  # here, because the import takes seconds and only this source needs it
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
 
+    # The libraries raise their own errors, and those of HTTP clients and file readers: they have no common base.
+    why: Exception | None = None
+    try:
+        if not os.path.isdir(name):
+            HfApi().dataset_info(name, timeout=_HUB_S)
+    except HfHubHTTPError:
+        pass  # the hub answers, and is asked again below
+    except Exception as error:  # noqa: BLE001 - it is told if the cache has no such data set
+        why, constants.HF_HUB_OFFLINE = error, True  # the cache is read at once, without half a minute of retries
     try:
         data = datasets.load_dataset(name, subset, split=split)
-    # The library raises its own errors, and those of its HTTP client and file readers: they have no common base.
     except Exception as error:
+        why = why or error
         raise ProblemError(
-            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded "
-            f"({type(error).__name__}: {error}): "
+            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({type(why).__name__}: {why}): "
             "check the three names; without a network, download its files and use kind jsonl or parquet"
         ) from error
     yield from enumerate(data, 1)

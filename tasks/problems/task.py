@@ -18,10 +18,11 @@ from storage.version_names import ProblemsVersion, version_of
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
-from tasks.evaluate.summary import table
+from tasks.audit.report.wording import counted
+from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
-from tasks.problems.problem_set import describe_change
+from tasks.problems.problem_set import describe_change, listed
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
 
@@ -122,17 +123,12 @@ def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     config, logger = workspace.config, get_run_logger()
     loaded = load_problems(source, config.problems.max_bad_share, partial(use_of_solutions, config.score))
     for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
-        for row in rows[:_REPORTED]:
-            logger.warning("%s: %s %s: %s", source.kind, row.where, what, row.reason)
-        if len(rows) > _REPORTED:
-            logger.warning("%s: %d more rows %s", source.kind, len(rows) - _REPORTED, what)
+        for line in listed(rows, _REPORTED):
+            logger.warning("%s: %s: %s", source.kind, what, line)
     if repeats := find_repeats(loaded.problems):
-        logger.warning(
-            "%s: %d rows ask the same as an earlier one (%s): such problems are drawn more often",
-            source.kind,
-            len(repeats),
-            first_few(repeats, 5),
-        )
+        text = "%s: %s as an earlier one (%s): such problems are drawn more often"
+        asking = "1 row asks the same" if len(repeats) == 1 else f"{len(repeats)} rows ask the same"
+        logger.warning(text, source.kind, asking, first_few(repeats, 5))
     return loaded.problems
 
 
@@ -143,7 +139,7 @@ def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: d
         with Draft(workspace.store, version, "problems") as draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
             draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
-    get_run_logger().info("%d problems: %s", len(problems), version)
+    get_run_logger().info("%s: %s", counted(len(problems), "problem"), version)
     return version
 
 
@@ -189,8 +185,6 @@ def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, st
 @task(name="report-history", cache_policy=NO_CACHE)
 def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects."""
-    from rich.console import Console
-
     histories = _commit_histories(workspace)
     rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
     first = {row.problem_key: row for row in reversed(rows)}
@@ -198,8 +192,8 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     sampling = workspace.config.problems.sampling
     entries = curriculum.plan_curriculum(problems, rows, sampling, list(first)) if problems else []
     standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
-    console = Console()
-    console.print(table(f"{len(problems)} problems in {len(histories)} runs", standing))
-    console.print(table(f"Suspects: never solved, is the gold answer right? ({len(suspects)})", suspects[:most]))
+    title = f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}"
+    suspicion = f"Suspects: never solved, is the gold answer right? ({len(suspects)})"
+    print(rendered(table(title, standing), table(suspicion, suspects[:most])), end="")
     create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
     return {"histories": histories, "standing": standing, "suspects": suspects[:most]}

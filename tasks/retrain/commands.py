@@ -66,7 +66,7 @@ def retry(config: Config, night: int) -> str:
         log = Nights(store, name, lease)
         records = log.read()
         if not 1 <= night <= len(records):
-            raise StorageError(f"retraining {name!r} has had {len(records)} nights, but no night {night}")
+            raise StorageError(f"retraining {name!r} has no night {night}; nights so far: {len(records)}")
         if records[-1].end is None:
             raise StorageError(f"night {records[-1].night.number} has not ended: wait for its end, then try again")
         retried = records[night - 1].night
@@ -140,9 +140,7 @@ def _night_undone(store: Store, config: Config, present: Move) -> list[str]:
         if record.end and record.end.decision and record.end.challenger == present.version:
             number, decision = record.night.number, manifests.read(store, record.end.decision).metrics
             better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
-            return [
-                f"night {number} had promoted it for: {better}",
-                f"the problems of night {number} are set aside: python -m flows.retrain … --retry {number} tries them "
-                "again",
-            ]
+            again = f"python -m flows.retrain … --retry {number} tries them again"
+            aside = f"the problems of night {number} are set aside: {again}"
+            return [f"night {number} had promoted it for: {better}", aside]
     return []

@@ -8,7 +8,7 @@ every look at the set (`level_of`), since one of many nights looks better by luc
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Any, Literal
 
@@ -60,9 +60,6 @@ class Decision:
     look: int  # as in `GateEvidence`
     level: float  # the largest p with which the challenger counted as better
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def decide(evidence: GateEvidence, gate: Gate) -> Decision:
     """Decide whether the challenger replaces the champion.
@@ -110,7 +107,7 @@ def _better(evidence: GateEvidence, gate: Gate) -> GateCheck:
     """
     comparison, level = evidence.comparisons[gate.target], level_of(evidence.look, gate)
     accuracy = comparison[gate.measure]
-    above, p = _low(accuracy, level) > gate.least_gain, accuracy["p"]
+    above, p = _bounds(accuracy, level)[0] > gate.least_gain, accuracy["p"]
     certain = p <= level or gate.least_gain < 0
     asked = "" if gate.least_gain < 0 else f", at most {level:.2g}"
     look = "" if gate.max_by_luck is None else f"{asked} (look {evidence.look} since a promotion)"
@@ -119,7 +116,7 @@ def _better(evidence: GateEvidence, gate: Gate) -> GateCheck:
 
 
 def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
-    passed = _low(comparison[gate.measure]) > -gate.margin
+    passed = _bounds(comparison[gate.measure])[0] > -gate.margin
     verdict = "above" if passed else "not all above"
     hint = "" if passed or _is_worse(comparison, gate) else "; a larger set would narrow the interval"
     return GateCheck(name, "not worse", passed, f"{_difference(comparison, gate)}: {verdict} {-gate.margin:+.3f}{hint}")
@@ -127,33 +124,30 @@ def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateChec
 
 def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
     """Return whether the challenger is worse with confidence: the whole interval is below 0."""
-    return _high(comparison[gate.measure]) < 0
+    return _bounds(comparison[gate.measure])[1] < 0
 
 
-def _low(accuracy: Mapping[str, Any], level: float = _LEVEL) -> float:
-    """Return the lowest end of the intervals: if few problems differ, the bootstrap interval is too narrow."""
-    return max(-1.0, min(_end(interval, "low", level) for interval in _intervals(accuracy)))
+def _bounds(accuracy: Mapping[str, Any], level: float = _LEVEL) -> tuple[float, float]:
+    """Return the ends of all intervals together: if few problems differ, the bootstrap interval is too narrow."""
+    intervals = [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
+    low, high = (
+        choose(_end(interval, name, level) for interval in intervals) for choose, name in ((min, "low"), (max, "high"))
+    )
+    return max(-1.0, low), min(1.0, high)
 
 
-def _high(accuracy: Mapping[str, Any], level: float = _LEVEL) -> float:
-    return min(1.0, max(_end(interval, "high", level) for interval in _intervals(accuracy)))
-
-
-def _end(interval: Mapping[str, Any], name: Literal["low", "high"], level: float) -> float:
+def _end(interval: Mapping[str, Any], name: str, level: float) -> float:
     """Return an end of a 95 % interval, stretched from its value as a normal distribution's to the level."""
     widths = NormalDist().inv_cdf(level / 2) / NormalDist().inv_cdf(_LEVEL / 2)
     return float(interval[name]) + (widths - 1) * (float(interval[name]) - float(interval["value"]))
 
 
-def _intervals(accuracy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
-
-
 def _difference(comparison: Mapping[str, Any], gate: Gate, level: float = _LEVEL) -> str:
     accuracy = comparison[gate.measure]
+    low, high = _bounds(accuracy, level)
     return (
         f"{measured(gate)} {accuracy['before']:.3f} -> {accuracy['after']:.3f}, "
-        f"{accuracy['difference']['value']:+.3f} [{_low(accuracy, level):+.3f}, {_high(accuracy, level):+.3f}]"
+        f"{accuracy['difference']['value']:+.3f} [{low:+.3f}, {high:+.3f}]"
     )
 
 
@@ -165,21 +159,15 @@ def _alarms(evidence: GateEvidence, gate: Gate) -> Iterator[GateCheck]:
         says = f"{evidence.kl:.3f} nats a token from the champion, at most {gate.max_kl:g}"
         yield _alarm("KL", evidence.kl <= gate.max_kl, says)
     for name, comparison in evidence.comparisons.items():
-        yield _length_alarm(name, comparison, gate)
+        tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
+        passed, says = False, "champion or challenger gave no answers"
+        if tokens["ratio"] is not None:
+            rise = truncated["after"] - truncated["before"]
+            passed = tokens["ratio"] <= gate.max_length_ratio and rise <= gate.max_truncated_gain
+            says = f"answers {tokens['before']:.1f} -> {tokens['after']:.1f} tokens, at most {gate.max_length_ratio:g} "
+            says += f"times; truncated {rise:+.1%}, at most {gate.max_truncated_gain:+.1%}"
+        yield _alarm(f"length on {name}", passed, says)
     yield _hacking_alarm(evidence, gate)
-
-
-def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
-    tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
-    if tokens["ratio"] is None:
-        return _alarm(f"length on {name}", False, "champion or challenger gave no answers")
-    rise = truncated["after"] - truncated["before"]
-    passed = tokens["ratio"] <= gate.max_length_ratio and rise <= gate.max_truncated_gain
-    return _alarm(
-        f"length on {name}", passed,
-        f"answers {tokens['before']:.1f} -> {tokens['after']:.1f} tokens, at most {gate.max_length_ratio:g} times; "
-        f"truncated {rise:+.1%}, at most {gate.max_truncated_gain:+.1%}",
-    )  # fmt: skip
 
 
 def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
@@ -190,10 +178,8 @@ def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
         return _alarm("reward hacking", True, f"{len(evidence.training)} iterations are too few to show a trend")
     rise = fmean(evidence.training[-third:]) - fmean(evidence.training[:third])
     passed = not (rise > HACKING_GAIN and accuracy < -HACKING_GAIN)
-    return _alarm(
-        "reward hacking", passed,
-        f"solved while training {rise:+.3f} (last third against first), accuracy on {gate.target} {accuracy:+.3f}",
-    )  # fmt: skip
+    says = f"solved while training {rise:+.3f} (last third against first), accuracy on {gate.target} {accuracy:+.3f}"
+    return _alarm("reward hacking", passed, says)
 
 
 def _alarm(subject: str, passed: bool, says: str) -> GateCheck:

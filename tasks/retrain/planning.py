@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs import Config, read_stored, up_to_date, with_knobs
+from configs import Config, read_stored, up_to_date
 from configs.evaluate import HELD_OUT
+from configs.stored import with_knobs
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.logs.nights import Night, Record

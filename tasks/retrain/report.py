@@ -101,12 +101,12 @@ def timeline_rows(events: Sequence[Event]) -> list[dict[str, str]]:
 def write_timeline(store: Store, config: Config) -> list[Event]:
     """Write nights.json and champion.png to the report folder of the retraining; return the events that they show."""
     gate, events = config.retrain.gate, read_timeline(store, config)
+    folder = f"{layout.retraining(config.run.name)}/report"
     with TemporaryDirectory(prefix="report-") as scratch:
-        numbers, picture = Path(scratch) / "nights.json", Path(scratch) / "champion.png"
-        numbers.write_text(json.dumps([asdict(event) for event in events], indent=1))
+        picture = Path(scratch) / "champion.png"
         plot(events, f"{gate.target}, {measured(gate)}", picture)
-        for path in (numbers, picture):
-            store.put(f"{layout.retraining(config.run.name)}/report/{path.name}", path)
+        store.put(f"{folder}/{picture.name}", picture)
+    store.write(f"{folder}/nights.json", json.dumps([asdict(event) for event in events], indent=1).encode())
     return events
 
 
@@ -155,14 +155,13 @@ def night_markdown(store: Store, config: Config, record: Record, decision: Mappi
 
 def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
     """Make a table of the gate's checks, failed checks first."""
-    ordered = sorted(decision["checks"], key=lambda check: check["passed"])
     return [
         {
             "": "ok" if check["passed"] else "NO",
             "demand": f"{'no alarm' if check['kind'] == 'alarm' else check['kind']}: {check['subject']}",
             "found": check["says"],
         }
-        for check in ordered
+        for check in sorted(decision["checks"], key=lambda check: check["passed"])
     ]
 
 

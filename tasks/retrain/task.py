@@ -4,6 +4,7 @@ A report is a Markdown artifact, files, a plot, and Prefect events that can trig
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -34,7 +35,7 @@ from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
-"""Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
+"""Versions of scores by policy, the champion first, and by set, see `tasks.evaluate.task.evaluate_sets`."""
 EVENTS = "math-mt-ppo.retrain"
 """Prefix of the events: `.promoted`, `.rejected`, `.overtaken`, `.alarm`, `.nothing-new`."""
 
@@ -190,12 +191,7 @@ def measure_distance(
 
 @task(name="decide", cache_policy=NO_CACHE)
 def decide(
-    workspace: Workspace,
-    retraining: Workspace,
-    champion: PolicyVersion,
-    challenger: PolicyVersion,
-    evaluations: Evaluations,
-    distance: float | None,
+    workspace: Workspace, retraining: Workspace, evaluations: Evaluations, distance: float | None
 ) -> DecisionVersion:
     """Commit the gate's decision with all its numbers, unless it exists, and return its version.
 
@@ -207,7 +203,7 @@ def decide(
         return version
     settings = workspace.config.retrain.gate
     look = planning.looks(Nights(retraining.store, retraining.name).read())
-    before, after = evaluations[champion], evaluations[challenger]
+    (champion, before), (challenger, after) = evaluations.items()
     index = int(settings.episodes == "sampled")  # greedy episodes come first
     comparisons = {
         name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
@@ -219,7 +215,7 @@ def decide(
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,
-        **gate.decide(evidence, settings).as_dict(),
+        **asdict(gate.decide(evidence, settings)),
         "gate": settings.model_dump(mode="json"),
         "comparisons": comparisons,
         "accuracy": {
@@ -307,19 +303,15 @@ def report_night(workspace: Workspace, record: Record) -> str:
     print(rendered(table(f"Night {night.number}: {end.outcome}", check_rows(decision))))
     create_markdown_artifact(key="night", markdown=text, description=f"Night {night.number} of {workspace.name}")
     create_table_artifact(key="nights", table=timeline_rows(events), description=f"Champions of {workspace.name}")
-    payload = {
-        "night": night.number,
-        "champion": decision["champion"],
-        "challenger": decision["challenger"],
-        "decision": end.decision,
-        "report": store.uri(f"{layout.retraining(workspace.name)}/report"),
-    }
+    report = store.uri(f"{layout.retraining(workspace.name)}/report")
+    payload = {key: decision[key] for key in ("champion", "challenger")}
+    payload |= {"night": night.number, "decision": end.decision, "report": report}
     alarms = [check for check in decision["checks"] if check["kind"] == "alarm" and not check["passed"]]
     if alarms:
         _emit(workspace, "alarm", payload | {"alarms": [f"{check['subject']}: {check['says']}" for check in alarms]})
     _emit(workspace, end.outcome, payload)
     store.write(_report(workspace, night), text.encode())  # last: this file marks the night as reported
-    get_run_logger().info("night %d: %s; report in %s", night.number, end.outcome, payload["report"])
+    get_run_logger().info("night %d: %s; report in %s", night.number, end.outcome, report)
     return end.outcome
 
 

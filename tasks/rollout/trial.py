@@ -7,7 +7,7 @@ fault.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs import Config, ConfigError
 from storage import layout
@@ -22,17 +22,11 @@ from tasks.score.scorers import Scorers
 from tasks.score.scoring import scores_of
 from tasks.score.verifier import Verifier
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 _MOST = 32
 """Most completions of the episode: some agents ask until the context is full."""
 _LONGEST = 20_000  # characters of an episode, or of a tool's output, that are told
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 """What the script gives for an argument, by its type in the tool's schema; "1" for others."""
-
-PolicyTokenizer = tuple["PreTrainedTokenizerBase", int | None, Sequence[int]]
-"""The arguments of `Chat`."""
 
 
 class Script(Chat):
@@ -45,7 +39,7 @@ class Script(Chat):
 
     replicas = 1
 
-    def __init__(self, policy: PolicyTokenizer, text: str, max_model_len: int) -> None:
+    def __init__(self, policy: Sequence[Any], text: str, max_model_len: int) -> None:
         super().__init__(*policy)
         self.text, self._max_model_len, self.asked = text, max_model_len, 0
         self.called, self.unwritten, self.reached = "", False, "before the policy is asked"
@@ -80,11 +74,7 @@ def _value(schema: dict[str, Any]) -> Any:
 
 
 def try_out(
-    config: Config,
-    policy: PolicyTokenizer,
-    verifier: Verifier,
-    problems: Sequence[Problem],
-    tell: Callable[[str], None],
+    config: Config, policy: Sequence[Any], verifier: Verifier, problems: Sequence[Problem], tell: Callable[[str], None]
 ) -> list[str]:
     """Play and grade a scripted episode; return what may be wrong, but may be the script's fault.
 
@@ -93,7 +83,7 @@ def try_out(
 
     Args:
         config: of the run.
-        policy: its tokenizer.
+        policy: the arguments of `Chat`, see `policy_tokenizer`.
         verifier: for environment and scorer.
         problems: some of the run's problems.
         tell: gets the story of the episodes.

@@ -1,6 +1,6 @@
 """Load a configuration, check everything that a run needs, and describe the run without starting it (`--plan`).
 
-The plan of a run says how many ranks and servers it has and the trainer's memory, from the configuration alone.
+The plan of a run says how many ranks, servers and GPUs it has and their memory, from the configuration alone.
 """
 
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
-from tasks.inference.devices import visible_devices
+from tasks.inference.devices import devices_of_a_server, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
 from tasks.train.advantages import check_estimator
-from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, memory_of
+from tasks.train.memory import CPU_TOKENS, GPU_TOKENS, memory_of, served_memory
 from tasks.warm_start.policy_sizes import policy_sizes
 
 
@@ -42,36 +42,33 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     return config
 
 
-_PARTS = {
-    "weights": "float32",
-    "gradients": "float32",
-    "moments": "AdamW",
-    "others": "reference policy, critic of its own",
-    "gathered": "what FSDP holds whole for a while",
-    "casts": "bfloat16 casts of weights",
-    "activations": "what a forward pass leaves for the backward pass",
-    "logits": f"of {CHUNK_TOKENS:,} tokens",
-    "total": "an upper bound; a GPU also needs some GB for CUDA and NCCL",
-}
-"""Explanations of the parts of `Memory`."""
-
-
 def plan(config: Config) -> str:
-    """Describe a run without starting anything.
+    """print GPUs, ranks, servers and their memory, computed from the configuration, and stop
 
     Raises:
         ValueError: the memory of the policy cannot be computed.
         StorageError: the sizes of the policy cannot be read.
     """
-    sizes, tokens = policy_sizes(config), pass_tokens(config)
+    sizes, tokens, knobs, mesh = policy_sizes(config), pass_tokens(config), config.inference, config.ppo.parallel
     memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or config.policy.fork or "a warm start"
-    mesh, servers = config.ppo.parallel, config.inference.urls or config.inference.replicas
+    rank, server, each = sum(memory.values()), served_memory(sizes, knobs), devices_of_a_server(knobs.extra_args)
+    servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.ppo.device != "cpu" else 0
+    shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""
+    of_each = " of each rollout worker" if config.plays_apart else ""
     return rendered(
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
-        f"ranks of the trainer: replicate {mesh.replicate} x shard {mesh.shard}; vLLM servers: {servers}",
+        f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}; memory of each: {size(rank)}",
+        f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * each or 'their own'}; memory "
+        f"of each: {size(server)} or more (weights in {knobs.dtype}, one context of {knobs.max_model_len:,} tokens)",
+        f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
+        f"together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
+        f"{size(mesh.ranks * rank + servers * server)} or more",
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
-            [{"part": part, "memory": size(getattr(memory, part)), "what": what} for part, what in _PARTS.items()],
+            [
+                *({"of": part, "memory": size(count)} for part, count in memory.items()),
+                {"of": "total, an upper bound; a GPU also needs some GB for CUDA and NCCL", "memory": size(rank)},
+            ],
         ),
     )
 

@@ -11,19 +11,10 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
+from tasks.audit.report.wording import counted
+from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
 from tasks.evaluate.outcomes import compare
-from tasks.evaluate.summary import (
-    Row,
-    accuracy_rows,
-    comparison_rows,
-    evaluation_rows,
-    fault_rows,
-    rendered,
-    reward_rows,
-    stage_rows,
-    table,
-)
 from tasks.retrain.evidence import outcomes_of, summary_of
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
@@ -36,19 +27,20 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     scorer = scorer_fingerprint(config.score)
     history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
     numbers = summary(history)
+    folder = f"runs/{workspace.name}/report"
     with TemporaryDirectory(prefix="report-") as scratch:
-        curve, figures = Path(scratch) / "learning_curve.png", Path(scratch) / "summary.json"
+        curve = Path(scratch) / "learning_curve.png"
         plot(history, curve)
-        figures.write_text(json.dumps(numbers, indent=1))
-        for path in (curve, figures):
-            store.put(f"runs/{workspace.name}/report/{path.name}", path)
-    _show("accuracy", f"Run {workspace.name}: {len(history.iterations)} iterations", accuracy_rows(numbers))
-    if rewards := reward_rows(numbers):
+        store.put(f"{folder}/{curve.name}", curve)
+    store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())
+    title = f"Run {workspace.name}: {counted(len(history.iterations), 'iteration')}"
+    _show("accuracy", title, tables.accuracy_rows(numbers))
+    if rewards := tables.reward_rows(numbers):
         _show("rewards", "Rewards of training episodes, by their scores", rewards)
-    _show("stages", "Stages", stage_rows(numbers))
-    if faults := fault_rows(numbers):
+    _show("stages", "Stages", tables.stage_rows(numbers))
+    if faults := tables.fault_rows(numbers):
         _show("faults", "Training episodes without a verdict", faults)
-    uri = store.uri(f"runs/{workspace.name}/report")
+    uri = store.uri(folder)
     get_run_logger().info("report in %s", uri)
     return uri
 
@@ -69,16 +61,16 @@ def report_evaluations(
         key = f"evaluation-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
         numbers[name] = {evaluated: summary_of(store, sets[name]) for evaluated, sets in evaluations.items()}
         for evaluated, accuracies in numbers[name].items():
-            _show(key, f"{name}: {evaluated}", evaluation_rows(accuracies))
+            _show(key, f"{name}: {evaluated}", tables.evaluation_rows(accuracies))
         for other in others:
             against = outcomes_of(store, evaluations[other][name][0], cache)
             comparison = compare(against, outcomes_of(store, versions[0], cache))
             numbers[name]["comparison"] = comparison
-            _show(key, f"{name}: {policy} against {other}", comparison_rows(comparison))
+            _show(key, f"{name}: {policy} against {other}", tables.comparison_rows(comparison))
     return numbers
 
 
-def _show(key: str, title: str, rows: list[Row]) -> None:
+def _show(key: str, title: str, rows: list[tables.Row]) -> None:
     """Print a table, and keep it as an artifact of the flow run."""
-    print(rendered(table(title, rows)), end="")
+    print(tables.rendered(tables.table(title, rows)), end="")
     create_table_artifact(key=key, table=rows, description=title)

@@ -13,7 +13,9 @@ from typing import Any
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config, ConfigError, as_begun, differences, unknown, up_to_date
+from configs import Config, ConfigError, differences, up_to_date
+from configs.loader import unknown
+from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.logs import catalog
@@ -34,24 +36,9 @@ from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
 
 MAY_CHANGE = (
-    "run.iterations",
-    "run.max_",
-    "run.when_held",
-    "run.accept_code",
-    "storage.",
-    "tracking",
-    "cost.",
-    "inference.",
-    "trainer.",
-    "cluster.",
-    "ppo.parallel",
-    "retrain.",
-    "audit.",
-    "monitoring.",
-    "problems.exclusions",
-    "score.workers",
-    "rollout.concurrency",
-    *FROM_NEXT_UPDATE,
+    *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
+    *("storage.", "tracking", "cost.", "inference.", "trainer.", "cluster.", "retrain.", "audit.", "monitoring."),
+    *("ppo.parallel", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
@@ -200,23 +187,22 @@ def start_run(workspace: Workspace) -> None:
     catch_up(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
-    if changed := _changed_updates(workspace):
+    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))
+    changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
+    if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
 
 
 def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
     """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
-    run = workspace.name
-    if listing := "\n".join(f"  {line}" for line in unknown(begun) if not line.startswith(MAY_CHANGE)):
-        raise ConfigError(
-            f"run {run!r} was begun by a program with knobs that this one does not know:\n{listing}\n"
-            f"Upgrade this one if a newer program began it, or {_remedy(workspace)}"
-        )
     present = up_to_date(workspace.config.model_dump(mode="json"))
-    if listing := "\n".join(f"  {line}" for line in differences(begun, present) if not line.startswith(MAY_CHANGE)):
-        raise ConfigError(
-            f"run {run!r} was begun with another configuration:\n{listing}\nRestore it, or {_remedy(workspace)}"
-        )
+    upgrade = "Upgrade this one if a newer program began it"
+    for what, lines, remedy in (
+        ("by a program with knobs that this one does not know", unknown(begun), upgrade),
+        ("with another configuration", differences(begun, present), "Restore it"),
+    ):
+        if listing := "\n".join(f"  {line}" for line in lines if not line.startswith(MAY_CHANGE)):
+            raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}, or {_remedy(workspace)}")
 
 
 def _remedy(workspace: Workspace) -> str:
@@ -252,14 +238,6 @@ def _refuse_other_code(workspace: Workspace) -> None:
                 f"every data set will name; or {_remedy(workspace)}"
             )
         get_run_logger().warning("%s. It goes on with what is there now (run.accept_code)", found)
-
-
-def _changed_updates(workspace: Workspace) -> list[str]:
-    """List the knobs of updates that differ from those of the run's newest checkpoint."""
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))
-    present = up_to_date(workspace.config.model_dump(mode="json"))
-    found = differences(newest.settings, present) if newest else []
-    return [line for line in found if line.startswith(FROM_NEXT_UPDATE)]
 
 
 def finished_iterations(workspace: Workspace) -> int:

@@ -1,9 +1,10 @@
-"""The memory of one rank of the trainer, computed from the sizes of the model and the mesh; nothing is measured."""
+"""The memory of a rank of the trainer and of a vLLM server, computed from sizes and knobs; nothing is measured."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from configs.inference import Inference
 from configs.train import PPO
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
@@ -97,30 +98,11 @@ PUBLIC = {
 """The sizes of some public models by their hub names, so that they need no network."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of one rank at the peak of an update, by what they hold.
+def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> dict[str, int]:
+    """Compute the bytes of one rank at the peak of an update, by what they hold.
 
-    These do not reach their peaks at the same moment, so the total is an upper bound of what is counted. Temporary
+    These do not reach their peaks at the same moment, so the sum is an upper bound of what is counted. Temporary
     tensors inside of one operation are not counted.
-    """
-
-    weights: int  # float32
-    gradients: int  # float32
-    moments: int  # AdamW's two
-    others: int  # reference policy and critic of its own
-    gathered: int  # what FSDP holds whole for a while; without shards, gradients in a message
-    casts: int  # bfloat16 casts of weights
-    activations: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        return sum(astuple(self))
-
-
-def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> Memory:
-    """Compute the memory of one rank.
 
     Args:
         sizes: the sizes of the policy; a reference policy and a critic of its own have the same.
@@ -141,16 +123,22 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> Memory:
     activations, casts = saved * all_layers, 2 * layer * all_layers
     if ppo.gradient_checkpointing:  # a hidden state for each layer, and one layer at a time as without it
         activations, casts = saved + 4 * sizes.hidden * all_layers, 2 * layer
-    return Memory(
-        weights=4 * parameters // shard,
-        gradients=4 * parameters // shard,
-        moments=8 * parameters // shard,
-        others=(4 * reference + 16 * critic) * parameters // shard,
-        gathered=gathered,
-        casts=casts if ppo.autocast == "bfloat16" else 0,
-        activations=activations * tokens,
-        logits=4 * 4 * sizes.vocabulary * min(tokens, CHUNK_TOKENS),
-    )
+    return {
+        "weights, float32": 4 * parameters // shard,
+        "gradients, float32": 4 * parameters // shard,
+        "moments of AdamW": 8 * parameters // shard,
+        "reference policy, critic of its own": (4 * reference + 16 * critic) * parameters // shard,
+        "what FSDP holds whole for a while": gathered,  # without shards, gradients in a message
+        "bfloat16 casts of weights": casts if ppo.autocast == "bfloat16" else 0,
+        "activations for the backward pass": activations * tokens,
+        f"logits of {CHUNK_TOKENS:,} tokens": 4 * 4 * sizes.vocabulary * min(tokens, CHUNK_TOKENS),
+    }
+
+
+def served_memory(sizes: ModelSizes, inference: Inference) -> int:
+    """Compute the least bytes of a vLLM server: its weights, and the keys and values of one context."""
+    keys_and_values = 2 * sizes.layers * sizes.kv_heads * sizes.head_size * inference.max_model_len
+    return (4 if inference.dtype == "float32" else 2) * (sizes.parameters + keys_and_values)
 
 
 def saved_by_layer(sizes: ModelSizes, autocast: Literal["none", "bfloat16"]) -> int:

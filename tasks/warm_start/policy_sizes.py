@@ -13,7 +13,7 @@ from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import model_files
-from storage.versions.fetch import WEIGHTS, fetch, fetch_folder
+from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import read
 from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
@@ -42,18 +42,22 @@ def policy_sizes(config: Config) -> ModelSizes:
     path = policy_place(config)
     if path in PUBLIC and not Path(path).is_dir():
         return PUBLIC[path]
-    found = locate(path, [_NAME])
-    if isinstance(found, Path):
-        file = found / _NAME
-    else:
-        store = Store(found[0])
-        file = fetch(store, read(store, found[1]), f"model/{_NAME}", Path(config.storage.cache))
+    file = _open_without_weights(config, [_NAME]) / _NAME
     for problem in model_files.problems(file):
         raise ValueError(f"{file} {problem}")
     try:
         return ModelSizes.of(json.loads(file.read_bytes()))
     except ValueError as error:
         raise ValueError(f"policy.path={path!r}: {error}") from None
+
+
+def _open_without_weights(config: Config, wanted: Sequence[str]) -> Path:
+    """Return a folder of the policy that has all but its weights; of a hub name what matches `wanted`."""
+    found = locate(policy_place(config), wanted)
+    if isinstance(found, Path):
+        return found
+    store = Store(found[0])
+    return fetch_folder(store, read(store, found[1]), "model", Path(config.storage.cache), leave_out=WEIGHTS)
 
 
 def forked_checkpoint(policy: Policy) -> PolicyVersion:
@@ -83,10 +87,7 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
         source, feedback = lesson(config)
         texts = taught_texts(generate(source), feedback)
         return named(build_tokenizer(texts, calculator=bool(knobs.tool_share)), config.policy), None, ()
-    found = locate(policy_place(config), TOKENIZER_FILES)
-    if not isinstance(found, Path):
-        store = Store(found[0])
-        found = fetch_folder(store, read(store, found[1]), "model", Path(config.storage.cache), leave_out=WEIGHTS)
+    found = _open_without_weights(config, TOKENIZER_FILES)
     vocabulary = json.loads((found / _NAME).read_bytes()).get("vocab_size")
     return named(load_tokenizer(found), config.policy), vocabulary, engine_ends(found)
 

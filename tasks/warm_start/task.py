@@ -113,13 +113,12 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
 def _warm_start(config: Config, folder: Path) -> dict[str, float]:
     from tasks.warm_start.teach import make_policy
 
-    logger, knobs = get_run_logger(), config.policy.warm_start
+    knobs, (taught, feedback) = config.policy.warm_start, lesson(config)
     assert knobs is not None
-    taught, feedback = lesson(config)
 
     def log_step(step: int, loss: float, accuracy: float) -> None:
         if step % _STEPS_PER_LINE == 0:
             text = "warm start: step %d of at most %d, loss %.3f, sampled right %.2f"
-            logger.info(text, step, knobs.steps, loss, accuracy)
+            get_run_logger().info(text, step, knobs.steps, loss, accuracy)
 
     return make_policy(knobs, taught, feedback, config.run.seed, folder, config.ppo.threads, log_step)

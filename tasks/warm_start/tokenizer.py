@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
@@ -15,28 +16,10 @@ IM_START, IM_END, END_OF_TEXT, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoft
 ROLES = ("system", "user", "assistant")
 CHARACTERS = [chr(code) for code in range(ord(" "), ord("~") + 1)] + ["\n"]
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+CHAT_TEMPLATE, TOOLS_TEMPLATE = (
+    Path(__file__).with_name(name).read_text() for name in ("chat_template.jinja", "chat_template_with_tools.jinja")
 )
-TOOLS_TEMPLATE = (
-    "{% if tools %}"
-    "{{ '<|im_start|>system\nTools:' }}{% for tool in tools %}{{ ' ' + tool.function.name }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}"
-    "{% endif %}"
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
-    "{% for call in message.tool_calls or [] %}"
-    """{{ '<tool_call>{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}"""
-    "{{ '}</tool_call>' }}"
-    "{% endfor %}"
-    "{{ '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""The same, with tools: their names alone, because a tiny model that was taught their calls reads no schemas."""
+"""The second shows names of tools alone, because a tiny model that was taught their calls reads no schemas."""
 _TOOLS_TEXTS = ["Tools: calculator", "tool"]
 _TOOLS_TOKENS = ["<tool_call>", '{"name": "calculator", "arguments": {"expression": "', '"}}', "</tool_call>"]
 """The fixed parts of a call are whole tokens. In characters, a call would have 90 tokens instead of 13."""

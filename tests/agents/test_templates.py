@@ -199,7 +199,7 @@ def test_a_turn_that_ends_after_a_newline(said: str) -> None:
 SPEAKER = "{{ '<|im_start|>' + m.role + '\n' }}"
 DEAF = {
     "nothing": ("Speak!" + _HEADER, 1),
-    "answers": (CHAT_TEMPLATE.replace("{{ '", "{{ '' if message['role'] == 'assistant' else '", 1), 2),
+    "answers": (CHAT_TEMPLATE.replace("message.content }}", "message.content if message.role != 'assistant' }}"), 2),
     "last message only": ("{{ messages[-1].content }}" + _HEADER, 1),
     "beginnings": ("{% for m in messages %}" + SPEAKER + "{{ m.content[:64] }}{% endfor %}" + _HEADER, 1),
 }

@@ -10,15 +10,14 @@ import pytest
 from configs import (
     Config,
     ConfigError,
-    as_begun,
     differences,
     flatten,
     load,
     read_stored,
-    unknown,
     up_to_date,
 )
-from configs.stored import BEFORE, changed, removed, renamed
+from configs.loader import unknown
+from configs.stored import BEFORE, as_begun, changed, removed, renamed
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog

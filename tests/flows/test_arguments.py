@@ -68,6 +68,8 @@ def test_flags_stand_for_overrides(call: Call) -> None:
         ("flows.math_mt_ppo smoke --fork demo", 2, "policy.fork='demo': String should match pattern"),
         ("flows.math_mt_ppo smoke --fork smoke@1", 2, "needs a name of its own: set run.name=…"),
         ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),
+        ("flows.math_mt_ppo smoke --check --plan", 2, "argument --plan: not allowed with argument --check"),
+        ("flows.audit_trajectories scor.type=x storage.root=ROOT", 2, "did you mean 'score'"),
         ("storage diff one --root ROOT", 2, "arguments are required: VERSION"),
         ("storage ls --bogus", 2, "unrecognized arguments: --bogus"),
         ("storage verify one --deep two --root ROOT", 1, "ROOT/one was never committed"),
@@ -76,7 +78,7 @@ def test_flags_stand_for_overrides(call: Call) -> None:
         (
             "flows.retrain smoke --retry 1 storage.root=ROOT",
             1,
-            "error: retraining 'smoke' has had 0 nights, but no night",
+            "error: retraining 'smoke' has no night 1; nights so far: 0",
         ),
         ("flows.retrain smoke --explain storage.root=ROOT", 0, "retraining 'smoke' has had no night yet in ROOT"),
         ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),

@@ -8,7 +8,7 @@ import prefect
 import pytest
 
 from configs import ConfigError
-from flows.launch.cli import _status
+from flows.launch.cli import status
 from flows.launch.console import Console
 from storage.visible import Fleeting
 
@@ -60,7 +60,7 @@ def test_an_error_is_told_once_with_the_line_of_the_users_code(
     functions.append("def load():\n    import json\n    json.loads('x')\n")
     (tmp_path / "maze.py").write_text("\n".join(functions))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("flows.launch.cli.prepare_process", lambda: None)
+    monkeypatch.setattr("flows.launch.cli.print_clean_logs", lambda: None)
     maze = __import__("maze")
 
     def flow() -> None:
@@ -69,16 +69,16 @@ def test_an_error_is_told_once_with_the_line_of_the_users_code(
     def refuse() -> None:
         raise ConfigError("ppo.eps_clp: did you mean eps_clip?")
 
-    assert _status(maze.reset, verbose=False) == 1
+    assert status(maze.reset, verbose=False) == 1
     assert capsys.readouterr().err == "error: no exit (maze.py:2 in reset)\n"
-    assert _status(flow, verbose=False) == 1
+    assert status(flow, verbose=False) == 1
     told = capsys.readouterr().err
     assert told.endswith("KeyError: 'wall'\n")
     assert 'maze.py", line 5, in step' in told
-    assert _status(maze.load, verbose=False) == 1
+    assert status(maze.load, verbose=False) == 1
     told = capsys.readouterr().err
     assert 'maze.py", line 9, in load' in told
     assert "JSONDecodeError: Expecting value" in told.splitlines()[-1]
-    assert _status(refuse, verbose=False) == 2
+    assert status(refuse, verbose=False) == 2
     assert capsys.readouterr().err.startswith("error: ppo.eps_clp")
     sys.modules.pop("maze")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import re
 import shutil
 import threading
@@ -107,10 +108,13 @@ def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
 
 
-def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) -> None:
-    """The stage flows commit versions from which the main flow continues."""
+def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The stage flows commit versions from which the main flow continues, and name the next command."""
+    caplog.set_level(logging.INFO, "prefect.flow_runs")
     trajectories = rollout("smoke", overrides, iteration=0)
-    scores = score("smoke", overrides, iteration=0)
+    assert score("smoke", overrides, iteration=0) == (scores := score("smoke", overrides, iteration=0))
+    assert f"iteration 0: {trajectories} is committed. Next: python -m flows.score smoke " in caplog.text
+    assert f"iteration 0: {scores} was there already. Next: python -m flows.train smoke " in caplog.text
     policy = train("smoke", overrides, iteration=0)
     evaluate("smoke", overrides, policy=layout.checkpoint("smoke", 1))
     assert trajectories == layout.trajectories("smoke", 0)

@@ -94,7 +94,7 @@ def test_rows_that_ask_the_same_are_in_the_log(
     """They stay in the set."""
     append(rows, "What  is 3+1?")
     workspace, (train, _) = begin(*overrides)
-    assert "jsonl: 1 rows ask the same as an earlier one (000005 as 000004)" in caplog.text
+    assert "jsonl: 1 row asks the same as an earlier one (000005 as 000004)" in caplog.text
     assert len(read_problems(workspace, train)) == 5
 
 

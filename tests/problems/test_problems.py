@@ -18,7 +18,7 @@ from configs.score import Score
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.arithmetic import split_of
-from tasks.problems.presets import PRESETS
+from tasks.problems.presets import MAPPINGS, PRESETS
 from tasks.problems.problem_set import Where
 from tasks.score.scorers import use_of_solutions
 
@@ -174,7 +174,7 @@ def test_presets_are_those_of_the_schema() -> None:
     """Every preset that the configuration allows exists, for files and for the hub."""
     for source in (FileSource, HubSource):
         names = [name for option in get_args(source.model_fields["preset"].annotation) for name in get_args(option)]
-        assert sorted(names) == sorted(PRESETS)
+        assert sorted(names) == sorted(PRESETS | MAPPINGS)
 
 
 # Files

@@ -149,8 +149,8 @@ def test_sampled_episodes_decide(place: Place) -> None:
     assert (comparison["before"], comparison["after"]) == (first.accuracy["value"], after.accuracy["value"])
 
 
-STEPS = ["crown_first", "learn", "end_training", "measure_distance", "evaluate_sets", "decide", "promote", "end_night"]
-STEPS += ["report_night"]
+STEPS = ["nightly.crown_first", "learn", "nightly.end_training", "nightly.measure_distance", "evaluate_sets"]
+STEPS += ["nightly.decide", "nightly.promote", "nightly.end_night", "nightly.report_night"]
 
 
 def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytes
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("tasks.score.scoring._RULES", 1)
-        place.broken_night("measure_distance")
+        place.broken_night("nightly.measure_distance")
     assert place.night(*PROMOTE) == "promoted"
 
 
@@ -218,7 +218,7 @@ def test_what_did_harm_is_set_aside(promoted: Place, monkeypatch: pytest.MonkeyP
     assert promoted.night(*PROMOTE) == "promoted"
     assert promoted.records[-1].night.counts == {"new": 4, "waiting": 0, "replayed": 4, "dropped": 0}
     assert retry(promoted.config(), 3) == "the 12 problems of night 3 wait for the next night"
-    with pytest.raises(StorageError, match="has had 4 nights, but no night 9"):
+    with pytest.raises(StorageError, match="has no night 9; nights so far: 4"):
         retry(promoted.config(), 9)
     assert promoted.night(*PROMOTE) == "promoted"  # without new problems
     assert promoted.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
@@ -269,7 +269,7 @@ def test_a_champion_moved_by_hand_during_a_night_stays(promoted: Place, monkeypa
 
     promoted.arrive("b", range(8, 12))
     with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.decide", after_a_move(decide))
+        patch.setattr("flows.retrain.nightly.decide", after_a_move(decide))
         assert promoted.night(*PROMOTE) == "overtaken"
     assert promoted.champion is not None
     assert (promoted.champion.version, promoted.champion.by) == (first, "ada")

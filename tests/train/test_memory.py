@@ -30,6 +30,7 @@ SMALL = {
     "vocab_size": 50,
 }
 LARGE = PUBLIC["Qwen/Qwen2.5-7B-Instruct"]
+OTHERS, GATHERED = "reference policy, critic of its own", "what FSDP holds whole for a while"
 OWN_CRITIC = {"advantage": {"type": "gae"}, "critic": {"model": "own"}}
 
 
@@ -58,15 +59,15 @@ def test_memory_by_hand() -> None:
     """P parameters on one rank are 16 P bytes; a critic of its own as many again, a reference policy 4 P."""
     parameters = LARGE.parameters
     alone = memory_of(LARGE, PPO(), 10)
-    assert (alone.weights, alone.gradients, alone.moments) == (4 * parameters, 4 * parameters, 8 * parameters)
-    assert (alone.others, alone.gathered, alone.casts) == (0, 0, 0)
-    assert alone.logits == 16 * 152064 * 10
+    assert list(alone.values())[:3] == [4 * parameters, 4 * parameters, 8 * parameters]
+    assert (alone[OTHERS], alone[GATHERED], alone["bfloat16 casts of weights"]) == (0, 0, 0)
+    assert alone["logits of 4,096 tokens"] == 16 * 152064 * 10
     both = PPO.model_validate({**OWN_CRITIC, "kl": {"kl_ctl": 0.1}})
-    assert memory_of(LARGE, both, 10).others == 20 * parameters
+    assert memory_of(LARGE, both, 10)[OTHERS] == 20 * parameters
     sharded = memory_of(LARGE, PPO(parallel=Parallel(shard=4)), 10)
-    assert sharded.gathered == 8 * LARGE.root_parameters + 20 * LARGE.layer_parameters
+    assert sharded[GATHERED] == 8 * LARGE.root_parameters + 20 * LARGE.layer_parameters
     copied = memory_of(LARGE, PPO(parallel=Parallel(replicate=2)), 10)
-    assert copied.gathered == 4 * (2**24 + 152064 * LARGE.hidden)  # gradients in a message, the last one the largest
+    assert copied[GATHERED] == 4 * (2**24 + 152064 * LARGE.hidden)  # gradients in a message, the last one the largest
 
 
 @pytest.mark.parametrize("name", ["gsm8k-1.5b", "gsm8k-7b", "math-32b"])
@@ -74,12 +75,20 @@ def test_recipes_fit_cards_of_80_gb(name: str) -> None:
     """A twentieth is left for CUDA, NCCL, and small gaps. The smallest model shares its card with vLLM."""
     config = load(name)
     served = config.inference.gpu_memory_utilization if name == "gsm8k-1.5b" else 0.0
-    assert memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).total < (0.95 - served) * 80e9
+    assert sum(memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).values()) < (0.95 - served) * 80e9
 
 
 def test_the_plan_names_ranks_servers_and_memory() -> None:
-    printed = plan(load("gsm8k-7b", ["inference.replicas=2"]))
-    for said in ("replicate 1 x shard 4", "servers: 2", "activations"):
+    """A server of Qwen2.5-7B has 15.2 GB of weights in bfloat16, and 0.5 GB for a context; float32 is twice that."""
+    printed = plan(load("gsm8k-7b", ["inference.replicas=2", "inference.extra_args=[-tp, '2']"]))
+    gpus = "together: GPUs: 8; memory: "
+    for said in (
+        "replicate 1 x shard 4",
+        "servers: 2",
+        "activations",
+        gpus,
+        "servers: 2; GPUs: 4; memory of each: 15.7 GB",
+    ):
         assert said in printed
     assert "http://10.0.0.5:8003" in plan(load("math-32b"))
 
