@@ -12,13 +12,11 @@ from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
 
-COMMANDS = versions.COMMANDS | maintenance.COMMANDS | transfer.COMMANDS
 PROGRAM = Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],
     epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
-    commands=COMMANDS,
-    former={"mend": COMMANDS["repair"]},
+    commands=versions.COMMANDS | maintenance.COMMANDS | transfer.COMMANDS,
 )
 _DOCTOR_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
 """Short limits: `doctor` reports a failing store at once instead of waiting until it recovers."""

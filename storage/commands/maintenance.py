@@ -4,6 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from storage.commands.program import Command, Output, no_arguments, print_progress, size, table, whole
+from storage.errors import counted
 from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import LogReport, check_logs
 from storage.maintenance.check_logs import repair as repair_logs
@@ -31,8 +32,10 @@ def verify(store: Store, arguments: argparse.Namespace) -> Output:
     rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
     parts = [table(["version", "object", "problem"], rows)] if rows else []
     collected = f" ({report.collected} of them collected by gc)" if report.collected else ""
-    checked = f"{report.versions} versions{collected}, {report.objects} objects, {size(report.bytes)}"
-    result = f"{len(report.findings)} problems" if report.findings else "whole"
+    checked = (
+        f"{counted(report.versions, 'version')}{collected}, {counted(report.objects, 'object')}, {size(report.bytes)}"
+    )
+    result = counted(len(report.findings), "problem") if report.findings else "whole"
     return Output(asdict(report), [*parts, f"{result}: {checked}"], int(bool(report.findings)))
 
 
@@ -84,7 +87,9 @@ def gc(store: Store, arguments: argparse.Namespace) -> Output:
 def repair(store: Store, _: argparse.Namespace) -> Output:
     """Repair the logs and show what was done. `verify` reports other problems."""
     filled, entered = repair_logs(store, print_progress)
-    summary = f"{len(filled)} lost entries filled, {len(entered)} versions and aliases entered into the catalog"
+    summary = (
+        f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
+    )
     return Output({"filled": filled, "entered": entered}, [summary])
 
 
@@ -93,7 +98,7 @@ def doctor(store: Store, arguments: argparse.Namespace) -> Output:
     checks = examine(store)
     rows = [(check.name, "ok" if check.ok else "PROBLEM", check.found, check.consequence) for check in checks]
     bad = sum(not check.ok for check in checks)
-    verdict = f"{bad} problems" if bad else f"{store.root} can be trusted with versions"
+    verdict = counted(bad, "problem") if bad else f"{store.root} can be trusted with versions"
     shown = table(["check", "", "found", "what would go wrong"], rows)
     return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))
 

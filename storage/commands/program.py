@@ -6,7 +6,7 @@ Tables are for people, JSON (`--json`) is for scripts.
 import argparse
 import json
 import logging
-import signal
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from storage.objects.store import Store
-from storage.visible import print_clean_logs, printable
+from storage.visible import Fleeting, print_clean_logs, printable
 
 _WIDTH = 140
 """Least width of tables if the output is not a terminal."""
@@ -27,7 +27,7 @@ _WIDTH = 140
 class Parser(argparse.ArgumentParser):
     """A parser that accepts options between several positional arguments: `verify demo/latest --deep champion`.
 
-    The parsers of its commands are of this type, too.
+    One that has `--root R` also reads `storage.root=R`. The parsers of its commands are of this type, too.
     """
 
     _mixing = False
@@ -36,6 +36,8 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
+        if "--root" in self._option_string_actions:
+            args = one_spelling(sys.argv[1:] if args is None else args)
         if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -43,6 +45,11 @@ class Parser(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._mixing = False
+
+
+def one_spelling(words: Sequence[str]) -> list[str]:
+    """Read `storage.root=R`, as the flows call it, as `--root=R`."""
+    return [re.sub(r"^storage\.root=", "--root=", word) for word in words]
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -127,8 +134,9 @@ def size(count: float) -> str:
 
 
 def print_progress(line: str) -> None:
-    """Print a line of progress to standard error."""
-    print(printable(line), file=sys.stderr, flush=True)
+    """Print a line of progress to standard error; a fleeting one on a terminal only."""
+    if sys.stderr.isatty() or not isinstance(line, Fleeting):
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def print_error(error: BaseException) -> None:
@@ -160,7 +168,6 @@ class Program:
     about: str
     epilog: str
     commands: Mapping[str, Command]
-    former: Mapping[str, Command] = field(default_factory=dict)  # by former names, which help does not list
     cached: bool = False  # whether its commands read data, and so take --cache
 
     def main(self, open_store: Callable[[argparse.Namespace], Store] | None = None) -> int:
@@ -172,11 +179,12 @@ class Program:
         arguments = self._parse()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
         print_clean_logs()
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
             store = open_store(arguments) if open_store else Store(arguments.root)
             output: Output = arguments.act(store, arguments)
             output.print(as_json=arguments.json)
+        except BrokenPipeError:  # `… | head` is not an error
+            raise
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
@@ -185,18 +193,18 @@ class Program:
     def _parse(self) -> argparse.Namespace:
         """Parse the line. The shared options may also come after a command."""
         shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        shared.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
+        about = "local folder or s3://bucket/prefix; default ./var; also as storage.root=ROOT, as in the flows"
+        shared.add_argument("--root", default="./var", help=about)
         if self.cached:
             about = "folder for data of a remote root; default ./var/cache"
             shared.add_argument("--cache", default="./var/cache", help=about)
         shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
         parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name, command in (*self.commands.items(), *self.former.items()):
+        for name, command in self.commands.items():
             about = command.about
-            listed: dict[str, Any] = {"help": about} if name in self.commands else {}
-            subparser = parsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}.", **listed)
+            subparser = parsers.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
             subparser.set_defaults(act=command.run)  # not `run`, which is an option
             command.add_arguments(subparser)
-        namespace, rest = shared.parse_known_args()
+        namespace, rest = shared.parse_known_args(one_spelling(sys.argv[1:]))
         return parser.parse_args(rest, namespace)

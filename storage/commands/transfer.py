@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from storage.commands.program import Command, Output, print_progress, size
+from storage.errors import counted
 from storage.maintenance.copying import copy_run
 from storage.maintenance.export import export as export_checkpoint
 from storage.maintenance.export import send
@@ -37,7 +38,7 @@ def cp(store: Store, arguments: argparse.Namespace) -> Output:
     """Copy a run."""
     copied = copy_run(store, Store(arguments.target), arguments.run, print_progress)
     versions, many = [manifest.version for manifest in copied], sum(manifest.bytes for manifest in copied)
-    summary = f"{len(versions)} versions copied to {arguments.target} and read back, {size(many)}"
+    summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
     return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
 
 

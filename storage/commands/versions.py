@@ -9,7 +9,7 @@ from rich.table import Table
 from configs import flatten
 from storage import layout
 from storage.commands.program import Command, Output, print_error, short, size, table, whole
-from storage.errors import DamagedError, StorageError
+from storage.errors import DamagedError, StorageError, counted
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
@@ -65,7 +65,10 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         *(("own code", f"{path} {digest[:16]}") for path, digest in manifest.code.items()),
         ("flow run", manifest.prefect_run_id),
         ("fencing token", manifest.fence),
-        ("data", "collected by gc" if collected else f"{len(manifest.files)} objects, {size(manifest.bytes)}"),
+        (
+            "data",
+            "collected by gc" if collected else f"{counted(len(manifest.files), 'object')}, {size(manifest.bytes)}",
+        ),
         *(("parent", parent) for parent in manifest.parent_names),
     ]
     parts = [table(["", ""], head)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from storage import layout
-from storage.errors import ConflictError, DamagedError, StorageError, first_few
+from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.objects.store import Store, in_parallel
@@ -26,6 +26,7 @@ from storage.versions import aliases, manifests
 from storage.versions.fetch import fetch_file
 from storage.versions.lineage import climb_down
 from storage.versions.manifests import File, Manifest
+from storage.visible import Fleeting
 
 _FILES_AT_ONCE = 4
 _NAME = re.compile(rf'"((?:{"|".join(layout.AREAS)})/[^"]+)"')
@@ -56,7 +57,9 @@ def copy_run(
                 target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]
         for manifest in new:
-            progress(f"{manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
+            progress(
+                Fleeting(f"{manifest.version}: {counted(len(manifest.files), 'object')}, {manifest.bytes:,} bytes")
+            )
             lease.check()
             _copy_version(source, target, manifest)
         for name, move in moves.items():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from storage import layout
-from storage.errors import LeaseHeldError
+from storage.errors import LeaseHeldError, counted
 from storage.logs import catalog, leases
 from storage.objects.seal import seal
 from storage.objects.store import ObjectInfo, Store, in_parallel
@@ -149,7 +149,7 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
         check()
         for file in manifest.files:
             store.delete(file.path)
-        progress(f"collected {manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
+        progress(f"collected {manifest.version}: {counted(len(manifest.files), 'object')}, {manifest.bytes:,} bytes")
     for item in planned.leftovers:
         check()
         store.delete(item.path)

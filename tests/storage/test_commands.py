@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.__main__ import COMMANDS, main
+from storage.__main__ import PROGRAM, main
 from storage.logs.log import Log
 from storage.objects.store import Store
 from storage.versions import aliases
@@ -68,7 +68,7 @@ def test_ls(filled: Store) -> None:
         layout.checkpoint("r", 0),
         layout.run("r"),
     ]
-    assert len(data(filled.root, "ls", "-n", "2")) == 2
+    assert len(data(filled.root, "ls", "-n", "2", f"storage.root={filled.root}")) == 2  # as the flows call it
     assert [row["rows"] for row in data(filled.root, "ls", "--kind", "trajectories")] == [3]
     assert data(filled.root, "ls", "--run", "other") == []
     assert "runs/r/trajectories/000000" in call(filled.root, "ls")
@@ -109,7 +109,9 @@ def test_verify_ends_with_1_after_damage(filled: Store) -> None:
     assert [finding["object"] for finding in data(filled.root, *command, status=1)["findings"]] == [
         str(path.relative_to(filled.root))
     ]
-    assert "notes/data" in call(filled.root, "verify", "r/latest", status=1)
+    printed = call(filled.root, "verify", "r/latest", status=1)
+    assert "notes/data" in printed
+    assert "1/4 " not in printed  # progress, which is for terminals
 
 
 def test_alias_commands(filled: Store) -> None:
@@ -143,9 +145,16 @@ def test_gc_deletes_only_if_asked(filled: Store) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "runs/r/checkpoints/000007"], "was never committed"),
+        (["show", "runs/s/checkpoints/000007"], "was never committed, did you mean 'runs/r/checkpoints/000001'?"),
+        (
+            ["show", "r"],
+            "r was never committed, but r is a run: name a version, such as runs/r/checkpoints/000001; ",
+        ),
+        (["show", "r/1"], "r/1 was never committed, did you mean 'runs/r/checkpoints/000001'?"),
+        (["show", "runs/r/trajectories/0"], "0 was never committed, did you mean 'runs/r/trajectories/000000'?"),
+        (["show", "r/lastest"], "was never committed, did you mean 'r/latest'?"),
         (["show", "../../etc/passwd"], "climbs out of the root"),
-        (["lineage", "nobody"], "was never committed"),
+        (["lineage", "nobody"], "was never committed; `python -m storage ls` lists versions"),
     ],
 )
 def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: list[str], message: str) -> None:
@@ -155,18 +164,18 @@ def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: lis
 
 
 def test_help() -> None:
-    for command in COMMANDS:
+    for command in PROGRAM.commands:
         assert f"usage: python -m storage {command}" in call(".", command, "--help")
 
 
-def test_repair_under_its_former_name(filled: Store) -> None:
-    """Commands that read a damaged catalog name the remedy, `repair`; `mend`, its former name, still works."""
+def test_repair(filled: Store) -> None:
+    """Commands that read a damaged catalog name the remedy, `repair`."""
     damaged = f"{layout.CATALOG}/00000001.json"
     filled.write(damaged, b"{")
     assert "`python -m storage repair` replaces it" in call(filled.root, "ls", "-n", "9", status=1)
     findings = data(filled.root, "verify", status=1)["findings"]  # the others: this store's data are made up
     assert {finding["object"] for finding in findings[:2]} == {damaged, layout.CATALOG}
-    assert data(filled.root, "mend") == {"filled": [damaged], "entered": [layout.checkpoint("r", 0)]}
+    assert data(filled.root, "repair") == {"filled": [damaged], "entered": [layout.checkpoint("r", 0)]}
     assert "catalog" not in str(data(filled.root, "verify", status=1)["findings"])
     assert len(data(filled.root, "ls")) == 4
 
@@ -203,7 +212,7 @@ def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
         ("ls", Path.mkdir),
         ("ls", Path.touch),
         ("verify", Path.exists),
-        ("mend", Path.exists),
+        ("repair", Path.exists),
         ("show runs/r/run", Path.exists),
     ],
 )
