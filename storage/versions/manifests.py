@@ -17,18 +17,9 @@ from storage.objects.store import Store
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
 Kind = Literal[
-    "run",
-    "problems",
-    "checkpoint",
-    "trajectories",
-    "scores",
-    "evaluation",
-    "history",
-    "curriculum",
-    "decision",
-    "audit",
-    "exclusions",
-]
+    "run", "problems", "checkpoint", "trajectories", "scores", "evaluation",
+    "history", "curriculum", "decision", "audit", "exclusions"
+]  # fmt: skip
 
 
 class _Record(BaseModel):
@@ -71,9 +62,7 @@ class Manifest(_Record):
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
     code: dict[str, str] = {}  # sha256 of each file of the user's own agents, environments, tools and scorers
-    fence: int | None = (
-        None  # fencing token of the run's lease; never smaller than a parent's in a run that was not copied
-    )
+    fence: int | None = None  # token of the run's lease; never smaller than a parent's, unless the run was copied
 
     @cached_property
     def settings(self) -> dict[str, Any]:
