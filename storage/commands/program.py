@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -126,11 +127,7 @@ def size(count: float) -> str:
     >>> size(1_500_000)
     '1.5 MB'
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"
+    return decimal(int(count))
 
 
 def print_progress(line: str) -> None:
@@ -168,6 +165,7 @@ class Program:
     about: str
     epilog: str
     commands: Mapping[str, Command]
+    former: Mapping[str, Command] = field(default_factory=dict)  # by former names, which help does not list
     cached: bool = False  # whether its commands read data, and so take --cache
 
     def main(self, open_store: Callable[[argparse.Namespace], Store] | None = None) -> int:
@@ -201,9 +199,10 @@ class Program:
         shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
         parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name, command in self.commands.items():
+        for name, command in (*self.commands.items(), *self.former.items()):
             about = command.about
-            subparser = parsers.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+            listed: dict[str, Any] = {"help": about} if name in self.commands else {}
+            subparser = parsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}.", **listed)
             subparser.set_defaults(act=command.run)  # not `run`, which is an option
             command.add_arguments(subparser)
         namespace, rest = shared.parse_known_args(one_spelling(sys.argv[1:]))

@@ -17,7 +17,7 @@ from storage.logs.log import Log
 from storage.objects.interface import check_key
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion, select
-from storage.versions.manifests import as_parent, committed
+from storage.versions.manifests import as_parent, committed, refuse_collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,15 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     log, target = _log(store, name), as_parent(store, version)
     number, at = 0 if expected is None else expected + 1, datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
-    _refuse_collected(store, version)
+    refuse_collected(store, version)
     if log.length() != number or not log.put(number, entry):
         newest = current(store, name)
         where = f"at {newest.version} by move {newest.number} of {newest.by}" if newest else "nowhere"
         raise AliasMovedError(
             f"alias {name!r} was moved by another writer: it points {where}. Check this, then move it"
         )
-    _refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
+    refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
     return Move(number, **entry)
-
-
-def _refuse_collected(store: Store, version: str) -> None:
-    if store.exists(layout.tombstone(version)):
-        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone, so no alias may point at it")
 
 
 def advance(store: Store, name: str, version: str, by: str = "") -> None:

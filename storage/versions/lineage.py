@@ -34,7 +34,7 @@ class Node:
     parents: list[str]
     bytes: int
     rows: int
-    problem: str  # why it cannot be read, or how it differs from what its child was made from; empty if neither
+    problem: str = ""  # why it cannot be read, or how it differs from what its child was made from
 
 
 def ancestors(store: Store, version: str) -> list[Node]:
@@ -101,17 +101,12 @@ def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Paren
         manifest = manifests.parse(store, version, data)
     except (DamagedError, OSError) as error:
         return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
-    node = Node(
-        version=version,
-        kind=manifest.kind,
-        depth=depth,
-        created_at=manifest.created_at,
-        parents=manifest.parent_names,
-        bytes=manifest.bytes,
-        rows=manifest.rows,
-        problem="",
+    sizes = manifest.bytes, manifest.rows
+    return (
+        Node(version, manifest.kind, depth, manifest.created_at, manifest.parent_names, *sizes),
+        digest,
+        manifest.parents,
     )
-    return node, digest, manifest.parents
 
 
 def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:

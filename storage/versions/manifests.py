@@ -114,6 +114,14 @@ def committed(store: Store, version: str) -> bool:
     return store.exists(layout.manifest(version))
 
 
+def refuse_collected(store: Store, version: str) -> None:
+    """Raise DamagedError if gc has deleted the data of `version`."""
+    if store.exists(layout.tombstone(version)):
+        raise DamagedError(
+            f"{store.uri(version)} was collected by gc: its manifest and lineage stay, its data are gone"
+        )
+
+
 def find(store: Store, version: str) -> Manifest | None:
     """Read the manifest of `version`; None if it was never committed."""
     try:

@@ -3,13 +3,15 @@
 import argparse
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table
 
 from storage.commands.program import Command, Output, table, whole
-from storage.errors import first_few
+from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.visible import visible
 from tasks.problems.exclusions import commit_exclusions, exclusions_version
@@ -18,14 +20,10 @@ from tasks.provenance.questions import (
     Affected,
     FirstTrained,
     FoundProblem,
-    Unknown,
     affected,
     trained_on,
     training_data,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _MOST_CHARACTERS = 200
 
@@ -49,29 +47,27 @@ def _problem(problem: FoundProblem) -> str:
     return f"{texts}\nid {visible(first_few(problem.problem_ids))}, key {problem.key}"
 
 
-def _first_rows(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = ""
-) -> "list[Table | str]":
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = "") -> list[Table | str]:
     """Return the first `most` rows as a table, and a line with the number of the others."""
     left = len(rows) - most
     more = [f"  … and {left:,} more: -n {len(rows)}, or --json"] if left > 0 else []
     return [table(columns, rows[:most], title), *more] if rows else []
 
 
-def _first_trained(first: Sequence[FirstTrained]) -> "list[Table | str]":
+def _first_trained(first: Sequence[FirstTrained]) -> list[Table | str]:
     rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
     columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
     return [table(columns, rows, "Trained on it, or descended from one that was")] if rows else []
 
 
-def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]:
+def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
     """Return lines about versions that cannot be read, and about checkpoints that may be affected because of them."""
     lines = []
     if unknown:
-        shown = first_few([f"{each.version}: {each.why}" for each in unknown])
-        lines.append(f"UNKNOWN: {len(unknown)} versions cannot be read and may matter: {shown}")
+        shown = first_few([f"{version}: {why}" for version, why in unknown.items()])
+        lines.append(f"UNKNOWN, because it cannot be read: {shown}")
     if doubtful:
-        lines.append(f"{len(doubtful)} more checkpoints may descend from these, such as {doubtful[0]}")
+        lines.append(f"{counted(len(doubtful), 'more checkpoint')} may descend from these, such as {doubtful[0]}")
     return lines
 
 
@@ -83,7 +79,7 @@ def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
         for use in answer.uses
     ]
     parts: list[Table | str] = [_problem(answer.problem)]
-    parts += _first_rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
+    parts += _rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
     parts += _first_trained(answer.first) or ["no checkpoint is known to be trained on it"]
     return Output(asdict(answer), [*parts, *_uncertain(answer.doubtful, answer.unknown)])
 
@@ -97,8 +93,9 @@ def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
     """Print totals, and a row for each problem."""
     answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
     totals = (
-        f"{answer.checkpoint}: {answer.updates} updates on {answer.trained:,} of {answer.trajectories:,} trajectories, "
-        f"{answer.tokens:,} sampled tokens, {len(answer.problems):,} problems"
+        f"{answer.checkpoint}: {counted(answer.updates, 'update')} on {answer.trained:,} of "
+        f"{counted(answer.trajectories, 'trajectory')}, {counted(answer.tokens, 'sampled token')}, "
+        f"{counted(len(answer.problems), 'problem')}"
     )
     origins = [f"began with {line}" for line in answer.began]
     sets = f"problem sets: {', '.join(answer.problem_sets) or 'none'}"
@@ -110,7 +107,7 @@ def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
         )
         for each in answer.problems
     ]
-    shown = _first_rows(columns, rows, arguments.last)
+    shown = _rows(columns, rows, arguments.last)
     return Output(asdict(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
 
 
@@ -125,16 +122,16 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     outcomes = Counter(each.outcome for each in answer.trajectories)
     by_outcome = [f"{count} {'' if name == 'unscored' else 'scored '}{name}" for name, count in outcomes.items()]
     counts = (
-        f"{len(answer.trajectories)} trajectories ({', '.join(by_outcome) or 'never played'}), "
-        f"{len(answer.evaluations)} evaluations and {len(answer.checkpoints)} checkpoints are affected"
+        f"affected: {counted(len(answer.trajectories), 'trajectory')} ({', '.join(by_outcome) or 'never played'}), "
+        f"{counted(len(answer.evaluations), 'evaluation')} and {counted(len(answer.checkpoints), 'checkpoint')}"
     )
     parts: list[Table | str] = [_problem(answer.problem), counts]
     columns = ["data set", "trajectory", "scored", "trained on by"]
-    parts += _first_rows(columns, trajectories, arguments.last, "Trajectories")
-    parts += _first_rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
+    parts += _rows(columns, trajectories, arguments.last, "Trajectories")
+    parts += _rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
     parts += _first_trained(answer.first)
     parts += [f"{each.checkpoint} was taught it by a {each.how}" for each in answer.uses if each.how == "warm start"]
-    parts += _first_rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
+    parts += _rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
     parts += _uncertain(answer.doubtful, answer.unknown)
     return Output(asdict(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
 
@@ -189,8 +186,9 @@ def _summary(proposal: Proposal) -> str:
     trajectories = [row for row in proposal.rows if row.trajectory_id]
     sets = len({row.data_set for row in trajectories})
     whole = "; the problem is no longer drawn, and no other trajectory of it is trained on" if proposal.problem else ""
-    trained = f"; {len(proposal.trained)} checkpoints were trained on some of them and stay unchanged: see `impact`"
-    return f"{len(trajectories)} trajectories in {sets} data sets{whole}{trained if proposal.trained else ''}"
+    trained = f"; trained on some of them, and unchanged: {counted(len(proposal.trained), 'checkpoint')}, see `impact`"
+    where = f"{counted(len(trajectories), 'trajectory')} in {counted(sets, 'data set')}"
+    return f"{where}{whole}{trained if proposal.trained else ''}"
 
 
 COMMANDS = {

@@ -23,7 +23,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from configs.audit import Audit
@@ -319,15 +318,10 @@ def _create_problem_tables(database: TrajectoryDb) -> None:
     """Create the tables `problem_contents` and `problem_ids`."""
     union = "select {columns} from trajectories union select {columns} from problems"
     distinct = database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
-    keys = [key(Problem("", prompt, solutions, metadata=setting)) for prompt, solutions, setting in distinct]
-    columns = {
-        "prompt": pa.array([prompt for prompt, _, _ in distinct], pa.string()),
-        "solutions": pa.array([solutions for _, solutions, _ in distinct], pa.list_(pa.string())),
-        "setting": pa.array([setting for _, _, setting in distinct], pa.string()),
-        "key": pa.array(keys, pa.string()),
-    }
-    database.connection.register("contents", pa.table(columns))
-    database.connection.execute("create table problem_contents as select * from contents")
+    keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
+    content = "prompt varchar, solutions varchar[], setting varchar, key varchar"
+    database.connection.execute(f"create table problem_contents ({content})")
+    database.insert("problem_contents", keyed)
     with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
     database.connection.execute(
         f"""create table problem_ids as select distinct a.key, m.problem_id, s.version

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.safety import check_plain
-from storage.errors import first_few
+from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.records import Exclusion
 from storage.version_names import TrajectoriesVersion, select
 from storage.visible import visible
 from tasks.provenance.index import TrainingIndex
-from tasks.provenance.questions import FoundProblem, Unknown, find_problem
+from tasks.provenance.questions import FoundProblem, find_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Proposal:
     rows: list[Exclusion]  # 1 or more
     problem: FoundProblem | None  # the problem that is excluded as a whole
     trained: list[str]  # checkpoints that were trained on any of the rows; they stay unchanged
-    unknown: list[Unknown]  # data sets that cannot be read, so that rows of them may be missing
+    unknown: dict[str, str]  # data sets that cannot be read, so that rows of them may be missing, with the reason
 
 
 def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_prompt: bool = False) -> Proposal:
@@ -43,8 +43,7 @@ def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_
         found = find_problem(index, problem, by_prompt=by_prompt)
         index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
         trained, rows = _trained(index), _rows(index, reason, whole=True)
-        unreadable = sorted(index.unreadable_data_sets(found.key))
-    unknown = [Unknown(version, index.unknown[version]) for version in unreadable]
+        unknown = {version: index.unknown[version] for version in sorted(index.unreadable_data_sets(found.key))}
     unplayed = Exclusion("", "", "", -1, found.problem_ids[0], found.key, whole_problem=True, reason=reason)
     return Proposal(rows or [unplayed], found, trained, unknown)
 
@@ -67,13 +66,13 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str) -> P
     unreadable = select(TrajectoriesVersion, index.unknown)
     found = {row.trajectory_id for row in rows}
     if missing := [name for name in distinct_ids if name not in found]:
-        lost = f"; {len(unreadable)} data sets are collected or cannot be read, such as {min(unreadable, default='')}"
+        lost = f"; these are collected or cannot be read: {first_few(sorted(unreadable))}"
         raise ValueError(
-            f"{len(missing)} ids belong to no trajectory that was played for training in {store.root}: "
+            f"{store.root} has no trajectories that were played for training with {counted(len(missing), 'id')}: "
             f"{visible(first_few(missing))}{lost if unreadable else ''}. Remove these ids; "
             "evaluations are never trained on"
         )
-    return Proposal(rows, None, trained, [])
+    return Proposal(rows, None, trained, {})
 
 
 def _check(reason: str) -> None:

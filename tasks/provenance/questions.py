@@ -1,8 +1,9 @@
 """Answers questions of provenance: `trained_on`, `training_data`, and `affected` for a wrong gold answer.
 
-The answers are plain records, which the commands print as JSON. Each lists the versions that cannot be read any more
-and may matter (`unknown`). A problem is named by an id, a key or a part of the prompt. Ids may be row numbers, which
-different sets give to different problems. So two problems are the same if their content is the same.
+The answers are plain records, which the commands print as JSON. In `unknown` each has the versions that cannot be read
+any more and may matter, such as {"runs/demo/trajectories/000003": "its data were collected by gc"}. A problem is named
+by an id, a key or a part of the prompt. Ids may be row numbers, which different sets give to different problems. So two
+problems are the same if their content is the same.
 """
 
 from collections.abc import Collection, Iterator
@@ -39,17 +40,6 @@ class FoundProblem:
     problem_ids: list[str]
     prompt: str
     solutions: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """A version that cannot be read any more, although it may matter.
-
-    Example: Unknown(version="runs/demo/trajectories/000003", why="its data were collected by gc")
-    """
-
-    version: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ class TrainedOn:
     uses: list[ProblemUse]  # by run and iteration
     first: list[FirstTrained]  # by run
     doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` data sets
-    unknown: list[Unknown]
+    unknown: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +121,7 @@ class TrainingData:
     problem_sets: list[str]
     began: list[str]  # where the first checkpoints of `lineage` came from
     problems: list[TrainedProblem]  # the most recently played first
-    unknown: list[Unknown]
+    unknown: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +186,7 @@ def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False
         found = find_problem(index, problem, by_prompt=by_prompt)
         answer, versions = _trained_on(index, found), index.versions_with(found.key)
         trajectories = _affected_trajectories(index)
-    scores = {index.scores[version] for version in versions if version in index.scores}
-    unreadable_scores = [Unknown(version, index.unknown[version]) for version in sorted(scores & index.unknown.keys())]
+    scores = [index.scores[version] for version in sorted(versions) if version in index.scores]
     checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
     current = {name: aliases.current(store, name) for name in aliases.names(store)}
     return Affected(
@@ -205,7 +194,7 @@ def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False
         answer.uses,
         answer.first,
         answer.doubtful,
-        unknown=[*answer.unknown, *unreadable_scores],
+        unknown=answer.unknown | {each: index.unknown[each] for each in scores if each in index.unknown},
         trajectories=trajectories,
         problem_sets=sorted(select(ProblemsVersion, versions)),
         evaluations=_affected_evaluations(index, versions),
@@ -251,7 +240,7 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
         problem_sets=sorted({name for data_set in data_sets for name in index.problem_sets_of(data_set)}),
         began=[f"{update.checkpoint}: {update.origin}" for update in updates if update.origin],
         problems=problems,
-        unknown=[Unknown(*each) for each in sorted((index.unknown | lost | damaged).items())],
+        unknown=dict(sorted((index.unknown | lost | damaged).items())),
     )
 
 
@@ -264,14 +253,14 @@ def _trained_on(index: TrainingIndex, problem: FoundProblem) -> TrainedOn:
     trained = index.descended(use.checkpoint for use in uses if use.has_trained)
     doubtful = index.descended(suspects) - trained
     others = [*select(ProblemsVersion, index.unknown), *select(ExclusionsVersion, index.unknown)]
-    unknown: dict[str, str] = {version: index.unknown[version] for version in (*unreadable, *others)}
+    unknown = {version: index.unknown[version] for version in (*unreadable, *others)}
     unknown |= {update.checkpoint: update.problem for update in index.updates.values() if update.problem}
     return TrainedOn(
         problem=problem,
         uses=uses,
         first=list(_first_trained(index, trained, doubtful)),
         doubtful=sorted(doubtful),
-        unknown=[Unknown(*each) for each in sorted(unknown.items())],
+        unknown=dict(sorted(unknown.items())),
     )
 
 
@@ -282,15 +271,11 @@ def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
     ):
         update = index.updates[checkpoint]
         yield ProblemUse(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
-    makes_problem: dict[str, bool] = {}
-    for update in index.updates.values():
-        if update.taught:
-            source = update.taught.model_dump_json()
-            if source not in makes_problem:
-                same_prompt = (each for each in generate(update.taught) if each.prompt == problem.prompt)
-                makes_problem[source] = any(key(each) == problem.key for each in same_prompt)
-            if makes_problem[source]:
-                yield ProblemUse(update.checkpoint, update.run, -1, "warm start", "", 0, 0)
+    taught = {update.checkpoint: update.taught for update in index.updates.values() if update.taught}
+    for source in {each.model_dump_json(): each for each in taught.values()}.values():
+        if any(key(each) == problem.key for each in generate(source) if each.prompt == problem.prompt):
+            for checkpoint in (each for each, taught_by in taught.items() if taught_by == source):
+                yield ProblemUse(checkpoint, index.updates[checkpoint].run, -1, "warm start", "", 0, 0)
 
 
 def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
