@@ -7,7 +7,7 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 import argparse
 
 from storage import interrupts
-from storage.commands import maintenance, transfer, versions
+from storage.commands import maintenance, versions
 from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
@@ -16,7 +16,7 @@ PROGRAM = Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],
     epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
-    commands=versions.COMMANDS | maintenance.COMMANDS | transfer.COMMANDS,
+    commands=versions.COMMANDS | maintenance.COMMANDS,
 )
 _DOCTOR_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
 """Short limits: `doctor` reports a failing store at once instead of waiting until it recovers."""

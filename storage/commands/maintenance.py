@@ -1,18 +1,23 @@
-"""The commands that check and maintain a store: `verify`, `gc`, `repair` and `doctor`."""
+"""The commands that check, clean and copy a store: `verify`, `gc`, `repair`, `doctor`, `export` and `cp`."""
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
 from storage.commands.program import Command, Output, no_arguments, print_progress, size, table, whole
 from storage.errors import counted
 from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import LogReport, check_logs
 from storage.maintenance.check_logs import repair as repair_logs
+from storage.maintenance.copying import copy_run
 from storage.maintenance.doctor import examine
+from storage.maintenance.export import export as export_checkpoint
+from storage.maintenance.export import send
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify as verify_versions
 from storage.objects.store import Store
 from storage.versions import aliases
+from storage.versions.checkpoints import resolve_policy
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +55,6 @@ def _add_gc(parser: argparse.ArgumentParser) -> None:
     add("--kind", action="append", choices=garbage.KINDS, help=about)
     about = "collect leftovers of killed attempts older than this; default 24"
     add("--older-than-hours", type=whole(0), default=24, metavar="H", help=about)
-    about = "keep only the version of an alias, not everything it was made from"
-    add("--shallow", action="store_true", help=about)
 
 
 def gc(store: Store, arguments: argparse.Namespace) -> Output:
@@ -61,7 +64,6 @@ def gc(store: Store, arguments: argparse.Namespace) -> Output:
         keep_every=arguments.keep_every,
         kinds=tuple(arguments.kind or Rules().kinds),
         older_than_s=arguments.older_than_hours * 3600,
-        with_ancestors=not arguments.shallow,
     )
     plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
     data = [
@@ -103,6 +105,36 @@ def doctor(store: Store, arguments: argparse.Namespace) -> Output:
     return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))
 
 
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="VERSION", help="a checkpoint")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty folder")
+    about = "send it to this repository of the hub, too, with the token in HF_TOKEN; a new repository is private"
+    parser.add_argument("--hub", metavar="OWNER/NAME", help=about)
+
+
+def export(store: Store, arguments: argparse.Namespace) -> Output:
+    """Write the folder and, if asked, send it to the hub."""
+    policy = resolve_policy(store, arguments.version)
+    export_checkpoint(store, policy, arguments.folder)
+    parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
+    commit = send(arguments.folder, arguments.hub, policy) if arguments.hub else None
+    parts += [f"sent: {commit}"] if commit else []
+    return Output({"version": policy, "folder": str(arguments.folder), "commit": commit}, parts)
+
+
+def _add_cp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of the run")
+    parser.add_argument("target", metavar="ROOT", help="local folder or s3://bucket/prefix to which it is copied")
+
+
+def cp(store: Store, arguments: argparse.Namespace) -> Output:
+    """Copy a run."""
+    copied = copy_run(store, Store(arguments.target), arguments.run, print_progress)
+    versions, many = [manifest.version for manifest in copied], sum(manifest.bytes for manifest in copied)
+    summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
+    return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
+
+
 COMMANDS = {
     "verify": Command("check that versions and everything they were made from are whole", _add_verify, verify),
     "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, gc),
@@ -110,4 +142,8 @@ COMMANDS = {
     "doctor": Command(
         "check that a root can be trusted with versions: races, permissions, multipart", no_arguments, doctor
     ),
+    "export": Command(
+        "write a checkpoint as a transformers folder with a model card; send it to the hub", _add_export, export
+    ),
+    "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, cp),
 }

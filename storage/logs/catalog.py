@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.errors import DamagedError, StorageError
-from storage.logs.entries import ALIAS, LOST
-from storage.logs.log import Log
+from storage.logs.log import ALIAS, LOST, Log
 from storage.objects.store import Store, in_parallel
 
 

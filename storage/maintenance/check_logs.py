@@ -18,8 +18,7 @@ from typing import Any
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
-from storage.logs.entries import ALIAS, LOST
-from storage.logs.log import Log
+from storage.logs.log import ALIAS, LOST, Log
 from storage.logs.nights import Nights
 from storage.maintenance.verify import Finding
 from storage.objects.seal import seal

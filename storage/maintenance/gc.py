@@ -41,14 +41,12 @@ class Rules:
         keep_every: keep also every version whose number is a multiple of this; 0: no version for this reason.
         kinds: kinds of versions that are collected at all.
         older_than_s: leftovers younger than this are kept.
-        with_ancestors: whether an alias keeps the ancestors of its version, too.
     """
 
     keep_last: int = 3
     keep_every: int = 0
     kinds: tuple[str, ...] = ("checkpoint",)
     older_than_s: float = 24 * 3600
-    with_ancestors: bool = True
 
 
 @dataclass(slots=True)
@@ -70,13 +68,13 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
     done = []
     for planned in plan(store, rules):
         if planned.run is None:
-            _delete_planned(store, rules, planned, progress, lambda: None)
+            _delete_planned(store, planned, progress, lambda: None)
             done.append(planned)
             continue
         try:
             with leases.Lease(store, planned.run, label="gc") as lease:
                 for leased in plan(store, rules, planned.run):  # again, now under the lease
-                    _delete_planned(store, rules, leased, progress, lease.check)
+                    _delete_planned(store, leased, progress, lease.check)
                     done.append(leased)
         except LeaseHeldError as error:
             progress(f"left alone: {error}")
@@ -93,7 +91,7 @@ def plan(store: Store, rules: Rules, run: str | None = None) -> list[Plan]:
         name = layout.run_of(key)
         return plans.setdefault(name, Plan(name))
 
-    for manifest in deletable(store, entries, kept(store, entries, rules), rules, run):
+    for manifest in deletable(store, entries, kept(store, entries), rules, run):
         plan_of(manifest.version).versions.append(manifest)
     for item in _leftovers(store, rules, folder):
         plan_of(item.path).leftovers.append(item)
@@ -130,7 +128,7 @@ def _needed(store: Store, version: str) -> set[str]:
     return set(drafts.shards(store, version))
 
 
-def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
+def _delete_planned(store: Store, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
     """Write tombstones, read the aliases a second time, then delete the data.
 
     Moving an alias checks for a tombstone after the move. So either the move or this second read sees the other.
@@ -140,7 +138,7 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
         store.write(layout.tombstone(manifest.version), seal(mark))
-    keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
+    keep = kept(store, catalog.read_all(store)) if planned.versions else set()
     for manifest in list(planned.versions):
         if manifest.version in keep:
             planned.versions.remove(manifest)
@@ -156,13 +154,13 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
         progress(f"deleted {item.path}: {item.bytes:,} bytes")
 
 
-def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
+def kept(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
     """Return the versions that aliases keep: those they point at, their ancestors, and their evaluations."""
     versions, pointed = set[str](), set[str]()
     for name, moves in aliases.names(store).items():
         if newest := aliases.current(store, name, moves):
-            alone = name.endswith("/latest") or not rules.with_ancestors
-            versions |= {newest.version} if alone else {node.version for node in ancestors(store, newest.version)}
+            needed = [] if name.endswith("/latest") else ancestors(store, newest.version)
+            versions |= {newest.version, *(node.version for node in needed)}
             pointed.add(newest.version)
     return versions | {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
 

@@ -15,15 +15,8 @@ from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.visible import visible
 from tasks.problems.exclusions import commit_exclusions, exclusions_version
-from tasks.provenance.proposals import Proposal, propose_ids, propose_problem
-from tasks.provenance.questions import (
-    Affected,
-    FirstTrained,
-    FoundProblem,
-    affected,
-    trained_on,
-    training_data,
-)
+from tasks.provenance import questions
+from tasks.provenance.questions import Affected, FirstTrained, FoundProblem, Proposal
 
 _MOST_CHARACTERS = 200
 
@@ -73,7 +66,7 @@ def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]
 
 def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the updates by run and iteration, and the first checkpoint of each run."""
-    answer = trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
+    answer = questions.trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     rows = [
         (use.checkpoint, use.how, use.data_set, use.episodes or "", use.trained if use.data_set else "")
         for use in answer.uses
@@ -91,7 +84,7 @@ def _add_training_data(parser: argparse.ArgumentParser) -> None:
 
 def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
     """Print totals, and a row for each problem."""
-    answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
+    answer = questions.training_data(store, arguments.checkpoint, Path(arguments.cache))
     totals = (
         f"{answer.checkpoint}: {counted(answer.updates, 'update')} on {answer.trained:,} of "
         f"{counted(answer.trajectories, 'trajectory')}, {counted(answer.tokens, 'sampled token')}, "
@@ -113,7 +106,7 @@ def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the affected trajectories, evaluations, checkpoints and aliases, and advice."""
-    answer = affected(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
+    answer = questions.affected(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     trajectories = [
         (each.data_set, visible(each.trajectory_id), each.outcome, ", ".join(each.trained))
         for each in answer.trajectories
@@ -176,10 +169,10 @@ def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
     if (arguments.problem is None) == (arguments.ids is None):
         raise ValueError("give either PROBLEM or --ids FILE")
     if arguments.ids is None:
-        return propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
+        return questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
     text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
     ids = [line.strip() for line in text.splitlines()]
-    return propose_ids(store, [name for name in ids if name], cache, reason)
+    return questions.propose_ids(store, [name for name in ids if name], cache, reason)
 
 
 def _summary(proposal: Proposal) -> str:

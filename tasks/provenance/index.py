@@ -28,18 +28,12 @@ from pydantic import ValidationError
 from configs.audit import Audit
 from configs.problems import ArithmeticSource
 from storage import layout
+from storage import version_names as names
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
-from storage.version_names import (
-    ExclusionsVersion,
-    PolicyVersion,
-    ProblemsVersion,
-    ScoresVersion,
-    TrajectoriesVersion,
-    select,
-)
+from storage.version_names import select
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
@@ -90,10 +84,10 @@ def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -
         checkpoint=version,
         run=layout.run_of(version) or "",
         number=layout.number_of(version) or 0,
-        before=select(PolicyVersion, parents),
-        data_sets=select(TrajectoriesVersion, parents),
-        scores=select(ScoresVersion, parents),
-        exclusions=select(ExclusionsVersion, parents),
+        before=select(names.PolicyVersion, parents),
+        data_sets=select(names.TrajectoriesVersion, parents),
+        scores=select(names.ScoresVersion, parents),
+        exclusions=select(names.ExclusionsVersion, parents),
         **known,
     )
 
@@ -107,7 +101,7 @@ def _told(manifest: Manifest) -> dict[str, Any]:
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
     }
-    if [*select(PolicyVersion, parents), *select(TrajectoriesVersion, parents)]:
+    if [*select(names.PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]:
         return known
     if not knob("policy.warm_start"):
         return known | {"origin": str(knob("policy.path") or "unknown")}
@@ -153,9 +147,9 @@ class TrainingIndex:
         }
         return newest | used
 
-    def problem_sets_of(self, data_set: str) -> list[ProblemsVersion]:
+    def problem_sets_of(self, data_set: str) -> list[names.ProblemsVersion]:
         """Return the problem sets that the problems of `data_set` were drawn from."""
-        return select(ProblemsVersion, self._parents.get(data_set, []))
+        return select(names.ProblemsVersion, self._parents.get(data_set, []))
 
     def descended(self, versions: Iterable[str]) -> set[str]:
         """Return `versions` and all checkpoints that descend from one of them, through any number of runs."""

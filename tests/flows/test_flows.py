@@ -30,8 +30,7 @@ from tasks.inference import client
 from tasks.inference.api import Completion
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
-from tasks.provenance.proposals import propose_ids
-from tasks.provenance.questions import training_data
+from tasks.provenance.questions import propose_ids, training_data
 from tests.conftest import MadeOnce
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP

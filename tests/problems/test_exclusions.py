@@ -31,8 +31,7 @@ from tasks.problems.exclusions import (
     set_aside,
 )
 from tasks.problems.problem_set import key
-from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.provenance.questions import trained_on, training_data
+from tasks.provenance.questions import propose_ids, propose_problem, trained_on, training_data
 from tasks.run.workspace import open_leased
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
