@@ -59,12 +59,8 @@ def _add_gc(parser: argparse.ArgumentParser) -> None:
 
 def gc(store: Store, arguments: argparse.Namespace) -> Output:
     """Plan or delete; show one line for each run."""
-    rules = Rules(
-        keep_last=arguments.keep_last,
-        keep_every=arguments.keep_every,
-        kinds=tuple(arguments.kind or Rules().kinds),
-        older_than_s=arguments.older_than_hours * 3600,
-    )
+    kinds, older_than_s = tuple(arguments.kind or Rules().kinds), arguments.older_than_hours * 3600
+    rules = Rules(arguments.keep_last, arguments.keep_every, kinds, older_than_s)
     plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
     data = [
         {
@@ -139,11 +135,7 @@ COMMANDS = {
     "verify": Command("check that versions and everything they were made from are whole", _add_verify, verify),
     "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, gc),
     "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, repair),
-    "doctor": Command(
-        "check that a root can be trusted with versions: races, permissions, multipart", no_arguments, doctor
-    ),
-    "export": Command(
-        "write a checkpoint as a transformers folder with a model card; send it to the hub", _add_export, export
-    ),
+    "doctor": Command("check that a root can be trusted with versions: races, permissions", no_arguments, doctor),
+    "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, export),
     "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, cp),
 }

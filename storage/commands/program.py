@@ -57,13 +57,9 @@ def whole(least: int) -> Callable[[str], int]:
     """Return the `type` of an argument that is a whole number, at least `least`."""
 
     def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return number
+        return int(text)
 
     return read
 

@@ -111,18 +111,18 @@ def diff(store: Store, arguments: argparse.Namespace) -> Output:
     """Show only differences. A knob that one version does not have counts with its default."""
     named = (arguments.left, arguments.right)
     left, right = (manifests.read(store, aliases.resolve_version(store, name)) for name in named)
-    config, metrics = _changed(left.settings, right.settings), _changed(left.metrics, right.metrics)
-    own = [(path, a and a[:16], b and b[:16]) for path, a, b in _changed(left.code, right.code)]
+    changed = {
+        "config": _changed(left.settings, right.settings),
+        "metrics": _changed(left.metrics, right.metrics),
+        "own_code": _changed(left.code, right.code),
+    }
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
-    for name, rows in (("own code", own), ("setting", config), ("metric", metrics)):
+    for name, rows in changed.items():
         if rows:
-            columns = [name, left.version, right.version]
-            parts.append(table(columns, [(key, short(a), short(b)) for key, a, b in rows]))
-    if not config:
+            parts.append(table([name, left.version, right.version], [(key, short(a), short(b)) for key, a, b in rows]))
+    if not changed["config"]:
         parts.append("the same configuration")
-    changed = {"config": config, "metrics": metrics, "own_code": own}
-    data = {name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}
-    return Output(data, parts)
+    return Output({name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}, parts)
 
 
 def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -184,9 +184,7 @@ def _moves(name: str, moves: list[Move]) -> Output:
 COMMANDS = {
     "ls": Command("list the newest versions", _add_ls, ls),
     "show": Command("show one version: files, parents, metrics, configuration", _add_show, show),
-    "lineage": Command(
-        "show everything that a version was made from, or everything made from it", _add_lineage, lineage
-    ),
+    "lineage": Command("show what a version was made from, or what was made from it", _add_lineage, lineage),
     "diff": Command("show how configuration and metrics of two versions differ", _add_diff, diff),
     "alias": Command("names that point at versions: list, set, history, rollback", _add_alias, alias),
 }

@@ -62,13 +62,11 @@ def read_all(store: Store) -> list[CatalogEntry]:
     Raises:
         StorageError: an entry is damaged.
     """
-    log, entries = Log(store, layout.CATALOG), list[CatalogEntry]()
-    for entry in in_parallel(lambda number: _entry(log, number), range(log.length())):
-        if isinstance(entry, DamagedError):
-            raise entry
-        if entry:
-            entries.append(entry)
-    return entries
+    log = Log(store, layout.CATALOG)
+    entries = in_parallel(lambda number: _entry(log, number), range(log.length()))
+    for damaged in (entry for entry in entries if isinstance(entry, DamagedError)):
+        raise damaged
+    return [entry for entry in entries if isinstance(entry, CatalogEntry)]
 
 
 def _entry(log: Log, number: int) -> CatalogEntry | DamagedError | None:

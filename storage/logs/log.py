@@ -40,7 +40,8 @@ class Log:
 
         Takes one request if no entry is new, else about 1.5 log2(new entries).
         """
-        length = first_free(self._has, max(at_least, self._store.positions.get(self._prefix, 0)))
+        known = max(at_least, self._store.positions.get(self._prefix, 0))
+        length = first_free(lambda number: self._store.exists(self.key(number)), known)
         self._remember(length)
         return length
 
@@ -70,9 +71,6 @@ class Log:
     def _remember(self, length: int) -> None:
         positions = self._store.positions
         positions[self._prefix] = max(positions.get(self._prefix, 0), length)
-
-    def _has(self, number: int) -> bool:
-        return self._store.exists(self.key(number))
 
     def key(self, number: int) -> str:
         return f"{self._prefix}/{number:08d}.json"

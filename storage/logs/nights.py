@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError
-from storage.logs.leases import Fence
+from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.objects.seal import newer
 from storage.objects.store import Store, in_parallel
@@ -106,7 +106,7 @@ class Nights:
         fence: the lease of the writer, checked before each entry.
     """
 
-    def __init__(self, store: Store, name: str, fence: Fence | None = None) -> None:
+    def __init__(self, store: Store, name: str, fence: Lease | None = None) -> None:
         self._log, self._name, self._fence = Log(store, layout.retraining(name)), name, fence
         self._next = 0
 

@@ -29,7 +29,6 @@ from storage.versions.manifests import Manifest
 Values = dict[str, Any]
 _LOGS = re.compile("|".join((layout.CATALOG, layout.lease("[^/]+"), layout.retraining("[^/]+"))))
 """Prefixes of all logs but those of aliases."""
-_NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
 _REPAIR = "`python -m storage repair`"
 
 
@@ -60,9 +59,9 @@ def check_logs(store: Store) -> LogReport:
         last = _entries(store, log, numbers, report)[-1]
         if aliases.name_of(log) and last and (problem := _target_problem(store, last)):
             report.findings.append(Finding(log, layout.manifest(last["version"]), problem))
-        elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in report.findings):
+        elif log.startswith(layout.retraining("")) and not any(finding.version == log for finding in report.findings):
             try:
-                Nights(store, night["name"]).read()
+                Nights(store, log.removeprefix(layout.retraining(""))).read()
             except DamagedError as error:
                 report.findings.append(Finding(log, log, str(error)))
     return report

@@ -80,9 +80,7 @@ def _needed(source: Store, run: str) -> list[Manifest]:
     if not (own := _versions(source, run)):
         raise StorageError(f"there is no run {run!r} in {source.root}: `python -m storage ls --kind run` lists them")
     texts = in_parallel(partial(manifests.read_bytes, source), own)
-    named = sorted(
-        {name for text in texts for name in _NAME.findall(text.decode(errors="replace")) if version_of(name)}
-    )
+    named = {name for text in texts for name in _NAME.findall(text.decode(errors="replace")) if version_of(name)}
     nodes = climb_down(source, [*own, *(name for name in sorted(named) if manifests.committed(source, name))])
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"run {run!r} cannot be copied whole: {first_few(problems)}")

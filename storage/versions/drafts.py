@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError
 from storage.logs import catalog
-from storage.logs.leases import Fence
+from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
@@ -55,7 +55,7 @@ class Provenance(BaseModel):
     config: dict[str, Any]
     code: dict[str, str] = {}  # see `Manifest`
     prefect_run_id: str | None = None
-    fence: Fence | None = None
+    fence: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +157,8 @@ class Draft:
             version=self.version,
             parents=[as_parent(self.store, parent) for parent in parents],
             files=self.files,
-            config=provenance.config,
             code_version=code_version(),
-            code=provenance.code,
-            prefect_run_id=provenance.prefect_run_id,
+            **provenance.model_dump(exclude={"fence"}),
             metrics=metrics,
             created_at=datetime.now(UTC),
             nonce=self.nonce,
@@ -212,7 +210,7 @@ class JournaledDraft(Draft):
         fence: the lease of the run, checked before each entry.
     """
 
-    def __init__(self, store: Store, version: str, kind: Kind, fence: Fence | None = None) -> None:
+    def __init__(self, store: Store, version: str, kind: Kind, fence: Lease | None = None) -> None:
         super().__init__(store, version, kind)
         self._fence = fence
         self._log = Log(store, layout.journal(version))

@@ -79,17 +79,16 @@ def descendants(store: Store, version: str) -> list[Node]:
     for entry in catalog.read_all(store):
         for parent in entry.parents:
             children.setdefault(parent, []).append(entry.version)
-    nodes: list[Node] = []
-    reached, level, depth = {version}, [version], 1
+    nodes: dict[str, Node] = {}
+    level, depth = [version], 1
     while level:
-        entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
-        read = in_parallel(partial(_read, store, depth), [child for child in entered if child not in reached])
-        # A manifest that is there but cannot be read names no parents: the catalog is believed.
-        found = [node for node, digest, _ in read if digest and (node.problem or reached.intersection(node.parents))]
-        nodes += found
-        level, depth = [node.version for node in found], depth + 1
-        reached.update(level)
-    return nodes
+        entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()) if child not in nodes)
+        for node, digest, _ in in_parallel(partial(_read, store, depth), entered):
+            # A manifest that is there but cannot be read names no parents: the catalog is believed.
+            if digest and (node.problem or not {version, *nodes}.isdisjoint(node.parents)):
+                nodes[node.version] = node
+        level, depth = [child for child in entered if child in nodes], depth + 1
+    return list(nodes.values())
 
 
 def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Parent]]:

@@ -64,7 +64,7 @@ def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]
     return lines
 
 
-def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
+def trained_on(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the updates by run and iteration, and the first checkpoint of each run."""
     answer = questions.trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     rows = [
@@ -82,7 +82,7 @@ def _add_training_data(parser: argparse.ArgumentParser) -> None:
     _add_last(parser, "problems")
 
 
-def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
+def training_data(store: Store, arguments: argparse.Namespace) -> Output:
     """Print totals, and a row for each problem."""
     answer = questions.training_data(store, arguments.checkpoint, Path(arguments.cache))
     totals = (
@@ -153,26 +153,23 @@ def _add_exclude(parser: argparse.ArgumentParser) -> None:
 
 def exclude(store: Store, arguments: argparse.Namespace) -> Output:
     """Commit the exclusions; print the version and the override with which a run honours it."""
-    proposal = _propose(store, arguments)
+    cache, reason = Path(arguments.cache), arguments.reason
+    if (arguments.problem is None) == (arguments.ids is None):
+        raise ValueError("give either PROBLEM or --ids FILE")
+    if arguments.ids:
+        text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
+        ids = [line.strip() for line in text.splitlines()]
+        proposal = questions.propose_ids(store, [name for name in ids if name], cache, reason)
+    else:
+        proposal = questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
     commit = not arguments.dry_run
     version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
     override = f"problems.exclusions=[{version}]"
     data = asdict(proposal) | {"version": version, "override": override, "committed": commit}
     parts = [_problem(proposal.problem)] if proposal.problem else []
-    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
+    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
     return Output(data, [*parts, made if commit else f"nothing was committed; it would be {version}"])
-
-
-def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
-    cache, reason = Path(arguments.cache), arguments.reason
-    if (arguments.problem is None) == (arguments.ids is None):
-        raise ValueError("give either PROBLEM or --ids FILE")
-    if arguments.ids is None:
-        return questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
-    text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
-    ids = [line.strip() for line in text.splitlines()]
-    return questions.propose_ids(store, [name for name in ids if name], cache, reason)
 
 
 def _summary(proposal: Proposal) -> str:
@@ -188,12 +185,10 @@ COMMANDS = {
     "trained-on": Command(
         "list the checkpoints that were trained on a problem, directly or by descent",
         lambda parser: _add_problem(parser, "updates"),
-        show_trained_on,
+        trained_on,
     ),
     "training-data": Command(
-        "list the problems that a checkpoint and those it descends from were trained on",
-        _add_training_data,
-        show_training_data,
+        "list what a checkpoint was trained on, and all before it", _add_training_data, training_data
     ),
     "impact": Command(
         "list what a wrong gold answer of a problem affects: trajectories, evaluations, checkpoints, aliases",

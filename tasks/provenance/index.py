@@ -185,8 +185,8 @@ class TrainingIndex:
         numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
         scores_by_data_set = {version: score_files.get(name, []) for version, name in scores.items()}
         with open_trajectory_db(Audit().memory_gib) as self.database:
-            self.database.connection.execute("create table sets (data_set integer, version varchar)")
-            self.database.insert("sets", [(number, version) for version, number in numbers.items()])
+            sets = [(number, version) for version, number in numbers.items()]
+            _create(self.database, "sets", "data_set integer, version varchar", sets)
             self.database.add_view("trajectories", TRAJECTORY_SCHEMA, _numbered(numbers, trajectory_files))
             self.database.add_view("scores", SCORE_SCHEMA, _numbered(numbers, scores_by_data_set))
             self.database.add_view("problems", PROBLEM_SCHEMA, _numbered(numbers, problem_files))
@@ -219,29 +219,25 @@ class TrainingIndex:
         )
         # An update may leave out trajectories by status, fault, age, unknown return or exclusion.
         updates, database = self.updates.values() if updates is None else updates, self.database
-        database.connection.execute(
-            """create table updates (checkpoint varchar, version varchar, oldest integer, cut_too boolean,
-                                     unfinished_too boolean, idle boolean);
-            create table honoured (checkpoint varchar, exclusions varchar);
-            create table excluded_trajectories (exclusions varchar, version varchar, trajectory_id varchar);
-            create table excluded_problems (exclusions varchar, key varchar)"""
-        )
         rows = [
-            (u.checkpoint, version, u.oldest, u.cut_too, u.unfinished_too, u.idle)
-            for u in updates
-            for version in u.data_sets
+            (u.checkpoint, each, u.oldest, u.cut_too, u.unfinished_too, u.idle) for u in updates for each in u.data_sets
         ]
-        database.insert("updates", rows)
+        flags = "cut_too boolean, unfinished_too boolean, idle boolean"
+        _create(database, "updates", f"checkpoint varchar, version varchar, oldest integer, {flags}", rows)
         honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
-        database.insert("honoured", honoured)
+        _create(database, "honoured", "checkpoint varchar, exclusions varchar", honoured)
+        trajectories, problems = list[tuple[str, ...]](), list[tuple[str, ...]]()
         for version in dict.fromkeys(version for _, version in honoured):
             try:
                 excluded = read_exclusions(self.store, [version], self.cache)
             except DamagedError as error:  # too many trajectories are then reported as trained on, never too few
                 self.unknown[version] = str(error)
                 continue
-            database.insert("excluded_trajectories", [(version, *pair) for pair in excluded.trajectories])
-            database.insert("excluded_problems", [(version, name) for name in excluded.problems])
+            trajectories += [(version, *pair) for pair in excluded.trajectories]
+            problems += [(version, name) for name in excluded.problems]
+        columns = "exclusions varchar, version varchar, trajectory_id varchar"
+        _create(database, "excluded_trajectories", columns, trajectories)
+        _create(database, "excluded_problems", "exclusions varchar, key varchar", problems)
         database.connection.execute(
             f"""create table update_inputs as
             select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
@@ -308,14 +304,18 @@ def _numbered(numbers: Mapping[str, int], files: Mapping[str, Sequence[Path]]) -
     return [(numbers[version], path) for version, paths in files.items() for path in paths]
 
 
+def _create(database: TrajectoryDb, table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Create a table with these rows."""
+    database.connection.execute(f"create table {table} ({columns})")
+    database.insert(table, rows)
+
+
 def _create_problem_tables(database: TrajectoryDb) -> None:
     """Create the tables `problem_contents` and `problem_ids`."""
     union = "select {columns} from trajectories union select {columns} from problems"
     distinct = database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
     keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
-    content = "prompt varchar, solutions varchar[], setting varchar, key varchar"
-    database.connection.execute(f"create table problem_contents ({content})")
-    database.insert("problem_contents", keyed)
+    _create(database, "problem_contents", "prompt varchar, solutions varchar[], setting varchar, key varchar", keyed)
     with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
     database.connection.execute(
         f"""create table problem_ids as select distinct a.key, m.problem_id, s.version

@@ -27,8 +27,6 @@ from tasks.provenance.index import TrainingIndex
 
 _MOST_CANDIDATES = 10
 _MOST_CHARACTERS = 60
-ScoredAs = Literal["right", "wrong", "unscored"]
-"""The outcome of a trajectory: right if the score stage found any of its turns right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class FirstTrained:
     clean: str  # the newest earlier checkpoint that is certainly free of it and not collected; empty if none is left
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainedOn:
     """The checkpoints that were trained on a problem."""
 
@@ -132,10 +130,8 @@ class AffectedTrajectory:
 
     trajectory_id: str
     data_set: str
-    run: str
-    iteration: int
     problem_id: str
-    outcome: ScoredAs
+    outcome: Literal["right", "wrong", "unscored"]  # right if the score stage found any of its turns right
     trained: list[str]  # checkpoints whose update it entered
 
 
@@ -149,7 +145,7 @@ class AffectedEvaluation:
     problem_set: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Affected(TrainedOn):
     """Everything that wrong gold answers of a problem affect."""
 
@@ -201,12 +197,9 @@ def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False
     scores = [index.scores[version] for version in sorted(versions) if version in index.scores]
     checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
     current = {name: aliases.current(store, name) for name in aliases.names(store)}
+    answer.unknown.update({each: index.unknown[each] for each in scores if each in index.unknown})
     return Affected(
-        answer.problem,
-        answer.uses,
-        answer.first,
-        answer.doubtful,
-        unknown=answer.unknown | {each: index.unknown[each] for each in scores if each in index.unknown},
+        **vars(answer),
         trajectories=trajectories,
         problem_sets=sorted(select(ProblemsVersion, versions)),
         evaluations=_affected_evaluations(index, versions),
@@ -307,8 +300,8 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
 
 def _affected_trajectories(index: TrainingIndex) -> list[AffectedTrajectory]:
     rows = index.database.all(
-        """select p.trajectory_id, p.version, split_part(p.version, '/', 2), split_part(p.version, '/', 4)::integer,
-            p.problem_id, case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
+        """select p.trajectory_id, p.version, p.problem_id,
+            case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
             coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
         from played p left join update_inputs u using (version, trajectory_id)
         group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
