@@ -6,15 +6,7 @@ from pathlib import Path
 
 from storage.commands.program import Command, Output, no_arguments, print_progress, size, table, whole
 from storage.errors import counted
-from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import LogReport, check_logs
-from storage.maintenance.check_logs import repair as repair_logs
-from storage.maintenance.copying import copy_run
-from storage.maintenance.doctor import examine
-from storage.maintenance.export import export as export_checkpoint
-from storage.maintenance.export import send
-from storage.maintenance.gc import Rules
-from storage.maintenance.verify import verify as verify_versions
+from storage.maintenance import check_logs, copying, doctor, export, gc, verify
 from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.checkpoints import resolve_policy
@@ -26,11 +18,11 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="do not check what the versions were made from")
 
 
-def verify(store: Store, arguments: argparse.Namespace) -> Output:
+def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
     """Check versions, and all logs if no version is given; the status is 1 if there is a problem."""
     versions = [aliases.resolve_version(store, version) for version in arguments.versions]
-    logs = LogReport(versions) if versions else check_logs(store)
-    report = verify_versions(
+    logs = check_logs.LogReport(versions) if versions else check_logs.check_logs(store)
+    report = verify.verify(
         store, logs.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=print_progress
     )
     report.findings[:0] = logs.findings
@@ -45,23 +37,23 @@ def verify(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def _add_gc(parser: argparse.ArgumentParser) -> None:
-    rules, add = Rules(), parser.add_argument
+    rules, add = gc.Rules(), parser.add_argument
     add("--delete", action="store_true", help="delete; without it only show what would be deleted")
     about = f"keep so many newest versions of each kind of a run; default {rules.keep_last}"
     add("--keep-last", type=whole(1), default=rules.keep_last, metavar="N", help=about)
     about = "also keep versions 0, M, 2M …; default: only 0"
     add("--keep-every", type=whole(0), default=0, metavar="M", help=about)
     about = "kind of versions to collect; may be repeated; default: checkpoint"
-    add("--kind", action="append", choices=garbage.KINDS, help=about)
+    add("--kind", action="append", choices=gc.KINDS, help=about)
     about = "collect leftovers of killed attempts older than this; default 24"
     add("--older-than-hours", type=whole(0), default=24, metavar="H", help=about)
 
 
-def gc(store: Store, arguments: argparse.Namespace) -> Output:
+def run_gc(store: Store, arguments: argparse.Namespace) -> Output:
     """Plan or delete; show one line for each run."""
-    kinds, older_than_s = tuple(arguments.kind or Rules().kinds), arguments.older_than_hours * 3600
-    rules = Rules(arguments.keep_last, arguments.keep_every, kinds, older_than_s)
-    plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
+    kinds, older_than_s = tuple(arguments.kind or gc.Rules().kinds), arguments.older_than_hours * 3600
+    rules = gc.Rules(arguments.keep_last, arguments.keep_every, kinds, older_than_s)
+    plans = gc.collect(store, rules, print_progress) if arguments.delete else gc.plan(store, rules)
     data = [
         {
             "run": plan.run,
@@ -82,18 +74,19 @@ def gc(store: Store, arguments: argparse.Namespace) -> Output:
     return Output(data, [table(columns, rows), *versions, "nothing was deleted: --delete does it"])
 
 
-def repair(store: Store, _: argparse.Namespace) -> Output:
+def run_repair(store: Store, _: argparse.Namespace) -> Output:
     """Repair the logs and show what was done. `verify` reports other problems."""
-    filled, entered = repair_logs(store, print_progress)
+    filled, entered = check_logs.repair(store)
     summary = (
         f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
     )
-    return Output({"filled": filled, "entered": entered}, [summary])
+    lines = [*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)]
+    return Output({"filled": filled, "entered": entered}, [*lines, summary])
 
 
-def doctor(store: Store, arguments: argparse.Namespace) -> Output:
+def run_doctor(store: Store, arguments: argparse.Namespace) -> Output:
     """Run all probes; the status is 1 if one of them found a problem."""
-    checks = examine(store)
+    checks = doctor.examine(store)
     rows = [(check.name, "ok" if check.ok else "PROBLEM", check.found, check.consequence) for check in checks]
     bad = sum(not check.ok for check in checks)
     verdict = counted(bad, "problem") if bad else f"{store.root} can be trusted with versions"
@@ -108,12 +101,12 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hub", metavar="OWNER/NAME", help=about)
 
 
-def export(store: Store, arguments: argparse.Namespace) -> Output:
+def run_export(store: Store, arguments: argparse.Namespace) -> Output:
     """Write the folder and, if asked, send it to the hub."""
     policy = resolve_policy(store, arguments.version)
-    export_checkpoint(store, policy, arguments.folder)
+    export.export(store, policy, arguments.folder)
     parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
-    commit = send(arguments.folder, arguments.hub, policy) if arguments.hub else None
+    commit = export.send(arguments.folder, arguments.hub, policy) if arguments.hub else None
     parts += [f"sent: {commit}"] if commit else []
     return Output({"version": policy, "folder": str(arguments.folder), "commit": commit}, parts)
 
@@ -123,19 +116,19 @@ def _add_cp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="ROOT", help="local folder or s3://bucket/prefix to which it is copied")
 
 
-def cp(store: Store, arguments: argparse.Namespace) -> Output:
+def run_cp(store: Store, arguments: argparse.Namespace) -> Output:
     """Copy a run."""
-    copied = copy_run(store, Store(arguments.target), arguments.run, print_progress)
+    copied = copying.copy_run(store, Store(arguments.target), arguments.run, print_progress)
     versions, many = [manifest.version for manifest in copied], sum(manifest.bytes for manifest in copied)
     summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
     return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
 
 
 COMMANDS = {
-    "verify": Command("check that versions and everything they were made from are whole", _add_verify, verify),
-    "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, gc),
-    "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, repair),
-    "doctor": Command("check that a root can be trusted with versions: races, permissions", no_arguments, doctor),
-    "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, export),
-    "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, cp),
+    "verify": Command("check that versions and everything they were made from are whole", _add_verify, run_verify),
+    "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, run_gc),
+    "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, run_repair),
+    "doctor": Command("check that a root can be trusted with versions: races, permissions", no_arguments, run_doctor),
+    "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, run_export),
+    "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, run_cp),
 }

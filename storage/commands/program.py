@@ -161,7 +161,6 @@ class Program:
     about: str
     epilog: str
     commands: Mapping[str, Command]
-    former: Mapping[str, Command] = field(default_factory=dict)  # by former names, which help does not list
     cached: bool = False  # whether its commands read data, and so take --cache
 
     def main(self, open_store: Callable[[argparse.Namespace], Store] | None = None) -> int:
@@ -195,10 +194,9 @@ class Program:
         shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
         parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name, command in (*self.commands.items(), *self.former.items()):
-            about = command.about
-            listed: dict[str, Any] = {"help": about} if name in self.commands else {}
-            subparser = parsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}.", **listed)
+        for name, command in self.commands.items():
+            about = f"{command.about[0].upper()}{command.about[1:]}."
+            subparser = parsers.add_parser(name, help=command.about, description=about)
             subparser.set_defaults(act=command.run)  # not `run`, which is an option
             command.add_arguments(subparser)
         namespace, rest = shared.parse_known_args(one_spelling(sys.argv[1:]))

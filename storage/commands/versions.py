@@ -135,8 +135,7 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("ls", help="list all aliases (the default ACTION)")
     point = actions.add_parser("set", help="point NAME at VERSION")
     past = actions.add_parser("history", help="all moves of NAME: where it pointed, who moved it, and why")
-    rollback = actions.add_parser("rollback", aliases=["back"], help="point NAME where it pointed before")
-    rollback.set_defaults(action="rollback")
+    rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
     for action in (point, past, rollback):
         action.add_argument("name", metavar="NAME")
     for action in (point, rollback):

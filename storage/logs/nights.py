@@ -120,11 +120,9 @@ class Nights:
         try:
             return _records(map(_Event.model_validate, in_parallel(self._log.read, range(self._next))))
         except (FileNotFoundError, KeyError, IndexError, ValidationError) as error:
-            if unknown := newer(error):
-                raise DamagedError(
-                    f"the log of retraining {self._name!r} has {unknown}, which this code does not know: upgrade"
-                ) from None
-            raise DamagedError(f"the log of retraining {self._name!r} has lost an entry: {error!r}") from error
+            unknown = newer(error)
+            found = f"{unknown}, which this code does not know: upgrade" if unknown else f"lost an entry: {error!r}"
+            raise DamagedError(f"the log of retraining {self._name!r} has {found}") from error
 
     def begin(self, night: Night) -> None:
         """Append an entry, as the methods below do. All raise ConflictError if another writer was faster."""

@@ -11,7 +11,7 @@ import hashlib
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +127,7 @@ def _target_problem(store: Store, move: Values) -> str:
     return "" if digest == move["sha256"] else "was changed after the alias was pointed at it"
 
 
-def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
+def repair(store: Store) -> tuple[list[str], list[str]]:
     """Put placeholders where the catalog has lost entries, and append the versions that it lacks.
 
     Returns:
@@ -137,10 +137,7 @@ def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tu
     filled = [log.key(number) for number in report.lost if _fill(store, log, number)]
     for manifest in report.absent:
         catalog.enter(store, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
-    entered = [manifest.version for manifest in report.absent]
-    for line in (*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)):
-        progress(line)
-    return filled, entered
+    return filled, [manifest.version for manifest in report.absent]
 
 
 def _fill(store: Store, log: Log, number: int) -> bool:

@@ -11,7 +11,7 @@ next one, and one that is repeated adds what is new.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
 from storage.logs import catalog
 from storage.logs.leases import Lease
+from storage.maintenance.verify import Progress
 from storage.objects.store import Store, in_parallel
 from storage.version_names import version_of
 from storage.versions import aliases, manifests
@@ -30,13 +31,9 @@ from storage.visible import Fleeting
 
 _FILES_AT_ONCE = 4
 _NAME = re.compile(rf'"((?:{"|".join(layout.AREAS)})/[^"]+)"')
-_IN_NO_VERSION = ("metrics", "report", "logs")
-"""Folders of a run, whose objects are replaced."""
 
 
-def copy_run(
-    source: Store, target: Store, run: str, progress: Callable[[str], None] = lambda _: None
-) -> list[Manifest]:
+def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda _: None) -> list[Manifest]:
     """Copy `run` to `target`, under the lease that it has there; return the manifests of what `target` lacked.
 
     Raises:
@@ -52,7 +49,7 @@ def copy_run(
         written = (version for version in _versions(target, run) if not layout.is_written_without_lease(version))
         further = set(written).difference(manifest.version for manifest in needed)
         _refuse(target, [*sorted(further), *(own.version for own, other in pairs if other not in (None, own))])
-        for folder in _IN_NO_VERSION:
+        for folder in ("metrics", "report", "logs"):  # which are no versions: their objects are replaced
             for item in source.walk(f"runs/{run}/{folder}"):
                 target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]

@@ -1,7 +1,7 @@
 """Tries out what the pipeline needs of a store, before versions are put there.
 
 It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises `Wrong`. It examines neither clocks (S3 refuses requests from a machine whose clock is 15 minutes off)
+found, or raises StorageError. It examines neither clocks (S3 refuses what a host signs whose clock is 15 minutes wrong)
 nor what becomes of objects later: lifecycle rules, object locks, disks in memory.
 """
 
@@ -39,10 +39,6 @@ class ProbeResult:
     consequence: str  # what would go wrong in the pipeline; empty if nothing would
 
 
-class Wrong(Exception):  # noqa: N818 - a finding, not an error of this program
-    """A probe found a problem, which the message describes."""
-
-
 class Scratch:
     """The folder `doctor/<nonce>/` of a store."""
 
@@ -61,7 +57,7 @@ class Scratch:
 
 def _demand(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise Wrong(otherwise)
+        raise StorageError(otherwise)
 
 
 def examine(store: Store) -> list[ProbeResult]:
@@ -70,7 +66,7 @@ def examine(store: Store) -> list[ProbeResult]:
     for name, (probe, consequence) in _PROBES.items():
         try:
             results.append(ProbeResult(name, True, probe(scratch), ""))
-        except (Wrong, StorageError, OSError) as problem:
+        except (StorageError, OSError) as problem:
             if isinstance(problem, UnavailableError) and not _is_refusal(problem):
                 return [ProbeResult("reached", False, str(problem), "nothing works: this root cannot be reached")]
             results.append(ProbeResult(name, False, str(problem), consequence))
@@ -83,16 +79,11 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _write(scratch: Scratch) -> str:
-    scratch.store.write(scratch.key("write"), b"written")
-    scratch.store.write(scratch.key("write"), b"replaced")
-    return "an object was written, and replaced"
-
-
-def _read(scratch: Scratch) -> str:
-    key, data = scratch.written("read")
+    scratch.store.write(scratch.key("write"), b"to be replaced")
+    key, data = scratch.written("write")
     _demand((found := scratch.store.read(key)) == data, f"wrote {data!r}, read {found!r}")
     _demand((size := scratch.store.size(key)) == len(data), f"wrote {len(data)} bytes, the store reports {size}")
-    return "what was written was read back"
+    return "an object was written, replaced, and read back"
 
 
 def _delete(scratch: Scratch) -> str:
@@ -109,11 +100,11 @@ def _absence(scratch: Scratch) -> str:
     try:
         _demand(not scratch.store.exists(key), "an object that was never written is reported to exist")
         with contextlib.suppress(FileNotFoundError):
-            raise Wrong(f"an object that was never written reads as {scratch.store.read(key)[:20]!r}")
+            raise StorageError(f"an object that was never written reads as {scratch.store.read(key)[:20]!r}")
     except StorageError as error:
         if not _is_refusal(error):
             raise
-        raise Wrong("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
+        raise StorageError("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
     return "absent objects are reported as absent"
 
 
@@ -182,8 +173,7 @@ def _tidy(scratch: Scratch) -> str:
 
 
 _PROBES: dict[str, tuple[Callable[[Scratch], str], str]] = {
-    "write": (_write, "nothing can be committed: the first write of a run fails"),
-    "read": (_read, "no stage can read what another wrote"),
+    "write": (_write, "nothing can be committed, or no stage can read what another wrote"),
     "delete": (_delete, "`gc --delete` fails; runs do not delete"),
     "absence": (_absence, "a run checks for versions that may not exist: it stops at its first check"),
     "second create": (_create, "a committed version could be replaced, or no version committed: do not use this root"),

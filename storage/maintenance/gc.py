@@ -18,15 +18,16 @@ from dataclasses import dataclass, field
 from storage import layout
 from storage.errors import LeaseHeldError, counted
 from storage.logs import catalog, leases
+from storage.maintenance.verify import Progress
+from storage.objects.interface import ObjectInfo
 from storage.objects.seal import seal
-from storage.objects.store import ObjectInfo, Store, in_parallel
+from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
 from storage.versions.lineage import ancestors
 from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "scores", "evaluation")
-Progress = Callable[[str], None]
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objects.local
 UNLEASED_S = 3600.0
 """Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""

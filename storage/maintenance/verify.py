@@ -21,6 +21,9 @@ from storage.versions.lineage import climb_down
 from storage.versions.manifests import File, Manifest
 from storage.visible import Fleeting
 
+Progress = Callable[[str], None]
+"""Gets a line when a part of the work is done or begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -51,7 +54,7 @@ def verify(
     *,
     deep: bool = False,
     ancestors: bool = True,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Report:
     """Check `versions` and, with `ancestors`, all their ancestors. Damage is reported, never raised.
 

@@ -98,7 +98,7 @@ class _FileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
 
 class S3Backend:
-    """A backend for S3. Credentials and endpoint come from the ordinary AWS chain (environment, profile, instance).
+    """The methods of `LocalBackend` for S3. Credentials and endpoint come from the ordinary AWS chain.
 
     Args:
         request_timeout_s: a request without an answer for so many seconds is sent again.

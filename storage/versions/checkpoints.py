@@ -95,12 +95,7 @@ def _read_manifest(store: Store, version: str) -> Manifest:
 
 
 def open_checkpoint(
-    store: Store,
-    version: str,
-    cache: Path,
-    *,
-    state: bool = False,
-    fetching: Fetching = fetch_all,
+    store: Store, version: str, cache: Path, *, state: bool = False, fetching: Fetching = fetch_all
 ) -> Checkpoint:
     """Fetch and verify a checkpoint.
 

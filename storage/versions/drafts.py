@@ -148,34 +148,31 @@ class Draft:
                 committed this version.
         """
         with span("commit", version=self.version, kind=self.kind, run=layout.run_of(self.version) or ""):
-            return self._commit(provenance, parents, metrics or {})
-
-    def _commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any]) -> Manifest:
-        manifest = Manifest(
-            manifest_version=MANIFEST_VERSION,
-            kind=self.kind,
-            version=self.version,
-            parents=[as_parent(self.store, parent) for parent in parents],
-            files=self.files,
-            code_version=code_version(),
-            **provenance.model_dump(exclude={"fence"}),
-            metrics=metrics,
-            created_at=datetime.now(UTC),
-            nonce=self.nonce,
-            fence=provenance.fence.token if provenance.fence else None,
-        )
-        catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
-        if provenance.fence:
-            provenance.fence.check()
-        # Without code of the user's, programs that do not know this field still read the manifest.
-        stored = manifest.model_dump_json(exclude=None if manifest.code else {"code"})
-        created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
-        if not created and provenance.fence and layout.run_of(self.version):
-            raise ConflictError(
-                f"{self.store.uri(self.version)} was committed by another writer while this one held the run's lease: "
-                "this flow run stops; start it again to continue from the committed version"
+            manifest = Manifest(
+                manifest_version=MANIFEST_VERSION,
+                kind=self.kind,
+                version=self.version,
+                parents=[as_parent(self.store, parent) for parent in parents],
+                files=self.files,
+                code_version=code_version(),
+                **provenance.model_dump(exclude={"fence"}),
+                metrics=metrics or {},
+                created_at=datetime.now(UTC),
+                nonce=self.nonce,
+                fence=provenance.fence.token if provenance.fence else None,
             )
-        return manifest if created else read(self.store, self.version)
+            catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
+            if provenance.fence:
+                provenance.fence.check()
+            # Without code of the user's, programs that do not know this field still read the manifest.
+            stored = manifest.model_dump_json(exclude=None if manifest.code else {"code"})
+            created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
+            if not created and provenance.fence and layout.run_of(self.version):
+                raise ConflictError(
+                    f"{self.store.uri(self.version)} was committed by another writer while this one held the run's "
+                    "lease: this flow run stops; start it again to continue from the committed version"
+                )
+            return manifest if created else read(self.store, self.version)
 
 
 @functools.cache

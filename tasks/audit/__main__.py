@@ -9,7 +9,6 @@ from storage.commands.program import Command, Program
 from tasks.audit import comparing
 from tasks.audit.importing import command
 from tasks.audit.reader import read
-from tasks.provenance.commands import COMMANDS as PROVENANCE
 
 PROGRAM = Program(
     name="python -m tasks.audit",
@@ -23,12 +22,6 @@ PROGRAM = Program(
         ),
         "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
         "compare": Command("compare two data sets on the same problems", comparing.add_arguments, comparing.run),
-    },
-    former={
-        "trained-on": PROVENANCE["trained-on"],
-        "saw": PROVENANCE["training-data"],
-        "falls": PROVENANCE["impact"],
-        "exclude": PROVENANCE["exclude"],
     },
     cached=True,
 )

@@ -50,7 +50,7 @@ def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, titl
 def _first_trained(first: Sequence[FirstTrained]) -> list[Table | str]:
     rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
     columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
-    return [table(columns, rows, "Trained on it, or descended from one that was")] if rows else []
+    return _rows(columns, rows, len(rows), "Trained on it, or descended from one that was")
 
 
 def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
@@ -95,10 +95,15 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
     columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last"]
     rows = [
         (
-            *(visible(each.problem_id), visible(" ".join(each.prompt.split()), 50)),
-            *(each.episodes, each.trained, each.updates, each.first, each.last),
+            visible(p.problem_id),
+            visible(" ".join(p.prompt.split()), 50),
+            p.episodes,
+            p.trained,
+            p.updates,
+            p.first,
+            p.last,
         )
-        for each in answer.problems
+        for p in answer.problems
     ]
     shown = _rows(columns, rows, arguments.last)
     return Output(asdict(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])

@@ -33,7 +33,7 @@ from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
-from storage.version_names import select
+from storage.version_names import PolicyVersion, select
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
@@ -51,13 +51,11 @@ _TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
 class Update:
     """A checkpoint and the update that made it.
 
-    Example: Update(checkpoint="runs/demo/checkpoints/000004", run="demo", number=4,
+    Example: Update(checkpoint="runs/demo/checkpoints/000004",
     before=["runs/demo/checkpoints/000003"], data_sets=["runs/demo/trajectories/000003"], scores=[…], exclusions=[])
     """
 
-    checkpoint: str
-    run: str
-    number: int  # policy version: updates of the run up to this checkpoint
+    checkpoint: PolicyVersion
     before: Sequence[str]  # the checkpoint that the update started from, in this run or in another
     data_sets: Sequence[str]  # trajectories; empty for policy version 0
     scores: Sequence[str]
@@ -71,7 +69,7 @@ class Update:
     problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
 
 
-def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
+def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequence[str]) -> Update | None:
     """Read the manifest of a checkpoint; None if it was never committed."""
     parents, known = attempted_parents, dict[str, Any]()
     try:
@@ -82,9 +80,7 @@ def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -
         known = {"problem": str(error)}
     return Update(
         checkpoint=version,
-        run=layout.run_of(version) or "",
-        number=layout.number_of(version) or 0,
-        before=select(names.PolicyVersion, parents),
+        before=select(PolicyVersion, parents),
         data_sets=select(names.TrajectoriesVersion, parents),
         scores=select(names.ScoresVersion, parents),
         exclusions=select(names.ExclusionsVersion, parents),
@@ -101,7 +97,7 @@ def _told(manifest: Manifest) -> dict[str, Any]:
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
     }
-    if [*select(names.PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]:
+    if [*select(PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]:
         return known
     if not knob("policy.warm_start"):
         return known | {"origin": str(knob("policy.path") or "unknown")}
@@ -124,9 +120,9 @@ class TrainingIndex:
     def __init__(self, store: Store, cache: Path) -> None:
         self.store, self.cache = store, cache
         self.entries = catalog.read_all(store)
-        attempts = {entry.version: entry.parents for entry in self.entries if entry.kind == "checkpoint"}
+        attempts = {each: entry.parents for entry in self.entries for each in select(PolicyVersion, [entry.version])}
         updates = in_parallel(lambda attempt: _read_update(store, *attempt), attempts.items())
-        self.updates = {update.checkpoint: update for update in updates if update}
+        self.updates: dict[str, Update] = {update.checkpoint: update for update in updates if update}
         """All committed checkpoints by version."""
         self.data_sets = list(dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories"))
         """The data sets that were played for training."""

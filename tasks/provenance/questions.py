@@ -275,12 +275,14 @@ def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
         "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
     ):
         update = index.updates[checkpoint]
-        yield ProblemUse(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
+        yield ProblemUse(
+            checkpoint, update.checkpoint.run, update.checkpoint.number - 1, "update", data_set, episodes, trained
+        )
     taught = {update.checkpoint: update.taught for update in index.updates.values() if update.taught}
     for source in {each.model_dump_json(): each for each in taught.values()}.values():
         if any(key(each) == problem.key for each in generate(source) if each.prompt == problem.prompt):
             for checkpoint in (each for each, taught_by in taught.items() if taught_by == source):
-                yield ProblemUse(checkpoint, index.updates[checkpoint].run, -1, "warm start", "", 0, 0)
+                yield ProblemUse(checkpoint, index.updates[checkpoint].checkpoint.run, -1, "warm start", "", 0, 0)
 
 
 def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
@@ -290,7 +292,8 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
     """
     runs: dict[str, list[int]] = {}
     for version in trained:
-        runs.setdefault(index.updates[version].run, []).append(index.updates[version].number)
+        checkpoint = index.updates[version].checkpoint
+        runs.setdefault(checkpoint.run, []).append(checkpoint.number)
     for run, numbers in sorted(runs.items()):
         before = (index.updates.get(layout.checkpoint(run, each)) for each in range(min(numbers) - 1, -1, -1))
         sound = (each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful)
@@ -363,12 +366,10 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
             lines = [
                 f"\n  {name}  {visible(', '.join(ids[:3]))}: {visible(' '.join(prompt.split()), _MOST_CHARACTERS)} -> "
                 f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
-                for name, ids, prompt, solutions in rows[:_MOST_CANDIDATES]
+                for name, ids, prompt, solutions in rows
             ]
-            more = f"\n  and {len(rows) - len(lines)} more" if len(rows) > len(lines) else ""
-            raise ValueError(
-                f"{text!r} means {len(rows)} different problems: give the key of one{''.join(lines)}{more}"
-            )
+            several = f"{text!r} means {len(rows)} different problems: give the key of one"
+            raise ValueError(f"{several}{first_few(lines, _MOST_CANDIDATES)}")
         if rows:
             return FoundProblem(*rows[0])
     count = int(index.database.number("select count(distinct key) from problem_ids"))

@@ -254,11 +254,11 @@ def test_commands_answer_people_and_scripts(call: Call) -> None:
     """The commands answer the same questions; tables are cut, JSON is complete."""
     assert f"{A[2]}   update   runs/a/trajectories/000001   3          3" in call("trained-on", key(ONE))
     assert json.loads(call("--json", "trained-on", key(ONE)))["uses"][0]["checkpoint"] == A[2]
-    assert "… and 1 more: -n 2, or --json" in call("saw", A[3], "-n", "1")
-    printed = call("falls", "--prompt", "1 + 1")
+    assert "… and 1 more: -n 2, or --json" in call("training-data", A[3], "-n", "1")
+    printed = call("impact", "--prompt", "1 + 1")
     assert "affected: 4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints" in printed
     assert f"exclude {key(ONE)} --reason" in printed
     assert "'policy={path: " in printed
-    assert "means 2 different problems" in call("falls", "1", status=1)
-    assert "was never committed" in call("saw", "nobody", status=1)
-    assert "the following arguments are required: CHECKPOINT" in call("saw", status=2)
+    assert "means 2 different problems" in call("impact", "1", status=1)
+    assert "was never committed" in call("training-data", "nobody", status=1)
+    assert "the following arguments are required: CHECKPOINT" in call("training-data", status=2)

@@ -120,7 +120,7 @@ def test_alias_commands(filled: Store) -> None:
     call(root, "alias", "set", "champion", layout.checkpoint("r", 0), "--reason", "first")
     call(root, "alias", "set", "champion", "r/latest", "--expect", "0")
     assert "moved by another writer" in call(root, "alias", "set", "champion", "r/latest", "--expect", "0", status=1)
-    assert data(root, "alias", "back", "champion")[0]["version"] == layout.checkpoint("r", 0)
+    assert data(root, "alias", "rollback", "champion")[0]["version"] == layout.checkpoint("r", 0)
     assert [move["reason"] for move in data(root, "alias", "history", "champion")] == [
         "first",
         "",

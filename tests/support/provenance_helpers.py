@@ -13,8 +13,8 @@ from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from tasks.audit.__main__ import main
 from tasks.problems import fingerprint
+from tasks.provenance.__main__ import main
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -129,7 +129,7 @@ Call = Callable[..., str]
 
 
 def caller(store: Store) -> Call:
-    """Return a function that runs `python -m tasks.audit` on `store` in this process and returns what it prints.
+    """Return a function that runs `python -m tasks.provenance` on `store` in this process and returns what it prints.
 
     For a `status` other than 0 it returns the output on standard error.
     """
