@@ -28,10 +28,8 @@ def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
     report.findings[:0] = logs.findings
     rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
     parts = [table(["version", "object", "problem"], rows)] if rows else []
-    collected = f" ({report.collected} of them collected by gc)" if report.collected else ""
-    checked = (
-        f"{counted(report.versions, 'version')}{collected}, {counted(report.objects, 'object')}, {size(report.bytes)}"
-    )
+    gone = f" ({report.collected} of them collected by gc)" if report.collected else ""
+    checked = f"{counted(report.versions, 'version')}{gone}, {counted(report.objects, 'object')}, {size(report.bytes)}"
     result = counted(len(report.findings), "problem") if report.findings else "whole"
     return Output(asdict(report), [*parts, f"{result}: {checked}"], int(bool(report.findings)))
 

@@ -4,7 +4,6 @@ An alias is a numbered log. Each entry (a move) names the version that the alias
 alias is a compare-and-swap, and its history is kept. Aliases are found by listing their folder.
 """
 
-import getpass
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -71,7 +70,8 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     """
     log, target = _log(store, name), as_parent(store, version)
     number, at = 0 if expected is None else expected + 1, datetime.now(UTC).isoformat(timespec="seconds")
-    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    by = by or os.environ.get("USER", f"user {os.getuid()}")
+    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by, "at": at}
     refuse_collected(store, version)
     if log.length() != number or not log.put(number, entry):
         newest = current(store, name)
@@ -168,13 +168,6 @@ def _log(store: Store, name: str) -> Log:
     if not layout.is_alias(name):
         raise StorageError(f"alias name {name!r}: use letters, digits, '.', '_', '-' and '/', and not a version's name")
     return Log(store, layout.alias(name))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user of a container may have no name
-        return f"user {os.getuid()}"
 
 
 def _read(log: Log, number: int) -> Move:
