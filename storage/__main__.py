@@ -18,8 +18,6 @@ PROGRAM = Program(
     epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
     commands=versions.COMMANDS | maintenance.COMMANDS,
 )
-_DOCTOR_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
-"""Short limits: `doctor` reports a failing store at once instead of waiting until it recovers."""
 
 
 def main() -> int:
@@ -28,8 +26,8 @@ def main() -> int:
 
 
 def _open(arguments: argparse.Namespace) -> Store:
-    if arguments.command == "doctor":  # it may examine a root that is still empty
-        return Store(arguments.root, **_DOCTOR_PATIENCE)
+    if arguments.command == "doctor":  # the root may be empty; a failing store is reported instead of waited for
+        return Store(arguments.root, request_timeout_s=10, patience_s=20)
     store = Store(arguments.root)
     check_not_empty(store)
     return store

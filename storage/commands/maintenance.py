@@ -22,9 +22,7 @@ def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
     """Check versions, and all logs if no version is given; the status is 1 if there is a problem."""
     versions = [aliases.resolve_version(store, version) for version in arguments.versions]
     logs = check_logs.LogReport(versions) if versions else check_logs.check_logs(store)
-    report = verify.verify(
-        store, logs.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=print_progress
-    )
+    report = verify.verify(store, logs.versions, print_progress, deep=arguments.deep, ancestors=not arguments.alone)
     report.findings[:0] = logs.findings
     rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
     parts = [table(["version", "object", "problem"], rows)] if rows else []

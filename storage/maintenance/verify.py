@@ -51,10 +51,10 @@ class Report:
 def verify(
     store: Store,
     versions: Sequence[str],
+    progress: Progress = lambda _: None,
     *,
     deep: bool = False,
     ancestors: bool = True,
-    progress: Progress = lambda _: None,
 ) -> Report:
     """Check `versions` and, with `ancestors`, all their ancestors. Damage is reported, never raised.
 

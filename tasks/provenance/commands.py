@@ -188,17 +188,9 @@ def _summary(proposal: Proposal) -> str:
 
 COMMANDS = {
     "trained-on": Command(
-        "list the checkpoints that were trained on a problem, directly or by descent",
-        lambda parser: _add_problem(parser, "updates"),
-        trained_on,
+        "list the checkpoints trained on a problem", lambda parser: _add_problem(parser, "updates"), trained_on
     ),
-    "training-data": Command(
-        "list what a checkpoint was trained on, and all before it", _add_training_data, training_data
-    ),
-    "impact": Command(
-        "list what a wrong gold answer of a problem affects: trajectories, evaluations, checkpoints, aliases",
-        lambda parser: _add_problem(parser, "rows of each table"),
-        impact,
-    ),
+    "training-data": Command("list what a checkpoint was trained on", _add_training_data, training_data),
+    "impact": Command("list what a wrong gold answer affects", lambda parser: _add_problem(parser, "rows"), impact),
     "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),
 }
