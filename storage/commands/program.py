@@ -35,10 +35,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(  # type: ignore[override]  # the overloads differ in what they return for a namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
         if "--root" in self._option_string_actions:
-            args = one_spelling(sys.argv[1:] if args is None else args)
+            args = [re.sub(r"^storage\.root=", "--root=", word) for word in (sys.argv[1:] if args is None else args)]
         if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -46,11 +46,6 @@ class Parser(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._mixing = False
-
-
-def one_spelling(words: Sequence[str]) -> list[str]:
-    """Read `storage.root=R`, as the flows call it, as `--root=R`."""
-    return [re.sub(r"^storage\.root=", "--root=", word) for word in words]
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -185,7 +180,7 @@ class Program:
 
     def _parse(self) -> argparse.Namespace:
         """Parse the line. The shared options may also come after a command."""
-        shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        shared = Parser(add_help=False, allow_abbrev=False)
         about = "local folder or s3://bucket/prefix; default ./var; also as storage.root=ROOT, as in the flows"
         shared.add_argument("--root", default="./var", help=about)
         if self.cached:
@@ -199,5 +194,5 @@ class Program:
             subparser = parsers.add_parser(name, help=command.about, description=about)
             subparser.set_defaults(act=command.run)  # not `run`, which is an option
             command.add_arguments(subparser)
-        namespace, rest = shared.parse_known_args(one_spelling(sys.argv[1:]))
+        namespace, rest = shared.parse_known_args()
         return parser.parse_args(rest, namespace)

@@ -29,7 +29,6 @@ from storage.visible import visible
 
 _TEMPLATE = Path(__file__).with_name("model_card.md")
 _IN_TABLES = str.maketrans({mark: f"&#{ord(mark)};" for mark in "|[`*\\"} | {"\n": " "})
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 
 def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
@@ -61,9 +60,8 @@ def send(folder: Path, repository: str, message: str) -> str:
     api = HfApi(token=True)  # the one in HF_TOKEN, or of `hf auth login`
     try:
         api.create_repo(repository, private=True, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=_WEIGHTS
-        )
+        old = ["*.safetensors", "*.safetensors.index.json"]
+        commit = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=old)
     except Exception as error:  # the library raises its own errors and those of its HTTP client: no common base
         told = " ".join(str(error).split())
         raise UnavailableError(

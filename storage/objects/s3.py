@@ -36,7 +36,6 @@ _LONGEST = 10
 """A request is given up after so many request timeouts, even if data still arrive."""
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
-_NOT_IMPLEMENTED = 501
 _REFUSED = (400, 401, 403)
 """Statuses of refusals. Servers differ in how they refuse expired keys, and the answer to a HEAD has nothing else."""
 PART_BYTES = 16 * 2**20
@@ -54,7 +53,7 @@ _REMEDY = (
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later, because the network or the server failed, not the request."""
     if status := _status(error):
-        return (status >= 500 and status != _NOT_IMPLEMENTED) or status in (408, 409, 429) or _code(error) in _TRANSIENT
+        return (status >= 500 and status != 501) or status in (408, 409, 429) or _code(error) in _TRANSIENT
     if isinstance(error, BotoCoreError):
         return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError))
     return isinstance(error, (ConnectionError, TimeoutError, ResponseParserError, aiohttp.ClientError))
