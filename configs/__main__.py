@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import signal
 import textwrap
 import types
 import typing
@@ -59,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
     main()

@@ -184,5 +184,5 @@ def _fields(location: Sequence[int | str]) -> list[str]:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return `, did you mean …?` for a message; empty if no name is similar."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.7)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -7,21 +7,17 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 import argparse
 
 from storage import interrupts
-from storage.commands import maintenance, transfer, versions
+from storage.commands import maintenance, versions
 from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
 
-COMMANDS = versions.COMMANDS | maintenance.COMMANDS | transfer.COMMANDS
 PROGRAM = Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],
     epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
-    commands=COMMANDS,
-    former={"mend": COMMANDS["repair"]},
+    commands=versions.COMMANDS | maintenance.COMMANDS,
 )
-_DOCTOR_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
-"""Short limits: `doctor` reports a failing store at once instead of waiting until it recovers."""
 
 
 def main() -> int:
@@ -30,8 +26,8 @@ def main() -> int:
 
 
 def _open(arguments: argparse.Namespace) -> Store:
-    if arguments.command == "doctor":  # it may examine a root that is still empty
-        return Store(arguments.root, **_DOCTOR_PATIENCE)
+    if arguments.command == "doctor":  # the root may be empty; a failing store is reported instead of waited for
+        return Store(arguments.root, request_timeout_s=10, patience_s=20)
     store = Store(arguments.root)
     check_not_empty(store)
     return store

@@ -49,6 +49,16 @@ class TakenOverError(ConflictError):
     """Another writer continues this version."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a number of things, for a message.
+
+    >>> counted(1, "version"), counted(2000, "trajectory")
+    ('1 version', '2,000 trajectories')
+    """
+    several = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else several}"
+
+
 def first_few(items: Sequence[object], most: int = 3) -> str:
     """Name the first of many things, for a message.
 

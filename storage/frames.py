@@ -12,26 +12,22 @@ _LIBRARIES = tuple(
 )
 
 
-def own_line(error: BaseException) -> str:
-    """Return the last line of the traceback that is neither this project's nor a library's; empty if there is none.
-
-    Example: "maze.py:14 in reset"
-    """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-
-
 def is_own(filename: str) -> bool:
     """Return whether a file is the user's own: not this project's, not a library's, not made by `exec`."""
     return not filename.startswith((*_OURS, *_LIBRARIES, "<")) and "site-packages" not in filename
 
 
 def with_own_line(text: str, error: BaseException) -> str:
-    """Add the user's own line, if any, to a text about an error or about one that it came from."""
+    """Add the user's own line, such as "maze.py:14 in reset", to a text about an error or about one that it came from.
+
+    It is the last one of the traceback that is neither this project's nor a library's, if there is one.
+    """
     each: BaseException | None = error
-    place = ""
-    while each and not place:
-        place, each = own_line(each), each.__cause__ or each.__context__
+    frames: list[traceback.FrameSummary] = []
+    while each and not frames:
+        frames = [frame for frame in traceback.extract_tb(each.__traceback__) if is_own(frame.filename)]
+        each = each.__cause__ or each.__context__
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     return f"{text} ({place})" if place and place not in text else text
 
 

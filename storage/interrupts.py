@@ -50,6 +50,8 @@ def _run(watch: "_Watch", command: Callable[[], int | None], advice: str) -> NoR
         status = error.code
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of the output has ended, as in `… | head`
+        status = 128 + signal.SIGPIPE
     except BaseException as error:
         watch.catch_up()
         if not watch.received:
@@ -151,6 +153,7 @@ def _flush() -> bool:
             stream.flush()
         except OSError as error:
             whole = False
-            _print(f"error: standard output cannot be written to: {error.strerror}")
+            if not isinstance(error, BrokenPipeError):
+                _print(f"error: standard output cannot be written to: {error.strerror}")
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return whole

@@ -31,24 +31,11 @@ retraining/<name>/<number>.json             nights that began and ended (see `st
 
 import re
 
-from storage.version_names import (
-    AuditVersion,
-    CurriculumVersion,
-    DecisionVersion,
-    EvaluationVersion,
-    ExclusionsVersion,
-    HistoryVersion,
-    PolicyVersion,
-    ProblemsVersion,
-    RunVersion,
-    ScoresVersion,
-    TrajectoriesVersion,
-    version_of,
-)
+from storage import version_names as names
+from storage.version_names import version_of
 
 AREAS = ("runs", "problems", "audits", "exclusions")
 """The folders that hold all versions."""
-_AREA = re.compile(f"/({'|'.join(AREAS)})/")
 
 
 def split_uri(target: str) -> tuple[str | None, str]:
@@ -59,7 +46,7 @@ def split_uri(target: str) -> tuple[str | None, str]:
     >>> split_uri("runs/demo"), split_uri("demo")
     ((None, 'runs/demo'), (None, 'demo'))
     """
-    if found := _AREA.search(target):
+    if found := re.search(f"/({'|'.join(AREAS)})/", target):
         return target[: found.start()], target[found.start() + 1 :].rstrip("/")
     return None, target.rstrip("/")
 
@@ -74,48 +61,48 @@ def find_run(target: str) -> tuple[str | None, str]:
     return root, rest.removeprefix("runs/").split("/")[0]
 
 
-def problems(fingerprint: str) -> ProblemsVersion:
-    return ProblemsVersion(f"problems/{fingerprint}")
+def problems(fingerprint: str) -> names.ProblemsVersion:
+    return names.ProblemsVersion(f"problems/{fingerprint}")
 
 
-def audit(fingerprint: str) -> AuditVersion:
-    return AuditVersion(f"audits/{fingerprint}")
+def audit(fingerprint: str) -> names.AuditVersion:
+    return names.AuditVersion(f"audits/{fingerprint}")
 
 
-def exclusions(digest: str) -> ExclusionsVersion:
-    return ExclusionsVersion(f"exclusions/{digest}")
+def exclusions(digest: str) -> names.ExclusionsVersion:
+    return names.ExclusionsVersion(f"exclusions/{digest}")
 
 
-def run(name: str) -> RunVersion:
-    return RunVersion(f"runs/{name}/run")
+def run(name: str) -> names.RunVersion:
+    return names.RunVersion(f"runs/{name}/run")
 
 
-def checkpoint(name: str, version: int) -> PolicyVersion:
-    return PolicyVersion(f"runs/{name}/checkpoints/{version:06d}")
+def checkpoint(name: str, version: int) -> names.PolicyVersion:
+    return names.PolicyVersion(f"runs/{name}/checkpoints/{version:06d}")
 
 
-def trajectories(name: str, iteration: int) -> TrajectoriesVersion:
-    return TrajectoriesVersion(f"runs/{name}/trajectories/{iteration:06d}")
+def trajectories(name: str, iteration: int) -> names.TrajectoriesVersion:
+    return names.TrajectoriesVersion(f"runs/{name}/trajectories/{iteration:06d}")
 
 
-def scores(name: str, iteration: int, scorer: str) -> ScoresVersion:
-    return ScoresVersion(f"runs/{name}/scores/{iteration:06d}/{scorer}")
+def scores(name: str, iteration: int, scorer: str) -> names.ScoresVersion:
+    return names.ScoresVersion(f"runs/{name}/scores/{iteration:06d}/{scorer}")
 
 
-def evaluation(policy: PolicyVersion, set_name: str, protocol: str) -> EvaluationVersion:
+def evaluation(policy: names.PolicyVersion, set_name: str, protocol: str) -> names.EvaluationVersion:
     """Return the version of the trajectories of `policy` on the set `set_name`; `protocol` says how it was played."""
-    return EvaluationVersion(f"runs/{policy.run}/evaluations/{policy.rpartition('/')[2]}/{set_name}/{protocol}")
+    return names.EvaluationVersion(f"runs/{policy.run}/evaluations/{policy.rpartition('/')[2]}/{set_name}/{protocol}")
 
 
-def evaluation_scores(evaluation: EvaluationVersion, scorer: str) -> ScoresVersion:
-    return ScoresVersion(f"{evaluation}/scores/{scorer}")
+def evaluation_scores(evaluation: names.EvaluationVersion, scorer: str) -> names.ScoresVersion:
+    return names.ScoresVersion(f"{evaluation}/scores/{scorer}")
 
 
-def evaluated_policy(version: str) -> PolicyVersion | None:
+def evaluated_policy(version: str) -> names.PolicyVersion | None:
     """Return the checkpoint that an evaluation, or the scores of one, is about; None for other versions."""
     known = version_of(version)
-    evaluation = known.evaluation if isinstance(known, ScoresVersion) else known
-    return evaluation.policy if isinstance(evaluation, EvaluationVersion) else None
+    evaluation = known.evaluation if isinstance(known, names.ScoresVersion) else known
+    return evaluation.policy if isinstance(evaluation, names.EvaluationVersion) else None
 
 
 def is_written_without_lease(key: str) -> bool:
@@ -123,16 +110,16 @@ def is_written_without_lease(key: str) -> bool:
     return key.split("/")[2:3] in (["evaluations"], ["history"])
 
 
-def history(name: str, iterations: int) -> HistoryVersion:
-    return HistoryVersion(f"runs/{name}/history/{iterations:06d}")
+def history(name: str, iterations: int) -> names.HistoryVersion:
+    return names.HistoryVersion(f"runs/{name}/history/{iterations:06d}")
 
 
-def curriculum(name: str) -> CurriculumVersion:
-    return CurriculumVersion(f"runs/{name}/curriculum")
+def curriculum(name: str) -> names.CurriculumVersion:
+    return names.CurriculumVersion(f"runs/{name}/curriculum")
 
 
-def decision(name: str) -> DecisionVersion:
-    return DecisionVersion(f"runs/{name}/decision")
+def decision(name: str) -> names.DecisionVersion:
+    return names.DecisionVersion(f"runs/{name}/decision")
 
 
 def metrics_folder(name: str) -> str:
@@ -203,25 +190,19 @@ def beat(run: str, token: int) -> str:
     return f"leases/{run}/beats/{token:08d}.json"
 
 
-# Older stores have evaluations without a set and a protocol.
-_VERSION = re.compile(
-    r"(?P<version>(problems|audits|exclusions)/[0-9a-f]+"
-    r"|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
-    r"|scores/\d{6}/[0-9a-f]+|evaluations/\d{6}(/[^/]+/(greedy|sampled)-[0-9a-f]+)?(/scores/[0-9a-f]+)?))"
-    r"/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
-)
+_OBJECT = re.compile(r"(?P<version>.+)/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)")
 
 
 def data_of(key: str) -> tuple[str, str] | None:
     """Return version and nonce of the attempt that wrote `key`; None if `key` is not a data object of a version."""
-    match = _VERSION.fullmatch(key)
-    return (match["version"], match["nonce"]) if match and match["nonce"] else None
+    match = _OBJECT.fullmatch(key)
+    return (match["version"], match["nonce"]) if match and match["nonce"] and version_of(match["version"]) else None
 
 
 def manifest_of(key: str) -> str | None:
     """Return the version whose manifest has the key `key`; None if it is not a manifest."""
-    match = _VERSION.fullmatch(key)
-    return None if match is None or match["nonce"] else match["version"]
+    version = version_of(key.removesuffix("/manifest.json"))
+    return version if version and key == manifest(version) else None
 
 
 _ENTRY = re.compile(r"(?P<log>.+)/(?P<number>\d{8})\.json")

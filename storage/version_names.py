@@ -15,6 +15,8 @@ from storage.errors import DamagedError
 _RUN = r"runs/(?!\.{1,2}/)[^/\\]+"
 """Matches the folder of a run, but no name that would climb out of the root."""
 
+KINDS: "dict[str, type[Version]]" = {}
+
 
 class Version(str):
     """The name of a version: a string, the key of its folder. Its type is the kind of the version.
@@ -28,6 +30,10 @@ class Version(str):
 
     kind: ClassVar[str]
     pattern: ClassVar[re.Pattern[str]]
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
 
     def __new__(cls, text: str) -> Self:
         """Check the name. Raises DamagedError if versions of this kind have other names."""
@@ -143,15 +149,6 @@ class ExclusionsVersion(Version):
     """The trajectories and problems that are kept out of training."""
 
     kind, pattern = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
-
-
-KINDS: dict[str, type[Version]] = {
-    version.kind: version
-    for version in (
-        *(RunVersion, ProblemsVersion, PolicyVersion, TrajectoriesVersion, EvaluationVersion, ScoresVersion),
-        *(HistoryVersion, CurriculumVersion, DecisionVersion, AuditVersion, ExclusionsVersion),
-    )
-}
 
 
 _V = TypeVar("_V", bound=Version)

@@ -1,4 +1,5 @@
-"""The commands of `python -m storage`: `versions` shows versions and moves aliases, `maintenance` checks and cleans.
+"""The commands of `python -m storage`: `versions` shows versions and moves aliases, `maintenance` checks, cleans
+and copies.
 
 `program` parses command lines and prints tables and JSON, for every command line of the project.
 """

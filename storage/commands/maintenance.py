@@ -1,17 +1,15 @@
-"""The commands that check and maintain a store: `verify`, `gc`, `repair` and `doctor`."""
+"""The commands that check, clean and copy a store: `verify`, `gc`, `repair`, `doctor`, `export` and `cp`."""
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
 from storage.commands.program import Command, Output, no_arguments, print_progress, size, table, whole
-from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import LogReport, check_logs
-from storage.maintenance.check_logs import repair as repair_logs
-from storage.maintenance.doctor import examine
-from storage.maintenance.gc import Rules
-from storage.maintenance.verify import verify as verify_versions
+from storage.errors import counted
+from storage.maintenance import check_logs, copying, doctor, export, gc, verify
 from storage.objects.store import Store
 from storage.versions import aliases
+from storage.versions.checkpoints import resolve_policy
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -20,47 +18,38 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="do not check what the versions were made from")
 
 
-def verify(store: Store, arguments: argparse.Namespace) -> Output:
+def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
     """Check versions, and all logs if no version is given; the status is 1 if there is a problem."""
     versions = [aliases.resolve_version(store, version) for version in arguments.versions]
-    logs = LogReport(versions) if versions else check_logs(store)
-    report = verify_versions(
-        store, logs.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=print_progress
-    )
+    logs = check_logs.LogReport(versions) if versions else check_logs.check_logs(store)
+    report = verify.verify(store, logs.versions, print_progress, deep=arguments.deep, ancestors=not arguments.alone)
     report.findings[:0] = logs.findings
     rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
     parts = [table(["version", "object", "problem"], rows)] if rows else []
-    collected = f" ({report.collected} of them collected by gc)" if report.collected else ""
-    checked = f"{report.versions} versions{collected}, {report.objects} objects, {size(report.bytes)}"
-    result = f"{len(report.findings)} problems" if report.findings else "whole"
+    gone = f" ({report.collected} of them collected by gc)" if report.collected else ""
+    checked = f"{counted(report.versions, 'version')}{gone}, {counted(report.objects, 'object')}, {size(report.bytes)}"
+    result = counted(len(report.findings), "problem") if report.findings else "whole"
     return Output(asdict(report), [*parts, f"{result}: {checked}"], int(bool(report.findings)))
 
 
 def _add_gc(parser: argparse.ArgumentParser) -> None:
-    rules, add = Rules(), parser.add_argument
+    rules, add = gc.Rules(), parser.add_argument
     add("--delete", action="store_true", help="delete; without it only show what would be deleted")
     about = f"keep so many newest versions of each kind of a run; default {rules.keep_last}"
     add("--keep-last", type=whole(1), default=rules.keep_last, metavar="N", help=about)
     about = "also keep versions 0, M, 2M …; default: only 0"
     add("--keep-every", type=whole(0), default=0, metavar="M", help=about)
     about = "kind of versions to collect; may be repeated; default: checkpoint"
-    add("--kind", action="append", choices=garbage.KINDS, help=about)
+    add("--kind", action="append", choices=gc.KINDS, help=about)
     about = "collect leftovers of killed attempts older than this; default 24"
     add("--older-than-hours", type=whole(0), default=24, metavar="H", help=about)
-    about = "keep only the version of an alias, not everything it was made from"
-    add("--shallow", action="store_true", help=about)
 
 
-def gc(store: Store, arguments: argparse.Namespace) -> Output:
+def run_gc(store: Store, arguments: argparse.Namespace) -> Output:
     """Plan or delete; show one line for each run."""
-    rules = Rules(
-        keep_last=arguments.keep_last,
-        keep_every=arguments.keep_every,
-        kinds=tuple(arguments.kind or Rules().kinds),
-        older_than_s=arguments.older_than_hours * 3600,
-        with_ancestors=not arguments.shallow,
-    )
-    plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
+    kinds, older_than_s = tuple(arguments.kind or gc.Rules().kinds), arguments.older_than_hours * 3600
+    rules = gc.Rules(arguments.keep_last, arguments.keep_every, kinds, older_than_s)
+    plans = gc.collect(store, rules, print_progress) if arguments.delete else gc.plan(store, rules)
     data = [
         {
             "run": plan.run,
@@ -81,28 +70,61 @@ def gc(store: Store, arguments: argparse.Namespace) -> Output:
     return Output(data, [table(columns, rows), *versions, "nothing was deleted: --delete does it"])
 
 
-def repair(store: Store, _: argparse.Namespace) -> Output:
+def run_repair(store: Store, _: argparse.Namespace) -> Output:
     """Repair the logs and show what was done. `verify` reports other problems."""
-    filled, entered = repair_logs(store, print_progress)
-    summary = f"{len(filled)} lost entries filled, {len(entered)} versions and aliases entered into the catalog"
-    return Output({"filled": filled, "entered": entered}, [summary])
+    filled, entered = check_logs.repair(store)
+    summary = (
+        f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
+    )
+    lines = [*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)]
+    return Output({"filled": filled, "entered": entered}, [*lines, summary])
 
 
-def doctor(store: Store, arguments: argparse.Namespace) -> Output:
+def run_doctor(store: Store, arguments: argparse.Namespace) -> Output:
     """Run all probes; the status is 1 if one of them found a problem."""
-    checks = examine(store)
+    checks = doctor.examine(store)
     rows = [(check.name, "ok" if check.ok else "PROBLEM", check.found, check.consequence) for check in checks]
     bad = sum(not check.ok for check in checks)
-    verdict = f"{bad} problems" if bad else f"{store.root} can be trusted with versions"
+    verdict = counted(bad, "problem") if bad else f"{store.root} can be trusted with versions"
     shown = table(["check", "", "found", "what would go wrong"], rows)
     return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))
 
 
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="VERSION", help="a checkpoint")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty folder")
+    about = "send it to this repository of the hub, too, with the token in HF_TOKEN; a new repository is private"
+    parser.add_argument("--hub", metavar="OWNER/NAME", help=about)
+
+
+def run_export(store: Store, arguments: argparse.Namespace) -> Output:
+    """Write the folder and, if asked, send it to the hub."""
+    policy = resolve_policy(store, arguments.version)
+    export.export(store, policy, arguments.folder)
+    parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
+    commit = export.send(arguments.folder, arguments.hub, policy) if arguments.hub else None
+    parts += [f"sent: {commit}"] if commit else []
+    return Output({"version": policy, "folder": str(arguments.folder), "commit": commit}, parts)
+
+
+def _add_cp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of the run")
+    parser.add_argument("target", metavar="ROOT", help="local folder or s3://bucket/prefix to which it is copied")
+
+
+def run_cp(store: Store, arguments: argparse.Namespace) -> Output:
+    """Copy a run."""
+    copied = copying.copy_run(store, Store(arguments.target), arguments.run, print_progress)
+    versions, many = [manifest.version for manifest in copied], sum(manifest.bytes for manifest in copied)
+    summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
+    return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
+
+
 COMMANDS = {
-    "verify": Command("check that versions and everything they were made from are whole", _add_verify, verify),
-    "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, gc),
-    "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, repair),
-    "doctor": Command(
-        "check that a root can be trusted with versions: races, permissions, multipart", no_arguments, doctor
-    ),
+    "verify": Command("check that versions and everything they were made from are whole", _add_verify, run_verify),
+    "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, run_gc),
+    "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, run_repair),
+    "doctor": Command("check that a root can be trusted with versions: races, permissions", no_arguments, run_doctor),
+    "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, run_export),
+    "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, run_cp),
 }

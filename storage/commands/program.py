@@ -6,7 +6,7 @@ Tables are for people, JSON (`--json`) is for scripts.
 import argparse
 import json
 import logging
-import signal
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,12 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from storage.objects.store import Store
-from storage.visible import print_clean_logs, printable
+from storage.visible import Fleeting, print_clean_logs, printable
 
 _WIDTH = 140
 """Least width of tables if the output is not a terminal."""
@@ -27,15 +28,17 @@ _WIDTH = 140
 class Parser(argparse.ArgumentParser):
     """A parser that accepts options between several positional arguments: `verify demo/latest --deep champion`.
 
-    The parsers of its commands are of this type, too.
+    One that has `--root R` also reads `storage.root=R`. The parsers of its commands are of this type, too.
     """
 
     _mixing = False
 
     def parse_known_args(  # type: ignore[override]  # the overloads differ in what they return for a namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
+        if "--root" in self._option_string_actions:
+            args = [re.sub(r"^storage\.root=", "--root=", word) for word in (sys.argv[1:] if args is None else args)]
         if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -49,13 +52,9 @@ def whole(least: int) -> Callable[[str], int]:
     """Return the `type` of an argument that is a whole number, at least `least`."""
 
     def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return number
+        return int(text)
 
     return read
 
@@ -119,16 +118,13 @@ def size(count: float) -> str:
     >>> size(1_500_000)
     '1.5 MB'
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"
+    return decimal(int(count))
 
 
 def print_progress(line: str) -> None:
-    """Print a line of progress to standard error."""
-    print(printable(line), file=sys.stderr, flush=True)
+    """Print a line of progress to standard error; a fleeting one on a terminal only."""
+    if sys.stderr.isatty() or not isinstance(line, Fleeting):
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def print_error(error: BaseException) -> None:
@@ -160,7 +156,6 @@ class Program:
     about: str
     epilog: str
     commands: Mapping[str, Command]
-    former: Mapping[str, Command] = field(default_factory=dict)  # by former names, which help does not list
     cached: bool = False  # whether its commands read data, and so take --cache
 
     def main(self, open_store: Callable[[argparse.Namespace], Store] | None = None) -> int:
@@ -172,11 +167,12 @@ class Program:
         arguments = self._parse()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
         print_clean_logs()
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
             store = open_store(arguments) if open_store else Store(arguments.root)
             output: Output = arguments.act(store, arguments)
             output.print(as_json=arguments.json)
+        except BrokenPipeError:  # `… | head` is not an error
+            raise
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
@@ -184,18 +180,18 @@ class Program:
 
     def _parse(self) -> argparse.Namespace:
         """Parse the line. The shared options may also come after a command."""
-        shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        shared.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
+        shared = Parser(add_help=False, allow_abbrev=False)
+        about = "local folder or s3://bucket/prefix; default ./var; also as storage.root=ROOT, as in the flows"
+        shared.add_argument("--root", default="./var", help=about)
         if self.cached:
             about = "folder for data of a remote root; default ./var/cache"
             shared.add_argument("--cache", default="./var/cache", help=about)
         shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
         parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name, command in (*self.commands.items(), *self.former.items()):
-            about = command.about
-            listed: dict[str, Any] = {"help": about} if name in self.commands else {}
-            subparser = parsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}.", **listed)
+        for name, command in self.commands.items():
+            about = f"{command.about[0].upper()}{command.about[1:]}."
+            subparser = parsers.add_parser(name, help=command.about, description=about)
             subparser.set_defaults(act=command.run)  # not `run`, which is an option
             command.add_arguments(subparser)
         namespace, rest = shared.parse_known_args()

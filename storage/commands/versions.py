@@ -9,12 +9,12 @@ from rich.table import Table
 from configs import flatten
 from storage import layout
 from storage.commands.program import Command, Output, print_error, short, size, table, whole
-from storage.errors import DamagedError, StorageError
+from storage.errors import DamagedError, StorageError, counted
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
-from storage.versions.lineage import ancestors, descendants
+from storage.versions.lineage import ancestors
 from storage.versions.manifests import Kind, Manifest
 
 
@@ -65,7 +65,10 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         *(("own code", f"{path} {digest[:16]}") for path, digest in manifest.code.items()),
         ("flow run", manifest.prefect_run_id),
         ("fencing token", manifest.fence),
-        ("data", "collected by gc" if collected else f"{len(manifest.files)} objects, {size(manifest.bytes)}"),
+        (
+            "data",
+            "collected by gc" if collected else f"{counted(len(manifest.files), 'object')}, {size(manifest.bytes)}",
+        ),
         *(("parent", parent) for parent in manifest.parent_names),
     ]
     parts = [table(["", ""], head)]
@@ -82,14 +85,11 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _add_lineage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION")
-    about = "show what was made from it, instead of what it was made from"
-    parser.add_argument("--up", action="store_true", help=about)
 
 
 def lineage(store: Store, arguments: argparse.Namespace) -> Output:
     """Show the nearest versions first; `distance` counts the steps between."""
-    version = aliases.resolve_version(store, arguments.version)
-    nodes = descendants(store, version) if arguments.up else ancestors(store, version)
+    nodes = ancestors(store, aliases.resolve_version(store, arguments.version))
     rows = [
         (node.depth, node.kind, node.version, node.rows or "", size(node.bytes), ", ".join(node.parents))
         for node in nodes
@@ -108,18 +108,18 @@ def diff(store: Store, arguments: argparse.Namespace) -> Output:
     """Show only differences. A knob that one version does not have counts with its default."""
     named = (arguments.left, arguments.right)
     left, right = (manifests.read(store, aliases.resolve_version(store, name)) for name in named)
-    config, metrics = _changed(left.settings, right.settings), _changed(left.metrics, right.metrics)
-    own = [(path, a and a[:16], b and b[:16]) for path, a, b in _changed(left.code, right.code)]
+    changed = {
+        "config": _changed(left.settings, right.settings),
+        "metrics": _changed(left.metrics, right.metrics),
+        "own_code": _changed(left.code, right.code),
+    }
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
-    for name, rows in (("own code", own), ("setting", config), ("metric", metrics)):
+    for name, rows in changed.items():
         if rows:
-            columns = [name, left.version, right.version]
-            parts.append(table(columns, [(key, short(a), short(b)) for key, a, b in rows]))
-    if not config:
+            parts.append(table([name, left.version, right.version], [(key, short(a), short(b)) for key, a, b in rows]))
+    if not changed["config"]:
         parts.append("the same configuration")
-    changed = {"config": config, "metrics": metrics, "own_code": own}
-    data = {name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}
-    return Output(data, parts)
+    return Output({name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}, parts)
 
 
 def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -132,8 +132,7 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("ls", help="list all aliases (the default ACTION)")
     point = actions.add_parser("set", help="point NAME at VERSION")
     past = actions.add_parser("history", help="all moves of NAME: where it pointed, who moved it, and why")
-    rollback = actions.add_parser("rollback", aliases=["back"], help="point NAME where it pointed before")
-    rollback.set_defaults(action="rollback")
+    rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
     for action in (point, past, rollback):
         action.add_argument("name", metavar="NAME")
     for action in (point, rollback):
@@ -181,9 +180,7 @@ def _moves(name: str, moves: list[Move]) -> Output:
 COMMANDS = {
     "ls": Command("list the newest versions", _add_ls, ls),
     "show": Command("show one version: files, parents, metrics, configuration", _add_show, show),
-    "lineage": Command(
-        "show everything that a version was made from, or everything made from it", _add_lineage, lineage
-    ),
+    "lineage": Command("show everything that a version was made from", _add_lineage, lineage),
     "diff": Command("show how configuration and metrics of two versions differ", _add_diff, diff),
     "alias": Command("names that point at versions: list, set, history, rollback", _add_alias, alias),
 }

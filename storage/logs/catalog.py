@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.errors import DamagedError, StorageError
-from storage.logs.entries import ALIAS, LOST
-from storage.logs.log import Log
+from storage.logs.log import ALIAS, LOST, Log
 from storage.objects.store import Store, in_parallel
 
 
@@ -63,13 +62,11 @@ def read_all(store: Store) -> list[CatalogEntry]:
     Raises:
         StorageError: an entry is damaged.
     """
-    log, entries = Log(store, layout.CATALOG), list[CatalogEntry]()
-    for entry in in_parallel(lambda number: _entry(log, number), range(log.length())):
-        if isinstance(entry, DamagedError):
-            raise entry
-        if entry:
-            entries.append(entry)
-    return entries
+    log = Log(store, layout.CATALOG)
+    entries = in_parallel(lambda number: _entry(log, number), range(log.length()))
+    for damaged in (entry for entry in entries if isinstance(entry, DamagedError)):
+        raise damaged
+    return [entry for entry in entries if isinstance(entry, CatalogEntry)]
 
 
 def _entry(log: Log, number: int) -> CatalogEntry | DamagedError | None:

@@ -10,7 +10,7 @@ S3 cannot make a create depend on another object. So a holder that pauses betwee
 commit. The version then comes from it or from its successor, never from both; its parents are committed, and later
 versions build on it.
 
-Writers use a lease by the protocol `Fence`. `is_held` finds who holds a lease without taking it, `tenures` who held it
+`is_held` finds who holds a lease without taking it, `tenures` who held it
 and when.
 """
 
@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from storage import layout
 from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, StorageError
@@ -34,16 +34,6 @@ logger = logging.getLogger(__name__)
 
 BEATS = 4
 """Signs of life within `ttl_s`."""
-
-
-@runtime_checkable
-class Fence(Protocol):
-    """The right to write a run (`Lease`)."""
-
-    token: int
-
-    def check(self) -> None:
-        """Raise StorageError if another writer has taken over the lease."""
 
 
 @dataclass
@@ -90,10 +80,8 @@ class Lease:
 
     def check(self) -> None:
         """Raise LeaseLostError unless this is still the newest holder."""
-        if not self._lost and self._log.length() > self.token + 1:
-            self._lose()
-        if self._lost:
-            raise LeaseLostError(self._lost)
+        if lost := self._find_successor():
+            raise LeaseLostError(lost)
 
     @property
     def _log(self) -> Log:
@@ -154,20 +142,21 @@ class Lease:
         while not self._done.wait(self.ttl_s / BEATS):
             try:
                 self._beat()
-                if self._log.length() > self.token + 1:
-                    self._lose()
-                    logger.error("%s", self._lost)
+                if lost := self._find_successor():
+                    logger.error("%s", lost)
                     return
             except Exception as error:  # noqa: BLE001  # the thread must go on to try the next sign of life
                 logger.warning("run %s: a sign of life was not written: %r", self.run, error)
 
-    def _lose(self) -> None:
-        newest = newest_holder(self.store, self.run)
-        assert newest
-        self._lost = (
-            f"run {self.run!r} was taken over by {describe(newest[1])}, because this flow run seemed dead. "
-            "This flow run stops; what it has committed stays"
-        )
+    def _find_successor(self) -> str:
+        """Say who has taken over the lease; an empty text: nobody."""
+        taken_over = not self._lost and self._log.length() > self.token + 1
+        if taken_over and (newest := newest_holder(self.store, self.run)):
+            self._lost = (
+                f"run {self.run!r} was taken over by {describe(newest[1])}, because this flow run seemed dead. "
+                "This flow run stops; what it has committed stays"
+            )
+        return self._lost
 
 
 def _now() -> str:
@@ -186,18 +175,14 @@ def is_held(store: Store, run: str) -> str | None:
 class Tenure:
     """The time for which one holder had a lease, by its own clock.
 
-    Example: Tenure("flow run amber-slug (process 71 on gpu-1) since …", "flow run amber-slug", begun, seen, "")
+    Example: Tenure("flow run amber-slug (process 71 on gpu-1) since …", "flow run amber-slug", seen, 3600.0, "")
     """
 
     holder: str
     label: str
-    begun: datetime
     seen: datetime  # last sign of life
+    seconds: float  # until then
     ended: str  # why the lease is free, as far as can be seen at once; empty: it seems to be held
-
-    @property
-    def seconds(self) -> float:
-        return max(0.0, (self.seen - self.begun).total_seconds())
 
 
 def tenures(store: Store, run: str) -> list[Tenure]:
@@ -218,7 +203,7 @@ def tenures(store: Store, run: str) -> list[Tenure]:
             f"no sign of life for {silent_s:.0f} s": silent_s > float(entry["ttl_s"]),
         }
         ended = next((reason for reason, holds in reasons.items() if holds), "")
-        return Tenure(describe(entry), entry["label"], begun, seen, ended)
+        return Tenure(describe(entry), entry["label"], seen, max(0.0, (seen - begun).total_seconds()), ended)
 
     return [tenure for tenure in in_parallel(read, range(length)) if tenure]
 

@@ -2,15 +2,31 @@
 
 Numbers have no gaps, so the end is found by probing, never by listing. A writer reads the log up to a free number and
 then appends at it. If this succeeds, no other entry came between: compare-and-swap made from put-if-absent alone.
+
+A digest shows that an entry is as it was written, not that this pipeline wrote it. So every read of an entry checks its
+fields as well. Additional fields are allowed, because a newer program may have added them. `storage.logs.nights` and
+`storage.versions.drafts` check their own entries.
 """
 
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-from storage.logs.entries import check_entry
+from storage import layout
+from storage.errors import DamagedError
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
+
+LOST = "lost"
+"""Kind of a placeholder in the catalog, which `repair` puts where an entry was lost."""
+ALIAS = "alias"
+"""Kind of an entry by which earlier programs found an alias; its version is the alias's name."""
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    layout.CATALOG: {"kind": str, "version": str, "parents": list},
+    layout.alias(""): {"version": str, "sha256": str, "reason": str, "by": str, "at": str},
+    layout.lease(""): {"holder": dict, "label": str, "at": str, "ttl_s": (int, float)},
+}
+"""The types of an entry's fields, by the beginning of its log's prefix."""
 
 
 class Log:
@@ -24,7 +40,8 @@ class Log:
 
         Takes one request if no entry is new, else about 1.5 log2(new entries).
         """
-        length = first_free(self._has, max(at_least, self._store.positions.get(self._prefix, 0)))
+        known = max(at_least, self._store.positions.get(self._prefix, 0))
+        length = first_free(lambda number: self._store.exists(self.key(number)), known)
         self._remember(length)
         return length
 
@@ -55,9 +72,6 @@ class Log:
         positions = self._store.positions
         positions[self._prefix] = max(positions.get(self._prefix, 0), length)
 
-    def _has(self, number: int) -> bool:
-        return self._store.exists(self.key(number))
-
     def key(self, number: int) -> str:
         return f"{self._prefix}/{number:08d}.json"
 
@@ -75,3 +89,16 @@ def first_free(has: Callable[[int], bool], known: int = 0) -> int:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if has(middle) else (low, middle)
     return low
+
+
+def check_entry(log: str, values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return `values`, an entry of the log with the prefix `log`, if its fields are right.
+
+    Raises:
+        DamagedError: the fields are not those of an entry of this log; the message names `where`.
+    """
+    for prefix, fields in _FIELDS.items():
+        wrong = [name for name, type_ in fields.items() if not isinstance(values.get(name), type_)]
+        if log.startswith(prefix) and wrong:
+            raise DamagedError(f"{where} has wrong fields ({', '.join(wrong)}): it is damaged")
+    return values

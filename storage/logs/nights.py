@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError
-from storage.logs.leases import Fence
+from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.objects.seal import newer
 from storage.objects.store import Store, in_parallel
@@ -106,7 +106,7 @@ class Nights:
         fence: the lease of the writer, checked before each entry.
     """
 
-    def __init__(self, store: Store, name: str, fence: Fence | None = None) -> None:
+    def __init__(self, store: Store, name: str, fence: Lease | None = None) -> None:
         self._log, self._name, self._fence = Log(store, layout.retraining(name)), name, fence
         self._next = 0
 
@@ -120,11 +120,9 @@ class Nights:
         try:
             return _records(map(_Event.model_validate, in_parallel(self._log.read, range(self._next))))
         except (FileNotFoundError, KeyError, IndexError, ValidationError) as error:
-            if unknown := newer(error):
-                raise DamagedError(
-                    f"the log of retraining {self._name!r} has {unknown}, which this code does not know: upgrade"
-                ) from None
-            raise DamagedError(f"the log of retraining {self._name!r} has lost an entry: {error!r}") from error
+            unknown = newer(error)
+            found = f"{unknown}, which this code does not know: upgrade" if unknown else f"lost an entry: {error!r}"
+            raise DamagedError(f"the log of retraining {self._name!r} has {found}") from error
 
     def begin(self, night: Night) -> None:
         """Append an entry, as the methods below do. All raise ConflictError if another writer was faster."""

@@ -2,5 +2,5 @@
 
 `verify` checks versions and all their ancestors. `check_logs` checks the logs, and replaces their lost entries. `gc`
 deletes the data that no rule keeps. `doctor` tries out a root before versions are stored there. `copying` takes a run
-to another root; `export` makes a checkpoint a folder for others, with a `model_card`.
+to another root; `export` makes a checkpoint a folder for others, with a model card.
 """

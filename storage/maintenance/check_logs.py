@@ -11,15 +11,14 @@ import hashlib
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
-from storage.logs.entries import ALIAS, LOST
-from storage.logs.log import Log
+from storage.logs.log import ALIAS, LOST, Log
 from storage.logs.nights import Nights
 from storage.maintenance.verify import Finding
 from storage.objects.seal import seal
@@ -30,7 +29,6 @@ from storage.versions.manifests import Manifest
 Values = dict[str, Any]
 _LOGS = re.compile("|".join((layout.CATALOG, layout.lease("[^/]+"), layout.retraining("[^/]+"))))
 """Prefixes of all logs but those of aliases."""
-_NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
 _REPAIR = "`python -m storage repair`"
 
 
@@ -61,9 +59,9 @@ def check_logs(store: Store) -> LogReport:
         last = _entries(store, log, numbers, report)[-1]
         if aliases.name_of(log) and last and (problem := _target_problem(store, last)):
             report.findings.append(Finding(log, layout.manifest(last["version"]), problem))
-        elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in report.findings):
+        elif log.startswith(layout.retraining("")) and not any(finding.version == log for finding in report.findings):
             try:
-                Nights(store, night["name"]).read()
+                Nights(store, log.removeprefix(layout.retraining(""))).read()
             except DamagedError as error:
                 report.findings.append(Finding(log, log, str(error)))
     return report
@@ -129,7 +127,7 @@ def _target_problem(store: Store, move: Values) -> str:
     return "" if digest == move["sha256"] else "was changed after the alias was pointed at it"
 
 
-def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
+def repair(store: Store) -> tuple[list[str], list[str]]:
     """Put placeholders where the catalog has lost entries, and append the versions that it lacks.
 
     Returns:
@@ -139,10 +137,7 @@ def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tu
     filled = [log.key(number) for number in report.lost if _fill(store, log, number)]
     for manifest in report.absent:
         catalog.enter(store, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
-    entered = [manifest.version for manifest in report.absent]
-    for line in (*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)):
-        progress(line)
-    return filled, entered
+    return filled, [manifest.version for manifest in report.absent]
 
 
 def _fill(store: Store, log: Log, number: int) -> bool:

@@ -11,31 +11,29 @@ next one, and one that is repeated adds what is new.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from storage import layout
-from storage.errors import ConflictError, DamagedError, StorageError, first_few
+from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
 from storage.logs import catalog
 from storage.logs.leases import Lease
+from storage.maintenance.verify import Progress
 from storage.objects.store import Store, in_parallel
 from storage.version_names import version_of
 from storage.versions import aliases, manifests
 from storage.versions.fetch import fetch_file
 from storage.versions.lineage import climb_down
 from storage.versions.manifests import File, Manifest
+from storage.visible import Fleeting
 
 _FILES_AT_ONCE = 4
 _NAME = re.compile(rf'"((?:{"|".join(layout.AREAS)})/[^"]+)"')
-_IN_NO_VERSION = ("metrics", "report", "logs")
-"""Folders of a run, whose objects are replaced."""
 
 
-def copy_run(
-    source: Store, target: Store, run: str, progress: Callable[[str], None] = lambda _: None
-) -> list[Manifest]:
+def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda _: None) -> list[Manifest]:
     """Copy `run` to `target`, under the lease that it has there; return the manifests of what `target` lacked.
 
     Raises:
@@ -51,12 +49,14 @@ def copy_run(
         written = (version for version in _versions(target, run) if not layout.is_written_without_lease(version))
         further = set(written).difference(manifest.version for manifest in needed)
         _refuse(target, [*sorted(further), *(own.version for own, other in pairs if other not in (None, own))])
-        for folder in _IN_NO_VERSION:
+        for folder in ("metrics", "report", "logs"):  # which are no versions: their objects are replaced
             for item in source.walk(f"runs/{run}/{folder}"):
                 target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]
         for manifest in new:
-            progress(f"{manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
+            progress(
+                Fleeting(f"{manifest.version}: {counted(len(manifest.files), 'object')}, {manifest.bytes:,} bytes")
+            )
             lease.check()
             _copy_version(source, target, manifest)
         for name, move in moves.items():
@@ -77,9 +77,7 @@ def _needed(source: Store, run: str) -> list[Manifest]:
     if not (own := _versions(source, run)):
         raise StorageError(f"there is no run {run!r} in {source.root}: `python -m storage ls --kind run` lists them")
     texts = in_parallel(partial(manifests.read_bytes, source), own)
-    named = sorted(
-        {name for text in texts for name in _NAME.findall(text.decode(errors="replace")) if version_of(name)}
-    )
+    named = {name for text in texts for name in _NAME.findall(text.decode(errors="replace")) if version_of(name)}
     nodes = climb_down(source, [*own, *(name for name in sorted(named) if manifests.committed(source, name))])
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"run {run!r} cannot be copied whole: {first_few(problems)}")

@@ -1,7 +1,7 @@
 """Tries out what the pipeline needs of a store, before versions are put there.
 
 It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises `Wrong`. It examines neither clocks (S3 refuses requests from a machine whose clock is 15 minutes off)
+found, or raises StorageError. It examines neither clocks (S3 refuses what a host signs whose clock is 15 minutes wrong)
 nor what becomes of objects later: lifecycle rules, object locks, disks in memory.
 """
 
@@ -13,9 +13,11 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress
 from pathlib import Path
 
-from storage.errors import StorageError
+from storage.errors import StorageError, UnavailableError
 from storage.objects.store import Store, sha256
 
 _WRITERS = 16
@@ -37,10 +39,6 @@ class ProbeResult:
     consequence: str  # what would go wrong in the pipeline; empty if nothing would
 
 
-class Wrong(Exception):  # noqa: N818 - a finding, not an error of this program
-    """A probe found a problem, which the message describes."""
-
-
 class Scratch:
     """The folder `doctor/<nonce>/` of a store."""
 
@@ -56,46 +54,23 @@ class Scratch:
         self.store.write(key, data)
         return key, data
 
-    def clear(self) -> None:
-        """Delete what was written; what a listing does not show is left to `gc`."""
-        for item in list(self.store.walk(self.folder)):
-            self.store.delete(item.path)
-        if self.store.is_local:
-            folder = Path(self.store.path(self.folder))
-            with contextlib.suppress(OSError):  # it was never made, or another doctor is running
-                folder.rmdir()
-                folder.parent.rmdir()
-
 
 def _demand(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise Wrong(otherwise)
+        raise StorageError(otherwise)
 
 
 def examine(store: Store) -> list[ProbeResult]:
     """Run all probes on `store`; return a single result if it cannot be reached."""
-    scratch = Scratch(store)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            store.size(scratch.key("never-written"))
-        next(iter(store.walk(scratch.folder)), None)
-    except (StorageError, OSError) as error:
-        if not _is_refusal(error):
-            return [ProbeResult("reached", False, str(error), "nothing works: this root cannot be reached")]
-    results = [_run(name, *probe, scratch) for name, probe in _PROBES.items()]
-    try:
-        scratch.clear()
-    except (StorageError, OSError) as error:
-        left = f"{scratch.folder} is left behind: {error}"
-        return [*results, ProbeResult("tidied up", False, left, "delete it by hand")]
+    scratch, results = Scratch(store), list[ProbeResult]()
+    for name, (probe, consequence) in _PROBES.items():
+        try:
+            results.append(ProbeResult(name, True, probe(scratch), ""))
+        except (StorageError, OSError) as problem:
+            if isinstance(problem, UnavailableError) and not _is_refusal(problem):
+                return [ProbeResult("reached", False, str(problem), "nothing works: this root cannot be reached")]
+            results.append(ProbeResult(name, False, str(problem), consequence))
     return results
-
-
-def _run(name: str, probe: Callable[[Scratch], str], consequence: str, scratch: Scratch) -> ProbeResult:
-    try:
-        return ProbeResult(name, True, probe(scratch), "")
-    except (Wrong, StorageError, OSError) as problem:
-        return ProbeResult(name, False, str(problem), consequence)
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -104,16 +79,11 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _write(scratch: Scratch) -> str:
-    scratch.store.write(scratch.key("write"), b"written")
-    scratch.store.write(scratch.key("write"), b"replaced")
-    return "an object was written, and replaced"
-
-
-def _read(scratch: Scratch) -> str:
-    key, data = scratch.written("read")
+    scratch.store.write(scratch.key("write"), b"to be replaced")
+    key, data = scratch.written("write")
     _demand((found := scratch.store.read(key)) == data, f"wrote {data!r}, read {found!r}")
     _demand((size := scratch.store.size(key)) == len(data), f"wrote {len(data)} bytes, the store reports {size}")
-    return "what was written was read back"
+    return "an object was written, replaced, and read back"
 
 
 def _delete(scratch: Scratch) -> str:
@@ -130,11 +100,11 @@ def _absence(scratch: Scratch) -> str:
     try:
         _demand(not scratch.store.exists(key), "an object that was never written is reported to exist")
         with contextlib.suppress(FileNotFoundError):
-            raise Wrong(f"an object that was never written reads as {scratch.store.read(key)[:20]!r}")
+            raise StorageError(f"an object that was never written reads as {scratch.store.read(key)[:20]!r}")
     except StorageError as error:
         if not _is_refusal(error):
             raise
-        raise Wrong("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
+        raise StorageError("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
     return "absent objects are reported as absent"
 
 
@@ -153,24 +123,20 @@ def _race(scratch: Scratch) -> str:
     stores = [Store(store.root, patience_s=_PATIENCE_S) if is_bucket else store for _ in range(_WRITERS)]
     with ThreadPoolExecutor(_WRITERS) as connecting:  # connecting takes time, so it comes before the race
         list(connecting.map(lambda store: store.exists(scratch.key("race")), stores))
-    for number in range(_ROUNDS):
-        _race_once(stores, scratch.key(f"race-{number}"))
-    return f"one of {_WRITERS} writers won each of {_ROUNDS} races, and its bytes were stored"
+    start = threading.Barrier(_WRITERS)
 
-
-def _race_once(stores: list[Store], key: str) -> None:
-    start = threading.Barrier(len(stores))
-
-    def create(number: int) -> bool:
+    def create(key: str, number: int) -> bool:
         start.wait(_START_S)
         return stores[number].create(key, f"writer {number}".encode())
 
-    with ThreadPoolExecutor(len(stores)) as writers:  # a reused executor may have too few threads
-        winners = [number for number, won in enumerate(writers.map(create, range(len(stores)))) if won]
-    count, found = len(winners), stores[0].read(key)
-    _demand(count == 1, f"{len(stores)} writers created one object at once, and {count} of them succeeded")
-    stored = found == f"writer {winners[0]}".encode()
-    _demand(stored, f"writer {winners[0]} created an object successfully, but {found!r} is stored")
+    for key in (scratch.key(f"race-{race}") for race in range(_ROUNDS)):
+        with ThreadPoolExecutor(_WRITERS) as writers:  # a reused executor may have too few threads
+            winners = list(compress(range(_WRITERS), writers.map(partial(create, key), range(_WRITERS))))
+        found, count = store.read(key), len(winners)
+        _demand(count == 1, f"{_WRITERS} writers created one object at once, and {count} of them succeeded")
+        stored = found == f"writer {winners[0]}".encode()
+        _demand(stored, f"writer {winners[0]} created an object successfully, but {found!r} is stored")
+    return f"one of {_WRITERS} writers won each of {_ROUNDS} races, and its bytes were stored"
 
 
 def _listing(scratch: Scratch) -> str:
@@ -195,17 +161,25 @@ def _parts(scratch: Scratch) -> str:
     return f"{size / 2**20:.0f} MiB were sent in parts and read back unchanged"
 
 
+def _tidy(scratch: Scratch) -> str:
+    """Delete what was written; what a listing does not show is left to `gc`."""
+    for item in list(scratch.store.walk(scratch.folder)):
+        scratch.store.delete(item.path)
+    if scratch.store.is_local:
+        with contextlib.suppress(OSError):  # it was never made, or another doctor is running
+            (folder := Path(scratch.store.path(scratch.folder))).rmdir()
+            folder.parent.rmdir()
+    return "what was written was deleted"
+
+
 _PROBES: dict[str, tuple[Callable[[Scratch], str], str]] = {
-    "write": (_write, "nothing can be committed: the first write of a run fails"),
-    "read": (_read, "no stage can read what another wrote"),
+    "write": (_write, "nothing can be committed, or no stage can read what another wrote"),
     "delete": (_delete, "`gc --delete` fails; runs do not delete"),
     "absence": (_absence, "a run checks for versions that may not exist: it stops at its first check"),
-    "second create": (
-        _create,
-        "a committed version could be replaced, or no version committed: do not use this root",
-    ),
+    "second create": (_create, "a committed version could be replaced, or no version committed: do not use this root"),
     "race": (_race, "two writers could both think that they committed: do not use this root"),
     "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
     "parts": (_parts, "checkpoints cannot be stored"),
+    "tidied up": (_tidy, "the folder doctor/ stays: delete it by hand"),
 }
 """The probes by name, in their order, each with what would go wrong in the pipeline without that property."""

@@ -1,16 +1,34 @@
-"""Exports a checkpoint as a transformers folder with a model card, and sends the folder to the hub."""
+"""Exports a checkpoint as a transformers folder with a model card, and sends the folder to the hub.
 
+The card is README.md in Markdown, with the metadata that the hub reads. It may be published. So of paths it has only
+the last part, and neither the store's root nor the configuration.
+"""
+
+import hashlib
+import html
+import shlex
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from storage.errors import StorageError, UnavailableError
-from storage.maintenance.model_card import model_card
+from jinja2 import Environment
+from markupsafe import Markup
+
+from configs import flatten
+from storage import layout
+from storage.errors import DamagedError, StorageError, UnavailableError
+from storage.logs import catalog
 from storage.objects.store import Store
-from storage.processes.folder import TemporaryFolder
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, ScoresVersion, select, version_of
+from storage.versions import manifests
 from storage.versions.checkpoints import open_checkpoint
+from storage.versions.lineage import ancestors
+from storage.versions.manifests import Manifest
+from storage.visible import visible
 
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+_TEMPLATE = Path(__file__).with_name("model_card.md")
+_IN_TABLES = str.maketrans({mark: f"&#{ord(mark)};" for mark in "|[`*\\"} | {"\n": " "})
 
 
 def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
@@ -24,14 +42,11 @@ def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(f"{folder} exists: give a new or an empty folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = TemporaryFolder(str(folder.parent))
-    try:
-        checkpoint, made = open_checkpoint(store, policy, scratch.path / "cache"), scratch.path / "model"
+    with TemporaryDirectory(prefix="export-", dir=folder.parent) as scratch:
+        checkpoint, made = open_checkpoint(store, policy, Path(scratch, "cache")), Path(scratch, "model")
         shutil.copytree(checkpoint.model, made, copy_function=shutil.copyfile)
         (made / "README.md").write_text(model_card(store, checkpoint.manifest))
         made.rename(folder)
-    finally:
-        scratch.remove()
 
 
 def send(folder: Path, repository: str, message: str) -> str:
@@ -45,9 +60,8 @@ def send(folder: Path, repository: str, message: str) -> str:
     api = HfApi(token=True)  # the one in HF_TOKEN, or of `hf auth login`
     try:
         api.create_repo(repository, private=True, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=_WEIGHTS
-        )
+        old = ["*.safetensors", "*.safetensors.index.json"]
+        commit = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=old)
     except Exception as error:  # the library raises its own errors and those of its HTTP client: no common base
         told = " ".join(str(error).split())
         raise UnavailableError(
@@ -55,3 +69,47 @@ def send(folder: Path, repository: str, message: str) -> str:
             f"`hf upload {repository} {folder}` sends it"
         ) from error
     return str(commit.commit_url)
+
+
+def model_card(store: Store, manifest: Manifest) -> str:
+    """Return the card of a checkpoint.
+
+    Raises:
+        DamagedError: its lineage is damaged.
+    """
+    policy, nodes = PolicyVersion(manifest.version), ancestors(store, manifest.version)
+    if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
+        raise DamagedError(f"{policy} has a damaged lineage: {problems[0]}; `python -m storage verify` says more")
+    evaluations = [
+        (scores.evaluation, dict(flatten(found.metrics)))
+        for scores in select(ScoresVersion, dict.fromkeys(entry.version for entry in catalog.read_all(store)))
+        if scores.evaluation and scores.evaluation.policy == policy and (found := manifests.find(store, scores))
+    ]
+    environment = Environment(trim_blocks=True, finalize=_shown)
+    environment.filters["public"] = _public
+    return environment.from_string(_TEMPLATE.read_text()).render(
+        policy=policy,
+        path=(manifest.settings.get("policy") or {}).get("path"),
+        at=manifest.created_at,
+        code=manifest.code_version,
+        digest=hashlib.sha256(manifests.read_bytes(store, policy)).hexdigest(),
+        lineage=[(layout.series_of(node.version), node) for node in nodes],
+        sets=[manifests.read(store, node.version) for node in nodes if node.kind == "problems"],
+        evaluations=evaluations,
+        files=[file for file in manifest.files if file.name.startswith("model/")],
+        quoted=shlex.quote(policy),
+    )
+
+
+def _public(text: str) -> str:
+    """Return a version's name in a URI, the last part of another URI or absolute path, and other texts as they are."""
+    if not text.startswith(("/", "~")) and "://" not in text:  # such as a name of the hub
+        return text
+    return version_of(f"runs{text.rpartition('/runs')[2]}") or text.rstrip("/").rpartition("/")[2]
+
+
+def _shown(value: Any) -> str:
+    """Return a text that shows as it is: it cannot be markup, begin another cell or hide anything."""
+    if isinstance(value, Markup):
+        return value
+    return html.escape(visible(str(value)), quote=False).translate(_IN_TABLES)

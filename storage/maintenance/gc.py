@@ -16,17 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from storage import layout
-from storage.errors import LeaseHeldError
+from storage.errors import LeaseHeldError, counted
 from storage.logs import catalog, leases
+from storage.maintenance.verify import Progress
+from storage.objects.interface import ObjectInfo
 from storage.objects.seal import seal
-from storage.objects.store import ObjectInfo, Store, in_parallel
+from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
 from storage.versions.lineage import ancestors
 from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "scores", "evaluation")
-Progress = Callable[[str], None]
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objects.local
 UNLEASED_S = 3600.0
 """Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""
@@ -41,14 +42,12 @@ class Rules:
         keep_every: keep also every version whose number is a multiple of this; 0: no version for this reason.
         kinds: kinds of versions that are collected at all.
         older_than_s: leftovers younger than this are kept.
-        with_ancestors: whether an alias keeps the ancestors of its version, too.
     """
 
     keep_last: int = 3
     keep_every: int = 0
     kinds: tuple[str, ...] = ("checkpoint",)
     older_than_s: float = 24 * 3600
-    with_ancestors: bool = True
 
 
 @dataclass(slots=True)
@@ -70,13 +69,13 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
     done = []
     for planned in plan(store, rules):
         if planned.run is None:
-            _delete_planned(store, rules, planned, progress, lambda: None)
+            _delete_planned(store, planned, progress, lambda: None)
             done.append(planned)
             continue
         try:
             with leases.Lease(store, planned.run, label="gc") as lease:
                 for leased in plan(store, rules, planned.run):  # again, now under the lease
-                    _delete_planned(store, rules, leased, progress, lease.check)
+                    _delete_planned(store, leased, progress, lease.check)
                     done.append(leased)
         except LeaseHeldError as error:
             progress(f"left alone: {error}")
@@ -93,7 +92,7 @@ def plan(store: Store, rules: Rules, run: str | None = None) -> list[Plan]:
         name = layout.run_of(key)
         return plans.setdefault(name, Plan(name))
 
-    for manifest in deletable(store, entries, kept(store, entries, rules), rules, run):
+    for manifest in deletable(store, entries, kept(store, entries), rules, run):
         plan_of(manifest.version).versions.append(manifest)
     for item in _leftovers(store, rules, folder):
         plan_of(item.path).leftovers.append(item)
@@ -130,7 +129,7 @@ def _needed(store: Store, version: str) -> set[str]:
     return set(drafts.shards(store, version))
 
 
-def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
+def _delete_planned(store: Store, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
     """Write tombstones, read the aliases a second time, then delete the data.
 
     Moving an alias checks for a tombstone after the move. So either the move or this second read sees the other.
@@ -140,7 +139,7 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
         store.write(layout.tombstone(manifest.version), seal(mark))
-    keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
+    keep = kept(store, catalog.read_all(store)) if planned.versions else set()
     for manifest in list(planned.versions):
         if manifest.version in keep:
             planned.versions.remove(manifest)
@@ -149,20 +148,20 @@ def _delete_planned(store: Store, rules: Rules, planned: Plan, progress: Progres
         check()
         for file in manifest.files:
             store.delete(file.path)
-        progress(f"collected {manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
+        progress(f"collected {manifest.version}: {counted(len(manifest.files), 'object')}, {manifest.bytes:,} bytes")
     for item in planned.leftovers:
         check()
         store.delete(item.path)
         progress(f"deleted {item.path}: {item.bytes:,} bytes")
 
 
-def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
+def kept(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
     """Return the versions that aliases keep: those they point at, their ancestors, and their evaluations."""
     versions, pointed = set[str](), set[str]()
     for name, moves in aliases.names(store).items():
         if newest := aliases.current(store, name, moves):
-            alone = name.endswith("/latest") or not rules.with_ancestors
-            versions |= {newest.version} if alone else {node.version for node in ancestors(store, newest.version)}
+            needed = [] if name.endswith("/latest") else ancestors(store, newest.version)
+            versions |= {newest.version, *(node.version for node in needed)}
             pointed.add(newest.version)
     return versions | {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
 

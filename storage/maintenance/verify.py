@@ -19,6 +19,10 @@ from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import climb_down
 from storage.versions.manifests import File, Manifest
+from storage.visible import Fleeting
+
+Progress = Callable[[str], None]
+"""Gets a line when a part of the work is done or begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,10 @@ class Report:
 def verify(
     store: Store,
     versions: Sequence[str],
+    progress: Progress = lambda _: None,
     *,
     deep: bool = False,
     ancestors: bool = True,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Check `versions` and, with `ancestors`, all their ancestors. Damage is reported, never raised.
 
@@ -69,7 +73,7 @@ def verify(
     broken = [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
     report = Report(broken, versions=len(wanted))
     for number, node in enumerate(wanted, 1):
-        progress(f"{number}/{len(wanted)} {node.version}")
+        progress(Fleeting(f"{number}/{len(wanted)} {node.version}"))
         if node.kind:  # its manifest could be read
             with TemporaryDirectory(prefix="verify-") as folder:
                 _check(store, manifests.read(store, node.version), Path(folder), deep, report)

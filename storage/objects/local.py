@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from storage.errors import StorageError
-from storage.objects.interface import Backend, ObjectInfo
+from storage.objects.interface import ObjectInfo
 
 
-class LocalBackend(Backend):
+class LocalBackend:
     """Objects as files of a folder. A call returns only when its object is on the disk.
+
+    A backend has these methods, which may be called from any thread; one that reads an absent object raises
+    FileNotFoundError.
 
     A file is written under a temporary name (`.NAME.*.tmp`) and then appears whole, by rename or by hard link.
     """
@@ -25,9 +28,11 @@ class LocalBackend(Backend):
         return _file(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
+        """Create or replace the object. A reader sees the old object or the new one, never a part."""
         _appear(path, data, os.replace)
 
     def create(self, path: str, data: bytes) -> bool:
+        """Put the object if `path` is free, atomically; return False if it is taken, even by the caller's own."""
         try:  # a hard link is atomic; fsspec's exclusive mode on local files is not
             _appear(path, data, os.link)
         except FileExistsError:
@@ -35,17 +40,21 @@ class LocalBackend(Backend):
         return True
 
     def upload(self, path: str, source: Path) -> None:
+        """Write the object as `write` does, streamed from a file."""
         _appear(path, source, os.replace)
 
     def download(self, path: str, target: Path) -> str:
+        """Stream the object into a file and return the sha256 of the received bytes."""
         shutil.copyfile(_file(path), target)
         with target.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def delete(self, path: str) -> None:
+        """Delete the object; do nothing if it does not exist."""
         Path(path).unlink(missing_ok=True)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List every object whose path begins with `prefix`, to find objects that no manifest or log names."""
         for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)

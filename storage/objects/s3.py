@@ -11,10 +11,8 @@ those in a file that another program renews, may expire: so if S3 refuses a requ
 import hashlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,27 +36,24 @@ _LONGEST = 10
 """A request is given up after so many request timeouts, even if data still arrive."""
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
-_NOT_IMPLEMENTED = 501
 _REFUSED = (400, 401, 403)
 """Statuses of refusals. Servers differ in how they refuse expired keys, and the answer to a HEAD has nothing else."""
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts sent or fetched at the same time, which are in memory meanwhile."""
 MAX_PARTS = 10_000  # S3's limit for one upload
-_MOST_CLOCK_ERROR_S = 600.0
-"""S3 refuses requests that were signed more than 15 minutes ago, or that much in the future."""
-_CREDENTIALS = (
+_REMEDY = (
     "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile. Keys "
     "that S3 refuses are read again: if they have expired, renew them (profile, process or login; a process keeps the "
     "keys of its environment), and run the same command again to continue. `python -m storage doctor` says what they "
-    "allow"
+    "allow. S3 also refuses what a host signs whose clock is 15 minutes wrong"
 )
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later, because the network or the server failed, not the request."""
     if status := _status(error):
-        return (status >= 500 and status != _NOT_IMPLEMENTED) or status in (408, 409, 429) or _code(error) in _TRANSIENT
+        return (status >= 500 and status != 501) or status in (408, 409, 429) or _code(error) in _TRANSIENT
     if isinstance(error, BotoCoreError):
         return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError))
     return isinstance(error, (ConnectionError, TimeoutError, ResponseParserError, aiohttp.ClientError))
@@ -102,7 +97,7 @@ class _FileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
 
 class S3Backend:
-    """A backend for S3. Credentials and endpoint come from the ordinary AWS chain (environment, profile, instance).
+    """The methods of `LocalBackend` for S3. Credentials and endpoint come from the ordinary AWS chain.
 
     Args:
         request_timeout_s: a request without an answer for so many seconds is sent again.
@@ -242,7 +237,7 @@ class S3Backend:
             if not isinstance(told, (ClientError, BotoCoreError, ResponseParserError)):
                 raise
             refusal = PermissionError(str(told))  # no or expired credentials, no region, or what S3 refuses
-            raise UnavailableError(f"{self.uri(path)}: {told}. {_remedy(error)}") from refusal
+            raise UnavailableError(f"{self.uri(path)}: {told}. {_REMEDY}") from refusal
         return answer
 
     def _with_new_keys(self, _: str, send: Callable[[_FileSystem], T]) -> T:
@@ -267,15 +262,3 @@ def _note_failure(state: RetryCallState) -> None:
         error = state.outcome.exception()
         told = _refusal(error) or error
         logger.warning("s3://%s: attempt %d failed: %r", state.args[0], state.attempt_number, told)
-
-
-def _remedy(error: BaseException) -> str:
-    """Say what to do about a refusal; the answer to a HEAD has the time, but no text that says why it is refused."""
-    date = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    ahead_s = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
-    if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
-        return _CREDENTIALS
-    return (
-        f"The clock of this host is {abs(ahead_s) / 60:.0f} minutes {'ahead of' if ahead_s > 0 else 'behind'} the "
-        "server's; S3 refuses what is signed with a wrong time. Set it, and keep it right with NTP"
-    )

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from configs.storage import Storage
 from storage.errors import StorageError
-from storage.objects.interface import Backend, ObjectInfo, check_key
+from storage.objects.interface import ObjectInfo, check_key
 from storage.objects.local import LocalBackend
 
-__all__ = ["ObjectInfo", "Store", "has_content", "in_parallel", "sha256"]
+if TYPE_CHECKING:
+    from storage.objects.s3 import S3Backend
+
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -36,13 +38,13 @@ class Store:
         self.root = root if separator else root.rstrip("/") or root
         self.positions: dict[str, int] = {}
         """Known lengths of logs by their prefix, for `storage.logs.log`."""
-        self.backend: Backend
+        self.backend: LocalBackend | S3Backend
         if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
         elif scheme == "s3" and rest.strip("/"):
-            from storage.objects.s3 import S3Backend
+            from storage.objects import s3
 
-            self.backend, self._base = S3Backend(request_timeout_s, patience_s), rest.strip("/")
+            self.backend, self._base = s3.S3Backend(request_timeout_s, patience_s), rest.strip("/")
         else:
             raise StorageError(f"root {root!r}: give a local folder or s3://bucket/prefix")
 
@@ -121,8 +123,3 @@ def sha256(path: Path) -> str:
     """Return the hex sha256 of a local file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def has_content(path: Path, size: int, digest: str) -> bool:
-    """Return whether a local file exists with this size and this sha256."""
-    return path.is_file() and path.stat().st_size == size and sha256(path) == digest

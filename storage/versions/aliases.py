@@ -4,17 +4,19 @@ An alias is a numbered log. Each entry (a move) names the version that the alias
 alias is a compare-and-swap, and its history is kept. Aliases are found by listing their folder.
 """
 
-import getpass
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from configs.loader import nearest
 from storage import layout
-from storage.errors import AliasMovedError, DamagedError, StorageError
+from storage.errors import AliasMovedError, DamagedError, StorageError, counted
+from storage.logs import catalog
 from storage.logs.log import Log
 from storage.objects.interface import check_key
 from storage.objects.store import Store
-from storage.versions.manifests import as_parent, read_bytes
+from storage.version_names import PolicyVersion, select
+from storage.versions.manifests import as_parent, committed, refuse_collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +70,17 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     """
     log, target = _log(store, name), as_parent(store, version)
     number, at = 0 if expected is None else expected + 1, datetime.now(UTC).isoformat(timespec="seconds")
-    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
-    _refuse_collected(store, version)
+    by = by or os.environ.get("USER", f"user {os.getuid()}")
+    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by, "at": at}
+    refuse_collected(store, version)
     if log.length() != number or not log.put(number, entry):
         newest = current(store, name)
         where = f"at {newest.version} by move {newest.number} of {newest.by}" if newest else "nowhere"
         raise AliasMovedError(
             f"alias {name!r} was moved by another writer: it points {where}. Check this, then move it"
         )
-    _refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
+    refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
     return Move(number, **entry)
-
-
-def _refuse_collected(store: Store, version: str) -> None:
-    if store.exists(layout.tombstone(version)):
-        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone, so no alias may point at it")
 
 
 def advance(store: Store, name: str, version: str, by: str = "") -> None:
@@ -109,7 +107,9 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "") 
     moves = log.length()
     number = moves - 2 if to is None else to
     if not 0 <= number < moves:
-        raise StorageError(f"alias {name!r} has {moves} moves in its history: there is no such move to go back to")
+        raise StorageError(
+            f"alias {name!r} has {counted(moves, 'move')} in its history: there is no such move to go back to"
+        )
     target = _read(log, number)
     return move(store, name, target.version, moves - 1, reason or f"roll back to move {target.number}")
 
@@ -137,25 +137,37 @@ def resolve_version(store: Store, reference: str) -> str:
         StorageError: `reference` is neither an alias nor a committed version.
     """
     root = store.uri("x").removesuffix("x")
-    reference = reference.removeprefix(root).rstrip("/")
-    if layout.is_alias(reference) and (newest := current(store, reference)):
+    name = reference.removeprefix(root).rstrip("/")
+    if layout.is_alias(name) and (newest := current(store, name)):
         return newest.version
-    check_key(reference)
-    read_bytes(store, reference)
-    return reference
+    if not committed(store, check_key(name)):
+        raise DamagedError(f"{store.uri(name)} was never committed{_meant(store, name)}")
+    return name
+
+
+def _meant(store: Store, name: str) -> str:
+    """Say what a name that is neither an alias nor a version may mean, as the end of a sentence."""
+    (_, run), (*folders, number) = layout.find_run(name), name.split("/")
+    if number.isdecimal():
+        for kind in (*folders[-1:], "checkpoints"):
+            if committed(store, meant := f"runs/{run}/{kind}/{number:0>6}"):
+                return f", did you mean {meant!r}?"
+    try:
+        versions = [entry.version for entry in reversed(catalog.read_all(store))]
+    except DamagedError:  # `ls` names the damage
+        versions = []
+    of_run = [version for version in versions if layout.run_of(version) == run]
+    checkpoints_first = (each for each in (*select(PolicyVersion, of_run), *of_run) if committed(store, each))
+    if name in (run, f"runs/{run}") and (newest := next(checkpoints_first, None)):
+        return f", but {run} is a run: name a version, such as {newest}; `python -m storage ls --run {run}` lists all"
+    known = {*names(store), *versions, *filter(None, map(layout.run_of, versions))} - {name}
+    return nearest(name, known) or "; `python -m storage ls` lists versions, `python -m storage alias` other names"
 
 
 def _log(store: Store, name: str) -> Log:
     if not layout.is_alias(name):
         raise StorageError(f"alias name {name!r}: use letters, digits, '.', '_', '-' and '/', and not a version's name")
     return Log(store, layout.alias(name))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user of a container may have no name
-        return f"user {os.getuid()}"
 
 
 def _read(log: Log, number: int) -> Move:

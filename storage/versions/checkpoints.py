@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
-from storage.versions.manifests import Manifest, read
+from storage.versions.manifests import Manifest, read, refuse_collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ def resolve_policy(store: Store, reference: str) -> PolicyVersion:
     """
     version = aliases.resolve_version(store, reference)
     _read_manifest(store, version)
-    if store.exists(layout.tombstone(version)):
-        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone")
+    refuse_collected(store, version)
     return PolicyVersion(version)
 
 
@@ -97,12 +95,7 @@ def _read_manifest(store: Store, version: str) -> Manifest:
 
 
 def open_checkpoint(
-    store: Store,
-    version: str,
-    cache: Path,
-    *,
-    state: bool = False,
-    fetching: Fetching = fetch_all,
+    store: Store, version: str, cache: Path, *, state: bool = False, fetching: Fetching = fetch_all
 ) -> Checkpoint:
     """Fetch and verify a checkpoint.
 

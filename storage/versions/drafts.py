@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError
 from storage.logs import catalog
-from storage.logs.leases import Fence
+from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
@@ -55,7 +55,7 @@ class Provenance(BaseModel):
     config: dict[str, Any]
     code: dict[str, str] = {}  # see `Manifest`
     prefect_run_id: str | None = None
-    fence: Fence | None = None
+    fence: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,36 +148,31 @@ class Draft:
                 committed this version.
         """
         with span("commit", version=self.version, kind=self.kind, run=layout.run_of(self.version) or ""):
-            return self._commit(provenance, parents, metrics or {})
-
-    def _commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any]) -> Manifest:
-        manifest = Manifest(
-            manifest_version=MANIFEST_VERSION,
-            kind=self.kind,
-            version=self.version,
-            parents=[as_parent(self.store, parent) for parent in parents],
-            files=self.files,
-            config=provenance.config,
-            code_version=code_version(),
-            code=provenance.code,
-            prefect_run_id=provenance.prefect_run_id,
-            metrics=metrics,
-            created_at=datetime.now(UTC),
-            nonce=self.nonce,
-            fence=provenance.fence.token if provenance.fence else None,
-        )
-        catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
-        if provenance.fence:
-            provenance.fence.check()
-        # Without code of the user's, programs that do not know this field still read the manifest.
-        stored = manifest.model_dump_json(exclude=None if manifest.code else {"code"})
-        created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
-        if not created and provenance.fence and layout.run_of(self.version):
-            raise ConflictError(
-                f"{self.store.uri(self.version)} was committed by another writer while this one held the run's lease: "
-                "this flow run stops; start it again to continue from the committed version"
+            manifest = Manifest(
+                manifest_version=MANIFEST_VERSION,
+                kind=self.kind,
+                version=self.version,
+                parents=[as_parent(self.store, parent) for parent in parents],
+                files=self.files,
+                code_version=code_version(),
+                **provenance.model_dump(exclude={"fence"}),
+                metrics=metrics or {},
+                created_at=datetime.now(UTC),
+                nonce=self.nonce,
+                fence=provenance.fence.token if provenance.fence else None,
             )
-        return manifest if created else read(self.store, self.version)
+            catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
+            if provenance.fence:
+                provenance.fence.check()
+            # Without code of the user's, programs that do not know this field still read the manifest.
+            stored = manifest.model_dump_json(exclude=None if manifest.code else {"code"})
+            created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
+            if not created and provenance.fence and layout.run_of(self.version):
+                raise ConflictError(
+                    f"{self.store.uri(self.version)} was committed by another writer while this one held the run's "
+                    "lease: this flow run stops; start it again to continue from the committed version"
+                )
+            return manifest if created else read(self.store, self.version)
 
 
 @functools.cache
@@ -212,7 +207,7 @@ class JournaledDraft(Draft):
         fence: the lease of the run, checked before each entry.
     """
 
-    def __init__(self, store: Store, version: str, kind: Kind, fence: Fence | None = None) -> None:
+    def __init__(self, store: Store, version: str, kind: Kind, fence: Lease | None = None) -> None:
         super().__init__(store, version, kind)
         self._fence = fence
         self._log = Log(store, layout.journal(version))

@@ -17,8 +17,8 @@ from pathlib import Path
 from configs.storage import Storage
 from storage import layout
 from storage.errors import DamagedError, first_few
-from storage.objects.store import Store, has_content, sha256
-from storage.versions.manifests import File, Manifest
+from storage.objects.store import Store, sha256
+from storage.versions.manifests import File, Manifest, refuse_collected
 
 logger = logging.getLogger(__name__)
 RECENT_S = 600.0
@@ -54,7 +54,7 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
         if not path.is_file():  # reading a pipe or a device may never end
             raise _missing(store, file)
         _check(store, file, sha256(path), path)
-    elif has_content(path, file.bytes, file.sha256):  # a copy in the cache may have been damaged since
+    elif path.is_file() and sha256(path) == file.sha256:  # a copy in the cache may have been damaged since
         os.utime(path)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,11 +70,7 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 
 
 def _missing(store: Store, file: File) -> DamagedError:
-    version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
-    if store.exists(layout.tombstone(version)):
-        return DamagedError(
-            f"{store.uri(version)} was collected by gc: its manifest and lineage are kept, its data are gone"
-        )
+    refuse_collected(store, file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0])
     return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
 
 

@@ -1,9 +1,4 @@
-"""Lineage: the ancestors and descendants of versions.
-
-Ancestors follow from the parents that manifests name, descendants from the parents that entries of the catalog name.
-An entry is written before its manifest and its attempt may have been killed. So an entry counts only if its manifest
-names the same parents.
-"""
+"""Lineage: the ancestors of versions, which follow from the parents that manifests name."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -22,7 +17,7 @@ from storage.versions.manifests import Parent
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A version among the ancestors or descendants of another.
+    """A version among the ancestors of another.
 
     Example: Node(version="runs/demo/scores/000003/1f0c", kind="scores", depth=1, parents=["runs/demo/traj…"], …)
     """
@@ -34,7 +29,7 @@ class Node:
     parents: list[str]
     bytes: int
     rows: int
-    problem: str  # why it cannot be read, or how it differs from what its child was made from; empty if neither
+    problem: str = ""  # why it cannot be read, or how it differs from what its child was made from
 
 
 def ancestors(store: Store, version: str) -> list[Node]:
@@ -69,29 +64,6 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
     return list(nodes.values())
 
 
-def descendants(store: Store, version: str) -> list[Node]:
-    """Return the committed descendants of `version`, without itself, nearest first, each once.
-
-    Raises:
-        StorageError: the catalog is damaged.
-    """
-    children: dict[str, list[str]] = {}
-    for entry in catalog.read_all(store):
-        for parent in entry.parents:
-            children.setdefault(parent, []).append(entry.version)
-    nodes: list[Node] = []
-    reached, level, depth = {version}, [version], 1
-    while level:
-        entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
-        read = in_parallel(partial(_read, store, depth), [child for child in entered if child not in reached])
-        # A manifest that is there but cannot be read names no parents: the catalog is believed.
-        found = [node for node, digest, _ in read if digest and (node.problem or reached.intersection(node.parents))]
-        nodes += found
-        level, depth = [node.version for node in found], depth + 1
-        reached.update(level)
-    return nodes
-
-
 def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Parent]]:
     """Read a version; return also the sha256 of its manifest, empty if there is none, and its parents."""
     digest = ""
@@ -101,17 +73,12 @@ def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Paren
         manifest = manifests.parse(store, version, data)
     except (DamagedError, OSError) as error:
         return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
-    node = Node(
-        version=version,
-        kind=manifest.kind,
-        depth=depth,
-        created_at=manifest.created_at,
-        parents=manifest.parent_names,
-        bytes=manifest.bytes,
-        rows=manifest.rows,
-        problem="",
+    sizes = manifest.bytes, manifest.rows
+    return (
+        Node(version, manifest.kind, depth, manifest.created_at, manifest.parent_names, *sizes),
+        digest,
+        manifest.parents,
     )
-    return node, digest, manifest.parents
 
 
 def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:

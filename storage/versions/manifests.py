@@ -17,18 +17,9 @@ from storage.objects.store import Store
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
 Kind = Literal[
-    "run",
-    "problems",
-    "checkpoint",
-    "trajectories",
-    "scores",
-    "evaluation",
-    "history",
-    "curriculum",
-    "decision",
-    "audit",
-    "exclusions",
-]
+    "run", "problems", "checkpoint", "trajectories", "scores", "evaluation",
+    "history", "curriculum", "decision", "audit", "exclusions"
+]  # fmt: skip
 
 
 class _Record(BaseModel):
@@ -71,9 +62,7 @@ class Manifest(_Record):
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
     code: dict[str, str] = {}  # sha256 of each file of the user's own agents, environments, tools and scorers
-    fence: int | None = (
-        None  # fencing token of the run's lease; never smaller than a parent's in a run that was not copied
-    )
+    fence: int | None = None  # token of the run's lease; never smaller than a parent's, unless the run was copied
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -123,6 +112,14 @@ class Manifest(_Record):
 def committed(store: Store, version: str) -> bool:
     """Return whether `version` exists."""
     return store.exists(layout.manifest(version))
+
+
+def refuse_collected(store: Store, version: str) -> None:
+    """Raise DamagedError if gc has deleted the data of `version`."""
+    if store.exists(layout.tombstone(version)):
+        raise DamagedError(
+            f"{store.uri(version)} was collected by gc: its manifest and lineage stay, its data are gone"
+        )
 
 
 def find(store: Store, version: str) -> Manifest | None:

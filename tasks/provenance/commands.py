@@ -3,29 +3,20 @@
 import argparse
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table
 
 from storage.commands.program import Command, Output, table, whole
-from storage.errors import first_few
+from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.visible import visible
 from tasks.problems.exclusions import commit_exclusions, exclusions_version
-from tasks.provenance.proposals import Proposal, propose_ids, propose_problem
-from tasks.provenance.questions import (
-    Affected,
-    FirstTrained,
-    FoundProblem,
-    Unknown,
-    affected,
-    trained_on,
-    training_data,
-)
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from tasks.provenance import questions
+from tasks.provenance.questions import Affected, FirstTrained, FoundProblem, Proposal
 
 _MOST_CHARACTERS = 200
 
@@ -49,41 +40,39 @@ def _problem(problem: FoundProblem) -> str:
     return f"{texts}\nid {visible(first_few(problem.problem_ids))}, key {problem.key}"
 
 
-def _first_rows(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = ""
-) -> "list[Table | str]":
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = "") -> list[Table | str]:
     """Return the first `most` rows as a table, and a line with the number of the others."""
     left = len(rows) - most
     more = [f"  … and {left:,} more: -n {len(rows)}, or --json"] if left > 0 else []
     return [table(columns, rows[:most], title), *more] if rows else []
 
 
-def _first_trained(first: Sequence[FirstTrained]) -> "list[Table | str]":
+def _first_trained(first: Sequence[FirstTrained]) -> list[Table | str]:
     rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
     columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
-    return [table(columns, rows, "Trained on it, or descended from one that was")] if rows else []
+    return _rows(columns, rows, len(rows), "Trained on it, or descended from one that was")
 
 
-def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]:
+def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
     """Return lines about versions that cannot be read, and about checkpoints that may be affected because of them."""
     lines = []
     if unknown:
-        shown = first_few([f"{each.version}: {each.why}" for each in unknown])
-        lines.append(f"UNKNOWN: {len(unknown)} versions cannot be read and may matter: {shown}")
+        shown = first_few([f"{version}: {why}" for version, why in unknown.items()])
+        lines.append(f"UNKNOWN, because it cannot be read: {shown}")
     if doubtful:
-        lines.append(f"{len(doubtful)} more checkpoints may descend from these, such as {doubtful[0]}")
+        lines.append(f"{counted(len(doubtful), 'more checkpoint')} may descend from these, such as {doubtful[0]}")
     return lines
 
 
-def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
+def trained_on(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the updates by run and iteration, and the first checkpoint of each run."""
-    answer = trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
+    answer = questions.trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     rows = [
         (use.checkpoint, use.how, use.data_set, use.episodes or "", use.trained if use.data_set else "")
         for use in answer.uses
     ]
     parts: list[Table | str] = [_problem(answer.problem)]
-    parts += _first_rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
+    parts += _rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
     parts += _first_trained(answer.first) or ["no checkpoint is known to be trained on it"]
     return Output(asdict(answer), [*parts, *_uncertain(answer.doubtful, answer.unknown)])
 
@@ -93,30 +82,36 @@ def _add_training_data(parser: argparse.ArgumentParser) -> None:
     _add_last(parser, "problems")
 
 
-def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
+def training_data(store: Store, arguments: argparse.Namespace) -> Output:
     """Print totals, and a row for each problem."""
-    answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
+    answer = questions.training_data(store, arguments.checkpoint, Path(arguments.cache))
     totals = (
-        f"{answer.checkpoint}: {answer.updates} updates on {answer.trained:,} of {answer.trajectories:,} trajectories, "
-        f"{answer.tokens:,} sampled tokens, {len(answer.problems):,} problems"
+        f"{answer.checkpoint}: {counted(answer.updates, 'update')} on {answer.trained:,} of "
+        f"{counted(answer.trajectories, 'trajectory')}, {counted(answer.tokens, 'sampled token')}, "
+        f"{counted(len(answer.problems), 'problem')}"
     )
     origins = [f"began with {line}" for line in answer.began]
     sets = f"problem sets: {', '.join(answer.problem_sets) or 'none'}"
     columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last"]
     rows = [
         (
-            *(visible(each.problem_id), visible(" ".join(each.prompt.split()), 50)),
-            *(each.episodes, each.trained, each.updates, each.first, each.last),
+            visible(p.problem_id),
+            visible(" ".join(p.prompt.split()), 50),
+            p.episodes,
+            p.trained,
+            p.updates,
+            p.first,
+            p.last,
         )
-        for each in answer.problems
+        for p in answer.problems
     ]
-    shown = _first_rows(columns, rows, arguments.last)
+    shown = _rows(columns, rows, arguments.last)
     return Output(asdict(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the affected trajectories, evaluations, checkpoints and aliases, and advice."""
-    answer = affected(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
+    answer = questions.affected(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
     trajectories = [
         (each.data_set, visible(each.trajectory_id), each.outcome, ", ".join(each.trained))
         for each in answer.trajectories
@@ -125,16 +120,16 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     outcomes = Counter(each.outcome for each in answer.trajectories)
     by_outcome = [f"{count} {'' if name == 'unscored' else 'scored '}{name}" for name, count in outcomes.items()]
     counts = (
-        f"{len(answer.trajectories)} trajectories ({', '.join(by_outcome) or 'never played'}), "
-        f"{len(answer.evaluations)} evaluations and {len(answer.checkpoints)} checkpoints are affected"
+        f"affected: {counted(len(answer.trajectories), 'trajectory')} ({', '.join(by_outcome) or 'never played'}), "
+        f"{counted(len(answer.evaluations), 'evaluation')} and {counted(len(answer.checkpoints), 'checkpoint')}"
     )
     parts: list[Table | str] = [_problem(answer.problem), counts]
     columns = ["data set", "trajectory", "scored", "trained on by"]
-    parts += _first_rows(columns, trajectories, arguments.last, "Trajectories")
-    parts += _first_rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
+    parts += _rows(columns, trajectories, arguments.last, "Trajectories")
+    parts += _rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
     parts += _first_trained(answer.first)
     parts += [f"{each.checkpoint} was taught it by a {each.how}" for each in answer.uses if each.how == "warm start"]
-    parts += _first_rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
+    parts += _rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
     parts += _uncertain(answer.doubtful, answer.unknown)
     return Output(asdict(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
 
@@ -163,51 +158,39 @@ def _add_exclude(parser: argparse.ArgumentParser) -> None:
 
 def exclude(store: Store, arguments: argparse.Namespace) -> Output:
     """Commit the exclusions; print the version and the override with which a run honours it."""
-    proposal = _propose(store, arguments)
+    cache, reason = Path(arguments.cache), arguments.reason
+    if (arguments.problem is None) == (arguments.ids is None):
+        raise ValueError("give either PROBLEM or --ids FILE")
+    if arguments.ids:
+        text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
+        ids = [line.strip() for line in text.splitlines()]
+        proposal = questions.propose_ids(store, [name for name in ids if name], cache, reason)
+    else:
+        proposal = questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
     commit = not arguments.dry_run
     version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
     override = f"problems.exclusions=[{version}]"
     data = asdict(proposal) | {"version": version, "override": override, "committed": commit}
     parts = [_problem(proposal.problem)] if proposal.problem else []
-    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
+    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
     return Output(data, [*parts, made if commit else f"nothing was committed; it would be {version}"])
-
-
-def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
-    cache, reason = Path(arguments.cache), arguments.reason
-    if (arguments.problem is None) == (arguments.ids is None):
-        raise ValueError("give either PROBLEM or --ids FILE")
-    if arguments.ids is None:
-        return propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
-    text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
-    ids = [line.strip() for line in text.splitlines()]
-    return propose_ids(store, [name for name in ids if name], cache, reason)
 
 
 def _summary(proposal: Proposal) -> str:
     trajectories = [row for row in proposal.rows if row.trajectory_id]
     sets = len({row.data_set for row in trajectories})
     whole = "; the problem is no longer drawn, and no other trajectory of it is trained on" if proposal.problem else ""
-    trained = f"; {len(proposal.trained)} checkpoints were trained on some of them and stay unchanged: see `impact`"
-    return f"{len(trajectories)} trajectories in {sets} data sets{whole}{trained if proposal.trained else ''}"
+    trained = f"; trained on some of them, and unchanged: {counted(len(proposal.trained), 'checkpoint')}, see `impact`"
+    where = f"{counted(len(trajectories), 'trajectory')} in {counted(sets, 'data set')}"
+    return f"{where}{whole}{trained if proposal.trained else ''}"
 
 
 COMMANDS = {
     "trained-on": Command(
-        "list the checkpoints that were trained on a problem, directly or by descent",
-        lambda parser: _add_problem(parser, "updates"),
-        show_trained_on,
+        "list the checkpoints trained on a problem", lambda parser: _add_problem(parser, "updates"), trained_on
     ),
-    "training-data": Command(
-        "list the problems that a checkpoint and those it descends from were trained on",
-        _add_training_data,
-        show_training_data,
-    ),
-    "impact": Command(
-        "list what a wrong gold answer of a problem affects: trajectories, evaluations, checkpoints, aliases",
-        lambda parser: _add_problem(parser, "rows of each table"),
-        impact,
-    ),
+    "training-data": Command("list what a checkpoint was trained on", _add_training_data, training_data),
+    "impact": Command("list what a wrong gold answer affects", lambda parser: _add_problem(parser, "rows"), impact),
     "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),
 }

@@ -23,24 +23,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from configs.audit import Audit
 from configs.problems import ArithmeticSource
 from storage import layout
+from storage import version_names as names
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
-from storage.version_names import (
-    ExclusionsVersion,
-    PolicyVersion,
-    ProblemsVersion,
-    ScoresVersion,
-    TrajectoriesVersion,
-    select,
-)
+from storage.version_names import PolicyVersion, select
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
@@ -58,13 +51,11 @@ _TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
 class Update:
     """A checkpoint and the update that made it.
 
-    Example: Update(checkpoint="runs/demo/checkpoints/000004", run="demo", number=4,
+    Example: Update(checkpoint="runs/demo/checkpoints/000004",
     before=["runs/demo/checkpoints/000003"], data_sets=["runs/demo/trajectories/000003"], scores=[…], exclusions=[])
     """
 
-    checkpoint: str
-    run: str
-    number: int  # policy version: updates of the run up to this checkpoint
+    checkpoint: PolicyVersion
     before: Sequence[str]  # the checkpoint that the update started from, in this run or in another
     data_sets: Sequence[str]  # trajectories; empty for policy version 0
     scores: Sequence[str]
@@ -78,7 +69,7 @@ class Update:
     problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
 
 
-def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
+def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequence[str]) -> Update | None:
     """Read the manifest of a checkpoint; None if it was never committed."""
     parents, known = attempted_parents, dict[str, Any]()
     try:
@@ -89,12 +80,10 @@ def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -
         known = {"problem": str(error)}
     return Update(
         checkpoint=version,
-        run=layout.run_of(version) or "",
-        number=layout.number_of(version) or 0,
         before=select(PolicyVersion, parents),
-        data_sets=select(TrajectoriesVersion, parents),
-        scores=select(ScoresVersion, parents),
-        exclusions=select(ExclusionsVersion, parents),
+        data_sets=select(names.TrajectoriesVersion, parents),
+        scores=select(names.ScoresVersion, parents),
+        exclusions=select(names.ExclusionsVersion, parents),
         **known,
     )
 
@@ -108,7 +97,7 @@ def _told(manifest: Manifest) -> dict[str, Any]:
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
     }
-    if [*select(PolicyVersion, parents), *select(TrajectoriesVersion, parents)]:
+    if [*select(PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]:
         return known
     if not knob("policy.warm_start"):
         return known | {"origin": str(knob("policy.path") or "unknown")}
@@ -131,9 +120,9 @@ class TrainingIndex:
     def __init__(self, store: Store, cache: Path) -> None:
         self.store, self.cache = store, cache
         self.entries = catalog.read_all(store)
-        attempts = {entry.version: entry.parents for entry in self.entries if entry.kind == "checkpoint"}
+        attempts = {each: entry.parents for entry in self.entries for each in select(PolicyVersion, [entry.version])}
         updates = in_parallel(lambda attempt: _read_update(store, *attempt), attempts.items())
-        self.updates = {update.checkpoint: update for update in updates if update}
+        self.updates: dict[str, Update] = {update.checkpoint: update for update in updates if update}
         """All committed checkpoints by version."""
         self.data_sets = list(dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories"))
         """The data sets that were played for training."""
@@ -154,9 +143,9 @@ class TrainingIndex:
         }
         return newest | used
 
-    def problem_sets_of(self, data_set: str) -> list[ProblemsVersion]:
+    def problem_sets_of(self, data_set: str) -> list[names.ProblemsVersion]:
         """Return the problem sets that the problems of `data_set` were drawn from."""
-        return select(ProblemsVersion, self._parents.get(data_set, []))
+        return select(names.ProblemsVersion, self._parents.get(data_set, []))
 
     def descended(self, versions: Iterable[str]) -> set[str]:
         """Return `versions` and all checkpoints that descend from one of them, through any number of runs."""
@@ -192,8 +181,8 @@ class TrainingIndex:
         numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
         scores_by_data_set = {version: score_files.get(name, []) for version, name in scores.items()}
         with open_trajectory_db(Audit().memory_gib) as self.database:
-            self.database.connection.execute("create table sets (data_set integer, version varchar)")
-            self.database.insert("sets", [(number, version) for version, number in numbers.items()])
+            sets = [(number, version) for version, number in numbers.items()]
+            _create(self.database, "sets", "data_set integer, version varchar", sets)
             self.database.add_view("trajectories", TRAJECTORY_SCHEMA, _numbered(numbers, trajectory_files))
             self.database.add_view("scores", SCORE_SCHEMA, _numbered(numbers, scores_by_data_set))
             self.database.add_view("problems", PROBLEM_SCHEMA, _numbered(numbers, problem_files))
@@ -226,29 +215,25 @@ class TrainingIndex:
         )
         # An update may leave out trajectories by status, fault, age, unknown return or exclusion.
         updates, database = self.updates.values() if updates is None else updates, self.database
-        database.connection.execute(
-            """create table updates (checkpoint varchar, version varchar, oldest integer, cut_too boolean,
-                                     unfinished_too boolean, idle boolean);
-            create table honoured (checkpoint varchar, exclusions varchar);
-            create table excluded_trajectories (exclusions varchar, version varchar, trajectory_id varchar);
-            create table excluded_problems (exclusions varchar, key varchar)"""
-        )
         rows = [
-            (u.checkpoint, version, u.oldest, u.cut_too, u.unfinished_too, u.idle)
-            for u in updates
-            for version in u.data_sets
+            (u.checkpoint, each, u.oldest, u.cut_too, u.unfinished_too, u.idle) for u in updates for each in u.data_sets
         ]
-        database.insert("updates", rows)
+        flags = "cut_too boolean, unfinished_too boolean, idle boolean"
+        _create(database, "updates", f"checkpoint varchar, version varchar, oldest integer, {flags}", rows)
         honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
-        database.insert("honoured", honoured)
+        _create(database, "honoured", "checkpoint varchar, exclusions varchar", honoured)
+        trajectories, problems = list[tuple[str, ...]](), list[tuple[str, ...]]()
         for version in dict.fromkeys(version for _, version in honoured):
             try:
                 excluded = read_exclusions(self.store, [version], self.cache)
             except DamagedError as error:  # too many trajectories are then reported as trained on, never too few
                 self.unknown[version] = str(error)
                 continue
-            database.insert("excluded_trajectories", [(version, *pair) for pair in excluded.trajectories])
-            database.insert("excluded_problems", [(version, name) for name in excluded.problems])
+            trajectories += [(version, *pair) for pair in excluded.trajectories]
+            problems += [(version, name) for name in excluded.problems]
+        columns = "exclusions varchar, version varchar, trajectory_id varchar"
+        _create(database, "excluded_trajectories", columns, trajectories)
+        _create(database, "excluded_problems", "exclusions varchar, key varchar", problems)
         database.connection.execute(
             f"""create table update_inputs as
             select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
@@ -315,19 +300,18 @@ def _numbered(numbers: Mapping[str, int], files: Mapping[str, Sequence[Path]]) -
     return [(numbers[version], path) for version, paths in files.items() for path in paths]
 
 
+def _create(database: TrajectoryDb, table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Create a table with these rows."""
+    database.connection.execute(f"create table {table} ({columns})")
+    database.insert(table, rows)
+
+
 def _create_problem_tables(database: TrajectoryDb) -> None:
     """Create the tables `problem_contents` and `problem_ids`."""
     union = "select {columns} from trajectories union select {columns} from problems"
     distinct = database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
-    keys = [key(Problem("", prompt, solutions, metadata=setting)) for prompt, solutions, setting in distinct]
-    columns = {
-        "prompt": pa.array([prompt for prompt, _, _ in distinct], pa.string()),
-        "solutions": pa.array([solutions for _, solutions, _ in distinct], pa.list_(pa.string())),
-        "setting": pa.array([setting for _, _, setting in distinct], pa.string()),
-        "key": pa.array(keys, pa.string()),
-    }
-    database.connection.register("contents", pa.table(columns))
-    database.connection.execute("create table problem_contents as select * from contents")
+    keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
+    _create(database, "problem_contents", "prompt varchar, solutions varchar[], setting varchar, key varchar", keyed)
     with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
     database.connection.execute(
         f"""create table problem_ids as select distinct a.key, m.problem_id, s.version

@@ -1,11 +1,13 @@
-"""Answers questions of provenance: `trained_on`, `training_data`, and `affected` for a wrong gold answer.
+"""Answers questions of provenance: `trained_on`, `training_data`, `affected` for a wrong gold answer, and what to
+exclude: a problem with all its trajectories, or trajectories by their ids.
 
-The answers are plain records, which the commands print as JSON. Each lists the versions that cannot be read any more
-and may matter (`unknown`). A problem is named by an id, a key or a part of the prompt. Ids may be row numbers, which
-different sets give to different problems. So two problems are the same if their content is the same.
+The answers are plain records, which the commands print as JSON. In `unknown` each has the versions that cannot be read
+any more and may matter, such as {"runs/demo/trajectories/000003": "its data were collected by gc"}. A problem is named
+by an id, a key or a part of the prompt. Ids may be row numbers, which different sets give to different problems. So two
+problems are the same if their content is the same.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,9 +15,10 @@ from typing import Literal
 from configs.evaluate import HELD_OUT
 from configs.safety import check_plain
 from storage import layout
-from storage.errors import StorageError
+from storage.errors import StorageError, counted, first_few
 from storage.objects.store import Store
-from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, select
+from storage.records import Exclusion
+from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, TrajectoriesVersion, select
 from storage.versions import aliases, manifests
 from storage.visible import visible
 from tasks.problems.arithmetic import generate
@@ -24,8 +27,6 @@ from tasks.provenance.index import TrainingIndex
 
 _MOST_CANDIDATES = 10
 _MOST_CHARACTERS = 60
-ScoredAs = Literal["right", "wrong", "unscored"]
-"""The outcome of a trajectory: right if the score stage found any of its turns right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,6 @@ class FoundProblem:
     problem_ids: list[str]
     prompt: str
     solutions: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """A version that cannot be read any more, although it may matter.
-
-    Example: Unknown(version="runs/demo/trajectories/000003", why="its data were collected by gc")
-    """
-
-    version: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +78,7 @@ class FirstTrained:
     clean: str  # the newest earlier checkpoint that is certainly free of it and not collected; empty if none is left
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainedOn:
     """The checkpoints that were trained on a problem."""
 
@@ -96,7 +86,7 @@ class TrainedOn:
     uses: list[ProblemUse]  # by run and iteration
     first: list[FirstTrained]  # by run
     doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` data sets
-    unknown: list[Unknown]
+    unknown: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +121,7 @@ class TrainingData:
     problem_sets: list[str]
     began: list[str]  # where the first checkpoints of `lineage` came from
     problems: list[TrainedProblem]  # the most recently played first
-    unknown: list[Unknown]
+    unknown: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +130,8 @@ class AffectedTrajectory:
 
     trajectory_id: str
     data_set: str
-    run: str
-    iteration: int
     problem_id: str
-    outcome: ScoredAs
+    outcome: Literal["right", "wrong", "unscored"]  # right if the score stage found any of its turns right
     trained: list[str]  # checkpoints whose update it entered
 
 
@@ -157,7 +145,7 @@ class AffectedEvaluation:
     problem_set: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Affected(TrainedOn):
     """Everything that wrong gold answers of a problem affect."""
 
@@ -166,6 +154,16 @@ class Affected(TrainedOn):
     evaluations: list[AffectedEvaluation]
     checkpoints: list[str]  # all that were trained on it, or descend from one that was
     aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Rows for `tasks.problems.exclusions.commit_exclusions`."""
+
+    rows: list[Exclusion]  # 1 or more
+    problem: FoundProblem | None  # the problem that is excluded as a whole
+    trained: list[str]  # checkpoints that were trained on any of the rows; they stay unchanged
+    unknown: dict[str, str]  # data sets that cannot be read, so that rows of them may be missing, with the reason
 
 
 def trained_on(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> TrainedOn:
@@ -196,16 +194,12 @@ def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False
         found = find_problem(index, problem, by_prompt=by_prompt)
         answer, versions = _trained_on(index, found), index.versions_with(found.key)
         trajectories = _affected_trajectories(index)
-    scores = {index.scores[version] for version in versions if version in index.scores}
-    unreadable_scores = [Unknown(version, index.unknown[version]) for version in sorted(scores & index.unknown.keys())]
+    scores = [index.scores[version] for version in sorted(versions) if version in index.scores]
     checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
     current = {name: aliases.current(store, name) for name in aliases.names(store)}
+    answer.unknown.update({each: index.unknown[each] for each in scores if each in index.unknown})
     return Affected(
-        answer.problem,
-        answer.uses,
-        answer.first,
-        answer.doubtful,
-        unknown=[*answer.unknown, *unreadable_scores],
+        **vars(answer),
         trajectories=trajectories,
         problem_sets=sorted(select(ProblemsVersion, versions)),
         evaluations=_affected_evaluations(index, versions),
@@ -251,7 +245,7 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
         problem_sets=sorted({name for data_set in data_sets for name in index.problem_sets_of(data_set)}),
         began=[f"{update.checkpoint}: {update.origin}" for update in updates if update.origin],
         problems=problems,
-        unknown=[Unknown(*each) for each in sorted((index.unknown | lost | damaged).items())],
+        unknown=dict(sorted((index.unknown | lost | damaged).items())),
     )
 
 
@@ -264,14 +258,14 @@ def _trained_on(index: TrainingIndex, problem: FoundProblem) -> TrainedOn:
     trained = index.descended(use.checkpoint for use in uses if use.has_trained)
     doubtful = index.descended(suspects) - trained
     others = [*select(ProblemsVersion, index.unknown), *select(ExclusionsVersion, index.unknown)]
-    unknown: dict[str, str] = {version: index.unknown[version] for version in (*unreadable, *others)}
+    unknown = {version: index.unknown[version] for version in (*unreadable, *others)}
     unknown |= {update.checkpoint: update.problem for update in index.updates.values() if update.problem}
     return TrainedOn(
         problem=problem,
         uses=uses,
         first=list(_first_trained(index, trained, doubtful)),
         doubtful=sorted(doubtful),
-        unknown=[Unknown(*each) for each in sorted(unknown.items())],
+        unknown=dict(sorted(unknown.items())),
     )
 
 
@@ -281,16 +275,14 @@ def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
         "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
     ):
         update = index.updates[checkpoint]
-        yield ProblemUse(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
-    makes_problem: dict[str, bool] = {}
-    for update in index.updates.values():
-        if update.taught:
-            source = update.taught.model_dump_json()
-            if source not in makes_problem:
-                same_prompt = (each for each in generate(update.taught) if each.prompt == problem.prompt)
-                makes_problem[source] = any(key(each) == problem.key for each in same_prompt)
-            if makes_problem[source]:
-                yield ProblemUse(update.checkpoint, update.run, -1, "warm start", "", 0, 0)
+        yield ProblemUse(
+            checkpoint, update.checkpoint.run, update.checkpoint.number - 1, "update", data_set, episodes, trained
+        )
+    taught = {update.checkpoint: update.taught for update in index.updates.values() if update.taught}
+    for source in {each.model_dump_json(): each for each in taught.values()}.values():
+        if any(key(each) == problem.key for each in generate(source) if each.prompt == problem.prompt):
+            for checkpoint in (each for each, taught_by in taught.items() if taught_by == source):
+                yield ProblemUse(checkpoint, index.updates[checkpoint].checkpoint.run, -1, "warm start", "", 0, 0)
 
 
 def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
@@ -300,7 +292,8 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
     """
     runs: dict[str, list[int]] = {}
     for version in trained:
-        runs.setdefault(index.updates[version].run, []).append(index.updates[version].number)
+        checkpoint = index.updates[version].checkpoint
+        runs.setdefault(checkpoint.run, []).append(checkpoint.number)
     for run, numbers in sorted(runs.items()):
         before = (index.updates.get(layout.checkpoint(run, each)) for each in range(min(numbers) - 1, -1, -1))
         sound = (each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful)
@@ -310,8 +303,8 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
 
 def _affected_trajectories(index: TrainingIndex) -> list[AffectedTrajectory]:
     rows = index.database.all(
-        """select p.trajectory_id, p.version, split_part(p.version, '/', 2), split_part(p.version, '/', 4)::integer,
-            p.problem_id, case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
+        """select p.trajectory_id, p.version, p.problem_id,
+            case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
             coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
         from played p left join update_inputs u using (version, trajectory_id)
         group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
@@ -373,13 +366,83 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
             lines = [
                 f"\n  {name}  {visible(', '.join(ids[:3]))}: {visible(' '.join(prompt.split()), _MOST_CHARACTERS)} -> "
                 f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
-                for name, ids, prompt, solutions in rows[:_MOST_CANDIDATES]
+                for name, ids, prompt, solutions in rows
             ]
-            more = f"\n  and {len(rows) - len(lines)} more" if len(rows) > len(lines) else ""
-            raise ValueError(
-                f"{text!r} means {len(rows)} different problems: give the key of one{''.join(lines)}{more}"
-            )
+            several = f"{text!r} means {len(rows)} different problems: give the key of one"
+            raise ValueError(f"{several}{first_few(lines, _MOST_CANDIDATES)}")
         if rows:
             return FoundProblem(*rows[0])
     count = int(index.database.number("select count(distinct key) from problem_ids"))
     raise ValueError(f"none of the {count} known problems has {text!r} as id or key, or, with --prompt, in its prompt")
+
+
+def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_prompt: bool = False) -> Proposal:
+    """Propose to exclude a whole problem, and list its trajectories.
+
+    Args:
+        store: the store of the data sets.
+        problem: an id or a key, see `trained_on`.
+        cache: local folder for objects of a remote root.
+        reason: why the problem is excluded, for later readers.
+        by_prompt: `problem` is a part of the prompt.
+
+    Raises:
+        ValueError: `problem` means no problem or several, or the reason is empty or cannot be stored.
+    """
+    _check(reason)
+    index = TrainingIndex(store, cache)
+    with index.opened():
+        found = find_problem(index, problem, by_prompt=by_prompt)
+        index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
+        trained, rows = _trained_by(index), _exclusions(index, reason, whole=True)
+        unknown = {version: index.unknown[version] for version in sorted(index.unreadable_data_sets(found.key))}
+    unplayed = Exclusion("", "", "", -1, found.problem_ids[0], found.key, whole_problem=True, reason=reason)
+    return Proposal(rows or [unplayed], found, trained, unknown)
+
+
+def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str) -> Proposal:
+    """Propose to exclude trajectories by their ids. Other trajectories of the same problems stay in training.
+
+    Raises:
+        ValueError: no id is given, an id belongs to no trajectory that was played for training, or for the reasons of
+            `propose_problem`.
+    """
+    _check(reason)
+    distinct_ids = list(dict.fromkeys(ids))
+    if not distinct_ids:
+        raise ValueError("no ids are given: give one id in each line")
+    index = TrainingIndex(store, cache)
+    with index.opened():
+        index.load(None, "t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
+        trained, rows = _trained_by(index), _exclusions(index, reason, whole=False)
+    unreadable = select(TrajectoriesVersion, index.unknown)
+    found = {row.trajectory_id for row in rows}
+    if missing := [name for name in distinct_ids if name not in found]:
+        lost = f"; these are collected or cannot be read: {first_few(sorted(unreadable))}"
+        raise ValueError(
+            f"{store.root} has no trajectories that were played for training with {counted(len(missing), 'id')}: "
+            f"{visible(first_few(missing))}{lost if unreadable else ''}. Remove these ids; "
+            "evaluations are never trained on"
+        )
+    return Proposal(rows, None, trained, {})
+
+
+def _check(reason: str) -> None:
+    if not reason.strip():
+        raise ValueError("no reason is given: say why the rows are excluded, for later readers")
+    check_plain({"reason": reason})
+
+
+def _exclusions(index: TrainingIndex, reason: str, *, whole: bool) -> list[Exclusion]:
+    found = index.database.all(
+        """select distinct trajectory_id, version, split_part(version, '/', 2), split_part(version, '/', 4)::integer,
+        problem_id, key, ?::boolean, ?::varchar from played order by version, trajectory_id""",
+        *(whole, reason),
+    )
+    return [Exclusion(*row) for row in found]
+
+
+def _trained_by(index: TrainingIndex) -> list[str]:
+    """Return the checkpoints that were trained on any loaded trajectory."""
+    rows = index.database.all("select distinct checkpoint from update_inputs where entered order by 1")
+    return [checkpoint for (checkpoint,) in rows]

@@ -11,8 +11,8 @@ from storage.commands.program import Output, table
 from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
-from tasks.audit.__main__ import main as audit_main
 from tasks.evaluate import summary as evaluation
+from tasks.provenance.__main__ import main as provenance_main
 from tests.support.paths import ROOT
 from tests.support.programs import call_program
 

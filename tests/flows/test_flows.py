@@ -34,8 +34,7 @@ from tasks.inference import client
 from tasks.inference.api import Completion
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
-from tasks.provenance.proposals import propose_ids
-from tasks.provenance.questions import training_data
+from tasks.provenance.questions import propose_ids, training_data
 from tests.conftest import MadeOnce
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
@@ -314,10 +313,10 @@ def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str]
 
     answer = training_data(store, layout.checkpoint("fork", 1), tmp_path)
     assert answer.lineage[:3] == [layout.checkpoint("fork", 1), layout.checkpoint("fork", 0), origin]
-    assert (answer.updates, answer.unknown) == (2, [])
+    assert (answer.updates, answer.unknown) == (2, {})
     assert verify(store, [layout.checkpoint("fork", 1)]).findings == []
     aliases.move(store, "best", layout.checkpoint("fork", 1), None)
-    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [], gc.Rules())
+    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [])
 
 
 @pytest.mark.long

@@ -255,3 +255,8 @@ def test_a_full_disk_behind_the_output_is_an_error_without_a_traceback(
         )
     assert done.returncode == 1
     assert re.fullmatch(rf"(error: .*{os.strerror(errno.ENOSPC)}\n)+", done.stderr), done.stderr
+    reading, writing = os.pipe()
+    os.close(reading)  # as after `… | head`
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert not done.stderr

@@ -31,8 +31,7 @@ from tasks.problems.exclusions import (
     set_aside,
 )
 from tasks.problems.problem_set import key
-from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.provenance.questions import Unknown, trained_on, training_data
+from tasks.provenance.questions import propose_ids, propose_problem, trained_on, training_data
 from tasks.run.workspace import open_leased
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
@@ -89,7 +88,7 @@ def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -
     assert excluded.problems == frozenset()
     assert left_of([ONE, TWO], excluded) == [ONE, TWO]
     family.collect(layout.trajectories("a", 1))
-    with pytest.raises(ValueError, match="2 ids .*: a/000001/1/0, x; 1 data sets are collected"):
+    with pytest.raises(ValueError, match="2 ids: a/000001/1/0, x; these are collected or cannot be read: runs/a"):
         propose_ids(family.store, ["a/000000/2/0", "a/000001/1/0", "x"], tmp_path, WHY)
     with pytest.raises(ValueError, match="no ids are given"):
         propose_ids(family.store, [], tmp_path, WHY)
@@ -109,7 +108,7 @@ def test_a_problem_without_episodes_or_with_collected_data(family: Place, tmp_pa
     gone = layout.trajectories("b", 0)
     family.collect(gone)
     proposal = propose_problem(family.store, key(OTHER), tmp_path, WHY)
-    assert proposal.unknown == [Unknown(gone, "its data were collected by gc")]
+    assert proposal.unknown == {gone: "its data were collected by gc"}
     assert [row.trajectory_id for row in proposal.rows] == [""]
 
 
@@ -190,7 +189,7 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     assert {problem.prompt: problem.trained for problem in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
     family.collect(one)  # gc never does this; done by hand
     assert list(trained(key(ONE), tmp_path / "second").values()) == [1, 1]  # an unreadable exclusion counts as none
-    assert [unknown.version for unknown in trained_on(family.store, key(ONE), tmp_path / "second").unknown] == [one]
+    assert [*trained_on(family.store, key(ONE), tmp_path / "second").unknown] == [one]
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
@@ -254,7 +253,7 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
     assert manifests.committed(family.store, planned["version"])
     (tmp_path / "ids").write_text("b/000000/1/0\n\nb/000000/1/1 \n")
     printed = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY)
-    assert printed.startswith("2 trajectories in 1 data sets; 1 checkpoints were trained on some of them")
+    assert printed.startswith("2 trajectories in 1 data set; trained on some of them, and unchanged: 1 checkpoint")
     assert "give either PROBLEM or --ids FILE" in call("exclude", "--reason", WHY, status=1)
     assert "no such file" in call("exclude", "--ids", "none", "--reason", WHY, status=1).lower()
 

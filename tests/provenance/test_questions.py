@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
 from tasks.problems.problem_set import key
-from tasks.provenance.questions import FirstTrained, Unknown, affected, trained_on, training_data
+from tasks.provenance.questions import FirstTrained, affected, trained_on, training_data
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -56,7 +56,7 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
         FirstTrained("a", A[2], checkpoints=2, clean=A[1]),
         FirstTrained("c", layout.checkpoint("c", 0), checkpoints=1, clean=""),
     ]
-    assert (answer.doubtful, answer.unknown) == ([], [])
+    assert (answer.doubtful, answer.unknown) == ([], {})
     first = [(each.checkpoint, each.checkpoints) for each in trained_on(family.store, "2", tmp_path).first]
     assert first == [(A[1], 3), (layout.checkpoint("b", 0), 2), (layout.checkpoint("c", 0), 1)]
 
@@ -158,12 +158,12 @@ def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
     gone = layout.trajectories("a", 1)
     family.collect(gone)
     answer = trained_on(family.store, key(ONE), tmp_path)
-    assert answer.unknown == [Unknown(gone, "its data were collected by gc")]
+    assert answer.unknown == {gone: "its data were collected by gc"}
     assert answer.doubtful == [A[2], A[3], layout.checkpoint("c", 0)]
     assert answer.first == []
-    assert trained_on(family.store, key(OTHER), tmp_path).unknown == []
+    assert trained_on(family.store, key(OTHER), tmp_path).unknown == {}
     seen = training_data(family.store, A[3], tmp_path)
-    assert [unknown.version for unknown in seen.unknown] == [gone]
+    assert [*seen.unknown] == [gone]
     assert (seen.updates, seen.trajectories) == (3, 4)
 
 
@@ -194,8 +194,8 @@ def test_damage_is_reported_and_skipped(
     family.store.write(damaged, b"x" * family.store.size(damaged))
     answer = trained_on(family.store, key(ONE), tmp_path)
     (found,) = answer.unknown
-    assert found.version == unknown
-    assert found.why
+    assert found == unknown
+    assert answer.unknown[found]
     assert A[3] in {use.checkpoint for use in answer.uses}
     assert layout.checkpoint("c", 0) in {first.checkpoint for first in answer.first} | set(answer.doubtful)
 
@@ -242,7 +242,7 @@ def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None
     family.collect(layout.scores("a", 1, "5c0e"))
     answer = affected(family.store, key(ONE), tmp_path)
     assert [row.outcome for row in answer.trajectories] == [*["unscored"] * 3, "right", "right"]
-    assert [unknown.version for unknown in answer.unknown] == [layout.scores("a", 1, "5c0e")]
+    assert [*answer.unknown] == [layout.scores("a", 1, "5c0e")]
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_commands_answer_people_and_scripts(call: Call) -> None:
     assert json.loads(call("--json", "trained-on", key(ONE)))["uses"][0]["checkpoint"] == A[2]
     assert "… and 1 more: -n 2, or --json" in call("training-data", A[3], "-n", "1")
     printed = call("impact", "--prompt", "1 + 1")
-    assert "4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints are affected" in printed
+    assert "affected: 4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints" in printed
     assert f"exclude {key(ONE)} --reason" in printed
     assert "'policy={path: " in printed
     assert "means 2 different problems" in call("impact", "1", status=1)

@@ -113,7 +113,7 @@ class Refusing(LocalBackend):
         (
             Lying(),
             {
-                "read": "wrote b'read",
+                "write": "wrote b'write",
                 "delete": "still there",
                 "second create": "but replaced",
                 "race": "is stored",
@@ -126,7 +126,7 @@ class Refusing(LocalBackend):
         (Refusing("delete"), dict.fromkeys(("delete", "listing", "tidied up"), "Access Denied")),
         (
             Refusing("write"),
-            dict.fromkeys(("write", "read", "delete", "second create", "listing"), "Access Denied"),
+            dict.fromkeys(("write", "delete", "second create", "listing"), "Access Denied"),
         ),
     ],
     ids=lambda value: type(value).__name__,

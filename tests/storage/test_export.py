@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 from storage import layout
 from storage.__main__ import main
 from storage.errors import StorageError
-from storage.maintenance.export import export, send
-from storage.maintenance.model_card import model_card
+from storage.maintenance.export import export, model_card, send
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import manifests

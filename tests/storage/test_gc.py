@@ -81,14 +81,12 @@ def test_the_last_and_every_mth_stay(any_store: Store, tmp_path: Path) -> None:
 
 
 def test_what_an_alias_needs_stays(store: Store) -> None:
-    """An alias keeps its version and all ancestors of it; with `with_ancestors=False` only the version."""
+    """An alias keeps its version and all ancestors of it, the alias of the pipeline only the version."""
     versions = chain(store, "r", 8)
     aliases.move(store, "champion", versions[4], None)
     aliases.advance(store, "r/latest", versions[7])  # the pipeline's own alias keeps only its version
     garbage.collect(store, Rules(keep_last=1))
     assert with_data(store, versions) == [0, 1, 2, 3, 4, 7]
-    garbage.collect(store, Rules(keep_last=1, with_ancestors=False))
-    assert with_data(store, versions) == [0, 4, 7]
 
 
 def test_data_sets_are_collected_only_if_asked(store: Store) -> None:

@@ -9,9 +9,8 @@ import pytest
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
-from storage.logs.entries import check_entry
 from storage.logs.leases import Lease
-from storage.logs.log import Log
+from storage.logs.log import Log, check_entry
 from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import check_logs, repair
 from storage.maintenance.gc import Rules

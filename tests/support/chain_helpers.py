@@ -4,7 +4,6 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
 from storage import layout
+from storage.logs.leases import Lease
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
@@ -32,11 +32,11 @@ ROWS = [make_trajectory(f"t{number}", [[7, 8], [9]]) for number in range(3)]
 VERDICTS = [score for row in ROWS for score in make_scores(row.trajectory_id, 0.0, 1.0)]
 
 
-@dataclass
-class Held:
+class Held(Lease):
     """The right to write a run, without a store."""
 
-    token: int
+    def __init__(self, token: int) -> None:
+        self.token = token
 
     def check(self) -> None:
         """Accept: this lease is never lost."""
