@@ -14,7 +14,7 @@ from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
-from storage.versions.lineage import ancestors
+from storage.versions.lineage import ancestors, descendants
 from storage.versions.manifests import Kind, Manifest
 
 
@@ -85,11 +85,14 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _add_lineage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION")
+    about = "show what was made from it, instead of what it was made from"
+    parser.add_argument("--up", action="store_true", help=about)
 
 
 def lineage(store: Store, arguments: argparse.Namespace) -> Output:
     """Show the nearest versions first; `distance` counts the steps between."""
-    nodes = ancestors(store, aliases.resolve_version(store, arguments.version))
+    version = aliases.resolve_version(store, arguments.version)
+    nodes = descendants(store, version) if arguments.up else ancestors(store, version)
     rows = [
         (node.depth, node.kind, node.version, node.rows or "", size(node.bytes), ", ".join(node.parents))
         for node in nodes
@@ -180,7 +183,7 @@ def _moves(name: str, moves: list[Move]) -> Output:
 COMMANDS = {
     "ls": Command("list the newest versions", _add_ls, ls),
     "show": Command("show one version: files, parents, metrics, configuration", _add_show, show),
-    "lineage": Command("show everything that a version was made from", _add_lineage, lineage),
+    "lineage": Command("show what a version was made from, or what was made from it", _add_lineage, lineage),
     "diff": Command("show how configuration and metrics of two versions differ", _add_diff, diff),
     "alias": Command("names that point at versions: list, set, history, rollback", _add_alias, alias),
 }

@@ -1,4 +1,9 @@
-"""Lineage: the ancestors of versions, which follow from the parents that manifests name."""
+"""Lineage: the ancestors and descendants of versions.
+
+Ancestors follow from the parents that manifests name, descendants from the parents that entries of the catalog name.
+An entry is written before its manifest and its attempt may have been killed. So an entry counts only if its manifest
+names the same parents.
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -17,7 +22,7 @@ from storage.versions.manifests import Parent
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A version among the ancestors of another.
+    """A version among the ancestors or descendants of another.
 
     Example: Node(version="runs/demo/scores/000003/1f0c", kind="scores", depth=1, parents=["runs/demo/traj…"], …)
     """
@@ -61,6 +66,28 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
                 f"{parent.sha256}, this has {digests[parent.version]}"
             )
             nodes[parent.version] = replace(known, problem=problem)
+    return list(nodes.values())
+
+
+def descendants(store: Store, version: str) -> list[Node]:
+    """Return the committed descendants of `version`, without itself, nearest first, each once.
+
+    Raises:
+        StorageError: the catalog is damaged.
+    """
+    children: dict[str, list[str]] = {}
+    for entry in catalog.read_all(store):
+        for parent in entry.parents:
+            children.setdefault(parent, []).append(entry.version)
+    nodes: dict[str, Node] = {}
+    level, depth = [version], 1
+    while level:
+        entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()) if child not in nodes)
+        for node, digest, _ in in_parallel(partial(_read, store, depth), entered):
+            # A manifest that is there but cannot be read names no parents: the catalog is believed.
+            if digest and (node.problem or not {version, *nodes}.isdisjoint(node.parents)):
+                nodes[node.version] = node
+        level, depth = [child for child in entered if child in nodes], depth + 1
     return list(nodes.values())
 
 

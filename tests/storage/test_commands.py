@@ -88,14 +88,16 @@ def test_show_and_diff(filled: Store) -> None:
     assert difference == {"config": {"ppo.eps_clip": [0.2, 0.3]}, "metrics": metrics, "own_code": {}}
 
 
-def test_lineage(filled: Store) -> None:
-    """Lineage leads down to the beginning of the run."""
+def test_lineage_both_ways(filled: Store) -> None:
+    """Lineage leads down to the beginning of the run, and up to the versions made from a data set."""
     down = {row["version"] for row in data(filled.root, "lineage", "r/latest")}
     assert down == {
         *(layout.checkpoint("r", number) for number in (0, 1)),
         layout.trajectories("r", 0),
         layout.run("r"),
     }
+    up = [row["version"] for row in data(filled.root, "lineage", layout.trajectories("r", 0), "--up")]
+    assert up == [layout.checkpoint("r", 1)]
 
 
 def test_verify_ends_with_1_after_damage(filled: Store) -> None:

@@ -1,4 +1,4 @@
-"""Verification finds every kind of damage, and none in a healthy store. Lineage lists ancestors."""
+"""Verification finds every kind of damage, and none in a healthy store. Lineage lists ancestors and descendants."""
 
 import json
 import os
@@ -17,13 +17,14 @@ from safetensors.numpy import save_file
 
 from storage import layout
 from storage.errors import UnavailableError
+from storage.logs import catalog
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import Report, verify
 from storage.objects.store import Store
 from storage.versions import checkpoints, manifests
 from storage.versions.drafts import Draft
-from storage.versions.lineage import ancestors
+from storage.versions.lineage import ancestors, descendants
 from storage.versions.manifests import MANIFEST_VERSION
 from tasks.train.policy import make_canary
 from tests.support import chain_helpers as chains
@@ -401,12 +402,23 @@ def test_ancestors_are_listed_once_and_nearest_first(chain: Store) -> None:
 
 
 def test_a_damaged_version_hides_no_other(chain: Store) -> None:
-    """It is reported; its ancestors are listed if other versions name them, too."""
+    """It is reported; its ancestors are listed if other versions name them, too, and it itself by the catalog."""
     chain.write(layout.manifest(SCORES), b"damaged")
     nodes = {node.version: node for node in ancestors(chain, SECOND)}
     assert set(nodes) == set(CHAIN)
     assert "damaged" in nodes[SCORES].problem
     assert (nodes[SCORES].kind, nodes[SCORES].created_at, nodes[TRAJECTORIES].problem) == ("", None, "")
+    assert ["damaged" in node.problem for node in descendants(chain, TRAJECTORIES)] == [True, False]
+
+
+def test_only_committed_descendants_are_listed(chain: Store) -> None:
+    """Descendants are listed nearest first and once each, without killed attempts and aliases."""
+    catalog.enter(chain, "runs/r/scores/000000/dead", "scores", [TRAJECTORIES], "died")
+    catalog.enter(chain, SCORES, "scores", [TRAJECTORIES], "died")
+    catalog.enter(chain, "champion", "alias", [TRAJECTORIES], "")
+    assert [(node.version, node.depth) for node in descendants(chain, TRAJECTORIES)] == [(SCORES, 1), (SECOND, 1)]
+    assert [node.depth for node in descendants(chain, PROBLEMS)] == [1, 2, 2]
+    assert descendants(chain, SECOND) == []
 
 
 def test_a_pipe_in_the_place_of_an_object_is_not_read(chain: Store) -> None:
