@@ -175,14 +175,18 @@ def is_held(store: Store, run: str) -> str | None:
 class Tenure:
     """The time for which one holder had a lease, by its own clock.
 
-    Example: Tenure("flow run amber-slug (process 71 on gpu-1) since …", "flow run amber-slug", seen, 3600.0, "")
+    Example: Tenure("flow run amber-slug (process 71 on gpu-1) since …", "flow run amber-slug", begun, seen, "")
     """
 
     holder: str
     label: str
+    begun: datetime
     seen: datetime  # last sign of life
-    seconds: float  # until then
     ended: str  # why the lease is free, as far as can be seen at once; empty: it seems to be held
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, (self.seen - self.begun).total_seconds())
 
 
 def tenures(store: Store, run: str) -> list[Tenure]:
@@ -203,7 +207,7 @@ def tenures(store: Store, run: str) -> list[Tenure]:
             f"no sign of life for {silent_s:.0f} s": silent_s > float(entry["ttl_s"]),
         }
         ended = next((reason for reason, holds in reasons.items() if holds), "")
-        return Tenure(describe(entry), entry["label"], seen, max(0.0, (seen - begun).total_seconds()), ended)
+        return Tenure(describe(entry), entry["label"], begun, seen, ended)
 
     return [tenure for tenure in in_parallel(read, range(length)) if tenure]
 
