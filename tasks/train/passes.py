@@ -24,8 +24,8 @@ TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
 
 
 def action_logprobs(
-    model: PreTrainedModel, rows: Rows, places: Places, temperature: float
-) -> tuple[Float[Tensor, " actions"], Float[Tensor, " actions"]]:
+    model: PreTrainedModel, rows: Rows, places: Places, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Float[Tensor, "actions width"], Float[Tensor, " actions"], Float[Tensor, " actions"]]:
     """Compute each action token's logprob under the model, and the entropy of the model's distribution there.
 
     The logprobs equal `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32.
@@ -35,17 +35,19 @@ def action_logprobs(
         rows: the tokens [B, T].
         places: A action tokens in them.
         temperature: divides the logits, as in sampling.
+        entropy_gradient: whether the entropies have a gradient.
 
     Returns:
-        logprobs [A] float32, and entropies [A] float32 in nats without gradient.
+        the hidden states [A, H] that predict the tokens, logprobs [A] float32, and entropies [A] float32 in nats.
     """
-    states, targets = predicting(hidden_states(model, rows), places), targets_of(rows, places)
-    return read_out(model.get_output_embeddings(), states, targets, temperature)
+    states, targets = predicting(hidden_states(model, rows), places), rows.tokens[places.rows, places.columns]
+    head = model.get_output_embeddings()
+    return states, *read_out(head, states, targets, temperature, entropy_gradient=entropy_gradient)
 
 
 def logprob_scorer(model: PreTrainedModel, temperature: float) -> TokenScorer:
     """Return the function that computes the logprobs of tokens under a model, which ranks may share."""
-    return lambda rows, places: within(model, lambda: action_logprobs(model, rows, places, temperature)[0])
+    return lambda rows, places: within(model, lambda: action_logprobs(model, rows, places, temperature)[1])
 
 
 def hidden_states(
@@ -73,11 +75,6 @@ def hidden_states(
 def predicting(hidden: Float[Tensor, "rows columns width"], places: Places) -> Float[Tensor, "actions width"]:
     """Select the states [A, H] that predict the tokens at the places: those of the tokens before them."""
     return hidden.flatten(0, 1).index_select(0, places.rows * hidden.shape[1] + places.before)
-
-
-def targets_of(rows: Rows, places: Places) -> Int[Tensor, " actions"]:
-    """Select the tokens [A] at the places."""
-    return rows.tokens[places.rows, places.columns]
 
 
 def read_out(

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from transformers import PreTrainedModel
 
 from configs.train import Optimizer
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.kl import kl_estimate
 from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.mesh import Mesh
-from tasks.train.passes import hidden_states, predicting, read_out, refuse_broken, targets_of
+from tasks.train.passes import action_logprobs, hidden_states, predicting, refuse_broken
 from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
@@ -118,7 +118,9 @@ class Stepper:
     def _accumulate(self, batch: MicroBatch, actions: int) -> OfTokens:
         """Add the gradients of the micro-batch's loss. `actions` is the number of action tokens in the minibatch."""
         critic, ppo, model = self._train_state.critic, self._ppo, self._train_state.model
-        states, logp, entropy = within(model, lambda: self._read(batch))
+        read = partial(action_logprobs, model, batch.rows, batch.places, self._temperature)
+        with self._train_state.precision():
+            states, logp, entropy = within(model, lambda: read(entropy_gradient=ppo.entropy_coefficient > 0))
         # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
         weight = torch.ones_like(proximal)
@@ -141,7 +143,9 @@ class Stepper:
         (total / actions).backward()
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
             own = critic.own
-            of_value = _value_loss(critic, within(own, lambda: self._states(own, batch)), batch)
+            with self._train_state.precision():
+                states = within(own, lambda: predicting(hidden_states(own, batch.rows), batch.places))
+            of_value = _value_loss(critic, states, batch)
             (of_value.loss.sum() / actions).backward()
         given = {"samples": batch.samples, "behaviour": batch.behaviour, "proximal": proximal, "weight": weight}
         columns = of_policy._asdict() | given | {"logp": logp, "entropy": entropy, "loss": loss}
@@ -150,20 +154,6 @@ class Stepper:
         if of_value:
             columns |= {"value_loss": of_value.loss, "value_clipped": of_value.clipped}
         return {name: values.detach().double() for name, values in columns.items()}
-
-    def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Float[Tensor, "actions width"]:
-        """Compute the hidden states that predict the action tokens."""
-        with self._train_state.precision():
-            return predicting(hidden_states(model, batch.rows), batch.places)
-
-    def _read(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the policy's hidden states [A, H] at the action tokens, logprobs [A] and entropies [A].
-
-        The entropies have a gradient only if there is an entropy bonus.
-        """
-        states, bonus = self._states(self._train_state.model, batch), self._ppo.entropy_coefficient > 0
-        head, targets = self._train_state.model.get_output_embeddings(), targets_of(batch.rows, batch.places)
-        return states, *read_out(head, states, targets, self._temperature, entropy_gradient=bonus)
 
 
 def warmup(knobs: Optimizer, step: int) -> float:
