@@ -13,14 +13,7 @@ from tasks.train.advantages import Estimated, Observed, estimate
 from tasks.train.batches import Columns, batching_for
 from tasks.train.kl import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
-from tasks.train.passes import (
-    TokenScorer,
-    bootstrap_values,
-    broken,
-    logprob_scorer,
-    refuse_broken,
-    score_action_tokens,
-)
+from tasks.train.passes import TokenScorer, bootstrap_values, broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.samples import Floats, Logprobs, Sample
 from tasks.train.train_state import TrainState
 
