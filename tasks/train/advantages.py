@@ -194,7 +194,7 @@ def _backward(sample: Sample, observed: Observed, values: Floats, knobs: Advanta
     """
     discounts = _discounts(sample, knobs.discount)
     deltas = _rewards(sample, observed) + discounts * np.append(values[1:], observed.bootstrap) - values
-    advantages, carried = np.zeros_like(deltas), 0.0
+    advantages, carried = np.zeros(len(values)), 0.0
     for t, (delta, kept) in reversed([*enumerate(zip(deltas.tolist(), discounts.tolist(), strict=True))]):
         carried = advantages[t] = delta + kept * knobs.gae_lambda * carried
     return advantages

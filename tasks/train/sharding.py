@@ -130,7 +130,7 @@ class StoredTensors:
     def __init__(self, folder: Path, stem: str) -> None:
         index, only = folder / f"{stem}.safetensors.index.json", f"{stem}.safetensors"
         files = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
-        opened = [safe_open(folder / file, "pt") for file in {*files.values()} or {only}]
+        opened: list[Any] = [safe_open(folder / file, "pt") for file in {*files.values()} or {only}]
         self._files = {name: file for file in opened for name in list(file.keys())}
         self.names = self._files.keys()
 
