@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,15 +13,8 @@ import orjson
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.answers import AnswerReader, ParsedAnswer
-from tasks.agents.endpoint.protocol import (
-    Answered,
-    ChatRequest,
-    EndpointError,
-    ResponseFormats,
-    episode_ended,
-    invalid,
-    parse_request,
-)
+from tasks.agents.endpoint import protocol
+from tasks.agents.endpoint.protocol import Answered, ChatRequest, EndpointError, invalid
 from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext, EpisodeEngine
@@ -63,7 +56,7 @@ class Completions:
     reader: AnswerReader
     max_requests: int
     engine: EpisodeEngine
-    formats: ResponseFormats = "refuse"
+    formats: protocol.ResponseFormats = "refuse"
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
     out_of_context: str = ""
@@ -105,7 +98,7 @@ class Completions:
         """
         if not self._loop:
             coroutine.close()
-            raise episode_ended()
+            raise protocol.episode_ended()
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
@@ -118,7 +111,7 @@ class Completions:
             answered = await asyncio.shield(answering)
         except asyncio.CancelledError:
             if answering.cancelled():
-                raise episode_ended() from None
+                raise protocol.episode_ended() from None
             raise
         for node in answered.nodes:
             self.tree.hand_out(node)
@@ -127,23 +120,22 @@ class Completions:
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
         self.out_of_context = ""
-        try:
-            return await self._complete(parse_request(body), asked)
-        except EndpointError as error:
-            self.refuse(error)
-            raise
-        except Exception as error:
-            failed = EndpointError(500, "internal_error", described(error))
-            self.refuse(failed)
-            raise failed from error
+        with self.noting("internal_error"):
+            return await self._complete(protocol.parse_request(body), asked)
 
-    def refuse(self, error: EndpointError) -> None:
-        """Note that a request was refused."""
-        told = f"{error.status} {error.code}: {error.message}"
-        if error.code == OUT_OF_CONTEXT:
-            self.out_of_context = told
-        if len(self.refused) < _NOTED:
-            self.refused.append(told)
+    @contextmanager
+    def noting(self, code: str) -> Iterator[None]:
+        """Note that a request is refused; an exception that is no answer to it becomes one with this code."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised again, as an answer
+            failed = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
+            told = f"{failed.status} {failed.code}: {failed.message}"
+            if failed.code == OUT_OF_CONTEXT:
+                self.out_of_context = told
+            if len(self.refused) < _NOTED:
+                self.refused.append(told)
+            raise failed from (None if failed is error else error)
 
     async def _complete(self, request: ChatRequest, asked: int) -> Answered:
         number, usual = next(self._numbers), self.context.gconfig

@@ -31,11 +31,7 @@ from tasks.inference.api import BundledGenerationOutputs
 
 
 def record(
-    prompt: EpisodeSpec,
-    nodes: Sequence[Node],
-    turn_discount: float,
-    status: Status | None = None,
-    reason: str = "",
+    prompt: EpisodeSpec, nodes: Sequence[Node], turn_discount: float, status: Status | None = None, reason: str = ""
 ) -> Trajectory:
     """Return the trajectory of 1 or more completions; status and reason as in `Episode.trajectory`."""
     sequences = _sequences(nodes)
