@@ -27,10 +27,8 @@ def _import(entry: str) -> Solve:
     try:
         solve = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # any error of a user's module
-        raise ValueError(
-            f"{entry!r} cannot be imported: {described_with_place(error)}; write package.module:function, and have its "
-            "folder on PYTHONPATH"
-        ) from error
+        told = f"{described_with_place(error)}; write package.module:function, and have its folder on PYTHONPATH"
+        raise ValueError(f"{entry!r} cannot be imported: {told}") from error
     if not inspect.iscoroutinefunction(solve):
         raise ValueError(f"{entry} is no `async def`: await what is slow, or run it with asyncio.to_thread")
     try:

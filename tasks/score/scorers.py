@@ -154,14 +154,11 @@ def check_scorers(settings: ScoreSettings) -> None:
         private = getattr(found, "private", ())
         if isinstance(private, str) or not all(isinstance(key, str) for key in private):
             raise ValueError(
-                f"score.type={name!r}: its attribute private is {private!r}: give a list of keys of metadata"
+                f"score.type={name!r}: its attribute private is {private!r}: give a list of metadata's keys"
             )
-    for name in settings.args:
-        if name not in used:
-            raise ValueError(
-                f"score.args.{name}: no problem has this scorer{nearest(name, used)}; score.type names "
-                f"{', '.join(sorted(used))}"
-            )
+    for name in sorted(settings.args.keys() - used):
+        told = f"{nearest(name, used)}; score.type names {', '.join(sorted(used))}"
+        raise ValueError(f"score.args.{name}: no problem has this scorer{told}")
 
 
 def private_metadata(settings: ScoreSettings) -> Set[str]:

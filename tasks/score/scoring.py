@@ -136,11 +136,9 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
         VERDICTS.labels(verdict).inc(count)
     total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)
     if total and failures / total > settings.max_failure_share:
-        raise ValueError(
-            f"{failures} of {total} answers ended in a timeout or an error, more than the share "
-            f"{settings.max_failure_share:g} (score.max_failure_share, in evaluations also "
-            f"evaluation.max_failed_share); the first one is {grades.example}"
-        )
+        told = "(score.max_failure_share, in evaluations also evaluation.max_failed_share)"
+        most = f"more than the share {settings.max_failure_share:g} {told}; the first one is {grades.example}"
+        raise ValueError(f"{failures} of {total} answers ended in a timeout or an error, {most}")
     means = {name: grades.totals[name] / count for name, count in sorted(grades.counts.items())}
     return {
         "turns": verdicts.total(),

@@ -188,10 +188,8 @@ class Verifier:
         function, requests = worker.GRADES[reading or self._reading], []
         for answer, solutions in pairs:
             if isinstance(solutions, str) or not solutions:
-                raise ValueError(
-                    f"solutions={solutions!r}: give a list of 1 or more gold answers; for problems without any, "
-                    "such as games, set environment.type and score.type to something else than math-verify"
-                )
+                told = "for games and the like set environment.type and score.type to others than math-verify"
+                raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers; {told}")
             pair = (answer, tuple(solutions))  # `repr` escapes lone surrogates
             key = hashlib.blake2b(repr((function, pair)).encode(), digest_size=16).digest()
             requests.append(_Request(key, function, pair, pair[1]))

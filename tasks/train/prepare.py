@@ -128,10 +128,8 @@ class Preparation:
         norm = self._train_state.critic and self._train_state.critic.norm
         assert norm
         if estimated.returns is None:
-            raise ValueError(
-                f"ppo.advantage.type={self._ppo.advantage.type} gives no returns for the critic to learn: "
-                "return them in `Estimated`, or remove ppo.critic"
-            )
+            told = "gives no returns for the critic to learn: return them in `Estimated`, or remove ppo.critic"
+            raise ValueError(f"ppo.advantage.type={self._ppo.advantage.type} {told}")
         returns = np.concatenate(estimated.returns)
         self._metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), returns)
         norm.update(torch.from_numpy(returns))

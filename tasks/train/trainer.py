@@ -193,15 +193,12 @@ class Trainer:
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
-                raise ValueError(
-                    f"{left_out['too_old']} of {len(trajectories)} trajectories were sampled more than rollout."
-                    f"max_head_offpolicyness={self._max_staleness} versions before {version}, and the others cannot be "
-                    "trained on: collect again"
-                )
+                most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
+                told = f"trajectories were sampled {most}, and the others cannot be trained on: collect again"
+                raise ValueError(f"{left_out['too_old']} of {len(trajectories)} {told}")
             if all(row.status == "failed" for row in trajectories):
-                raise ValueError(
-                    f"none of {len(trajectories)} trajectories can be trained on: all failed, see their reasons"
-                )
+                told = "trajectories can be trained on: all failed, see their reasons"
+                raise ValueError(f"none of {len(trajectories)} {told}")
             logger.warning(_NOTHING, len(trajectories))
             return [], left_out
         if not any(sample.successes.any() for sample in samples):

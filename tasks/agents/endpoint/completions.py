@@ -189,12 +189,9 @@ class Completions:
         except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
         if len(prompt_ids) >= limit:
-            raise invalid(
-                f"this model's maximum context length is {limit} tokens (inference.max_model_len), and the messages "
-                f"have {len(prompt_ids)}: shorten them",
-                "messages",
-                code=OUT_OF_CONTEXT,
-            )
+            told = f"(inference.max_model_len), and the messages have {len(prompt_ids)}: shorten them"
+            told = f"this model's maximum context length is {limit} tokens {told}"
+            raise invalid(told, "messages", code=OUT_OF_CONTEXT)
         return prompt_ids
 
     def _node(

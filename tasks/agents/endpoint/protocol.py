@@ -159,9 +159,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         where = ".".join(map(str, told["loc"]))
         raise invalid(f"{where or 'the body'}: {told['msg']}", where.partition(".")[0] or None) from None
     if request.model != MODEL:
-        raise EndpointError(
-            404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"
-        )
+        told = f"there is no model {request.model!r}: the policy is called {MODEL!r}"
+        raise EndpointError(404, "model_not_found", told, "model")
     for name, value in (request.model_extra or {}).items():
         if name in _REFUSED and value and value != _REFUSED[name]:
             told = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
