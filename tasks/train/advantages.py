@@ -30,7 +30,6 @@ of eight episodes that are rewarded at their end, with `leave_one_out`:
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -219,18 +218,11 @@ def _discounts(sample: Sample, discount: float) -> Floats:
     return np.where(turns > 0, sample.turn_discount**turns if sample.causes.is_chain else 0.0, discount)
 
 
-def normalise(
-    samples: Sequence[Sample],
-    advantages: Sequence[Floats],
-    over: Literal["none", "batch", "group"],
-    *,
-    centred: bool = False,
-    bound: float | None = None,
-) -> list[Floats]:
+def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage) -> list[Floats]:
     """Compute `(A - mean) / (std + 1e-5)`, or `A / (rms + 1e-5)` for `centred` advantages, in float64.
 
-    Mean, population std and root mean square are over the action tokens in the loss: of all samples (`batch`), or of
-    the samples of each problem (`group`).
+    Mean, population std and root mean square are over the action tokens in the loss, by `knobs.normalisation`: of all
+    samples (`batch`), or of the samples of each problem (`group`).
 
     Group baselines are centred by turn already, so their mean over tokens is not subtracted: long turns dominate that
     mean, and subtracting it would raise the advantages of groups whose returns are all equal, such as long wrong
@@ -242,15 +234,16 @@ def normalise(
     -21.9, and the whole step would be its own.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
-    if over == "none":
-        return list(advantages)
+    advantages = estimated.advantages
+    if knobs.normalisation == "none":
+        return advantages
     result = list(advantages)
-    for indices in by_problem(samples) if over == "group" else [range(len(samples))]:
+    for indices in by_problem(samples) if knobs.normalisation == "group" else [range(len(samples))]:
         in_loss = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
-        mean = 0.0 if centred or not len(in_loss) else in_loss.mean()
+        mean = 0.0 if estimated.centred or not len(in_loss) else in_loss.mean()
         scale = np.sqrt(((in_loss - mean) ** 2).mean()) + _EPS if len(in_loss) else _EPS
-        if bound is not None and len(in_loss):
-            scale = max(scale, np.abs(in_loss - mean).max() / bound)
+        if knobs.bound is not None and len(in_loss):
+            scale = max(scale, np.abs(in_loss - mean).max() / knobs.bound)
         for i in indices:
             result[i] = (advantages[i] - mean) / scale
     return result
@@ -281,9 +274,7 @@ def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Adv
     """
     check_estimator(knobs.type)
     estimated = _ESTIMATORS[knobs.type](samples, observed, knobs)
-    advantages = normalise(
-        samples, estimated.advantages, knobs.normalisation, centred=estimated.centred, bound=knobs.bound
-    )
+    advantages = normalise(samples, estimated, knobs)
     if estimated.of_penalties is not None:
         advantages = [task + penalty for task, penalty in zip(advantages, estimated.of_penalties, strict=True)]
     return dataclasses.replace(estimated, advantages=advantages)

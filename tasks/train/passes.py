@@ -91,15 +91,18 @@ def read_out(
     Changes that a model makes to its logits after the output layer (soft-capping, scaling) are not applied; the
     canary shows the difference.
     """
+
+    def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = output_logits(head, states) / temperature  # [A, V]
+        logprobs = logits.log_softmax(-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
     if len(targets) <= CHUNK_TOKENS:
-        return _read_chunk(head, states, targets, temperature, entropy_gradient)
+        return read(states, targets)
     chunks = zip(states.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
-    parts = [
-        checkpoint(
-            _read_chunk, head, *chunk, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
-        )
-        for chunk in chunks
-    ]
+    parts = [checkpoint(read, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
@@ -112,20 +115,6 @@ def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Fl
         weight: Tensor = head.weight  # type: ignore[assignment]
         logits: Tensor = head(states.to(weight.dtype)).float()
     return logits
-
-
-def _read_chunk(
-    head: nn.Module,
-    states: Float[Tensor, "actions width"],
-    targets: Int[Tensor, " actions"],
-    temperature: float,
-    entropy_gradient: bool,
-) -> tuple[Float[Tensor, " actions"], Float[Tensor, " actions"]]:
-    logits = output_logits(head, states) / temperature  # [A, V]
-    logprobs = logits.log_softmax(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @torch.no_grad()

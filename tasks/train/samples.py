@@ -36,6 +36,7 @@ from tasks.train.returns import Ints as Ints
 Logprobs = npt.NDArray[np.float32]
 Scorers = Mapping[str, str]
 """Names of scorers by source of problems; `default` is for all other sources."""
+Credit = Literal["causes", "order"]
 MATH_VERIFY: Scorers = {"default": "math-verify"}
 
 
@@ -78,7 +79,7 @@ def build_samples(
     reward: Reward,
     *,
     scorers: Scorers = MATH_VERIFY,
-    credit: Literal["causes", "order"] = "causes",
+    credit: Credit = "causes",
     mask_truncated: bool = False,
 ) -> list[Sample]:
     """Build a sample from each trainable trajectory (`returns.is_trainable`) and its scores.
@@ -154,12 +155,7 @@ def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> lis
 
 
 def _sample(
-    row: Trajectory,
-    scores: Sequence[Score],
-    scorer: str,
-    reward: Reward,
-    credit: Literal["causes", "order"],
-    mask_truncated: bool,
+    row: Trajectory, scores: Sequence[Score], scorer: str, reward: Reward, credit: Credit, mask_truncated: bool
 ) -> Sample:
     """Build a sample; `reward` has the knobs for the problems of the scorer."""
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)

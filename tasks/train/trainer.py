@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tasks.train.batches import Columns, batching_for, draw_minibatches, make_mi
 from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import histograms, sample_metrics, step_metrics
+from tasks.train.orders import Progress
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
@@ -111,16 +112,12 @@ class Trainer:
         return make_canary(self._train_state.model)
 
     def update(
-        self,
-        trajectories: Sequence[Trajectory],
-        scores: Iterable[Score],
-        version: int,
-        progress: Callable[[str], None] | None = None,
+        self, rows: Sequence[Trajectory], scores: Iterable[Score], version: int, progress: Progress | None = None
     ) -> dict[str, Any]:
         """Run one update: first the preparation, then one optimizer step for each minibatch of each epoch.
 
         Args:
-            trajectories: trajectories of one data set; those that cannot be trained on are left out.
+            rows: trajectories of one data set; those that cannot be trained on are left out.
             scores: one for each turn of the trainable trajectories.
             version: policy version of the weights before the update.
             progress: called with a line of text after each part.
@@ -135,7 +132,7 @@ class Trainer:
         self.holds = None
         torch.set_num_threads(self._ppo.threads)
         report = progress or (lambda _: None)
-        samples, left_out = self._samples(trajectories, scores, version)
+        samples, left_out = self._samples(rows, scores, version)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
             if number:
@@ -212,7 +209,7 @@ class Trainer:
         )
 
     def _train(
-        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, report: Callable[[str], None]
+        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, report: Progress
     ) -> list[Step]:
         train_state, steps = self._train_state, list[Step]()
         stepper, total = Stepper(train_state, self._knobs, self._temperature), sum(map(len, epochs))
