@@ -67,16 +67,9 @@ class CommandAgent(EndpointAgent):
         folder = TemporaryFolder()
         try:
             with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
-                problem = task.problem
-                stated = {
-                    "prompt": task.prompt,
-                    "messages": task.messages,
-                    "problem_id": problem.problem_id,
-                    "source": problem.source,
-                    "metadata": json.loads(problem.metadata),
-                    "seed": task.seed,
-                }
-                given.write(json.dumps(stated).encode() + b"\n")
+                problem, asked = task.problem, {"prompt": task.prompt, "messages": task.messages, "seed": task.seed}
+                known = {"source": problem.source, "metadata": json.loads(problem.metadata)}
+                given.write(json.dumps({**asked, "problem_id": problem.problem_id, **known}).encode() + b"\n")
                 given.seek(0)
                 status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
                 if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:

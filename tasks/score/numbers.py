@@ -225,7 +225,7 @@ _BRACED = re.compile(r"(?<=\d)\{\s*(\\[dtc]?frac.*)\}", re.DOTALL)
 def _unsigned(text: str) -> Number | None:
     """Return the number, with its unit, that a text without a sign is."""
     text = _BRACED.sub(r" \1", text)
-    for pattern, read in _READERS:
+    for pattern, read in _READERS.items():
         if (found := pattern.match(text)) and (number := read(found, text[found.end() :])):
             return _with_unit(*number)
     return None
@@ -298,13 +298,7 @@ def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:
     return None if whole and value.denominator == 1 and abs(bottom.value) != 1 else (Number(value), rest)
 
 
-_READERS = (
-    (_MIXED, _mixed),
-    (_SCIENTIFIC, _scientific),
-    (_FRACTION, _fraction),
-    (_SLASHED, _slashed),
-    (_DECIMAL, _decimal),
-)
+_READERS = {_MIXED: _mixed, _SCIENTIFIC: _scientific, _FRACTION: _fraction, _SLASHED: _slashed, _DECIMAL: _decimal}
 
 
 SCALES = {

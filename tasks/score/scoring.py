@@ -34,14 +34,9 @@ _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeou
 
 def scorer_fingerprint(settings: ScoreSettings) -> str:
     """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts."""
-    everything = {
-        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
-        "rules": _RULES,
-        "timeout_s": settings.timeout_s,
-        "memory_mb": MEMORY_MB,
-        **identity(settings),
-    }
-    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    rules = {"rules": _RULES, "timeout_s": settings.timeout_s, "memory_mb": MEMORY_MB, **identity(settings)}
+    return hashlib.sha256(json.dumps(libraries | rules, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(slots=True)

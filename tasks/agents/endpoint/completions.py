@@ -206,7 +206,6 @@ class Completions:
         ]
         own = request.most_tokens or most
         return Node(
-            number=len(self.tree.nodes) + index,
             parent=parent,
             continues=parent is not None and outputs.prompt_ids[: len(parent.token_ids)] == parent.token_ids,
             prompt_ids=outputs.prompt_ids,

@@ -20,9 +20,7 @@ from tasks.agents.endpoint.tree import Node, number_calls
 ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
 """The name of the only model."""
-MOST_CHOICES = 64
-MOST_MESSAGES = 2048
-MOST_TOOLS = 128
+MOST_CHOICES, MOST_MESSAGES, MOST_TOOLS = 64, 2048, 128
 """OpenAI's limits of a request."""
 
 ResponseFormats = Literal["refuse", "ignore", "enforce"]
