@@ -118,12 +118,8 @@ class Template:
             if rest is not None and _without_whitespace(before + rest) == _without_whitespace(text):
                 return rest
         if not self._warned:
-            logger.warning(
-                "the chat template of %s rewrites earlier turns (for example of %s): each turn that it changes begins "
-                "a new sequence",
-                self._name,
-                _roles([*messages, answer, *new]),
-            )
+            told = "the chat template of %s rewrites earlier turns (for example of %s): each begins a new sequence"
+            logger.warning(told, self._name, _roles([*messages, answer, *new]))
         self._warned = True
         return None
 

@@ -35,7 +35,7 @@ LIBRARY_VERSION = 1
 """The version of `math-verify` with `score.reading=library`."""
 _OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
 _NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
-_FAILED = ("timeout", "error")
+FAILED = ("timeout", "error")
 _PART = "correct"
 
 
@@ -105,7 +105,7 @@ class EnvironmentScorer:
             turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
             parts = dict(columns[answer.turn]) if columns else {}
             name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
-            reason = "the environment said so while playing" if name in _FAILED else ""
+            reason = "the environment said so while playing" if name in FAILED else ""
             verdicts.append(Verdict(name, reason=reason, reward=turn["reward"], parts=parts))
         return verdicts
 

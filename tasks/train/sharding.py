@@ -44,12 +44,8 @@ def shard(module: nn.Module, mesh: Mesh) -> None:
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    setattr(module, _WITHIN, _call)
+    setattr(module, _WITHIN, lambda compute: compute())
     register_fsdp_forward_method(module, _WITHIN)
-
-
-def _call(compute: Callable[[], Result]) -> Result:
-    return compute()
 
 
 def within(model: nn.Module, compute: Callable[[], Result]) -> Result:

@@ -37,8 +37,7 @@ _REASONS = {
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
 _NOTHING_RIGHT = (
-    "ALARM: not one of %d trajectories has a right turn. "
-    "Read their texts: is the answer's format wrong, is the verifier wrong, or are the problems too hard?"
+    "ALARM: not one of %d trajectories has a right turn. Read them: is format, verifier or difficulty wrong?"
 )
 _NOTHING = (
     "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context with an "

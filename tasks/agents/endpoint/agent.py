@@ -174,11 +174,8 @@ class EndpointAgent(ABC):
         knobs = self.context, self._reader, self.max_requests, engine, self.response_format
         completions = Completions(prompt.qid, *knobs)
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
-        messages = first_messages(prompt.problem, question)
-        key = secrets.token_urlsafe(24)
-        task = AgentTask(
-            question, problem, prompt.seed, self._server.base_url, key, env, completions, messages=messages
-        )
+        known = question, problem, prompt.seed, self._server.base_url, secrets.token_urlsafe(24)
+        task = AgentTask(*known, env, completions, messages=first_messages(prompt.problem, question))
         ended: BaseException | None = None
         try:
             async with completions.open():
@@ -211,8 +208,7 @@ class EndpointAgent(ABC):
         if nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
             return UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
         if completions.refused:
-            refusals = "; ".join(completions.refused)
-            return RuntimeError(f"{described(error)}; the endpoint had refused: {refusals}")
+            return RuntimeError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")
         return error
 
 

@@ -204,7 +204,6 @@ class Completions:
             replace(call, id=f"call_{_digest(self.qid, outputs.qid, index, number)}")
             for number, call in enumerate(answer.calls)
         ]
-        own = request.most_tokens or most
         return Node(
             parent=parent,
             continues=parent is not None and outputs.prompt_ids[: len(parent.token_ids)] == parent.token_ids,
@@ -215,7 +214,8 @@ class Completions:
             text=chat.decode(completion.token_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts, chat.completion_text(completion.token_ids)),
-            cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
+            cut=completion.finish_reason == "length"
+            and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
             asked=asked,
             forced=bool(request.forced_schema(self.formats)),
