@@ -33,7 +33,7 @@ NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
 
 _REASONS = {
     "too_old": "older than rollout.max_head_offpolicyness allows",
-    "unknown_return": "no room for further turns, nobody says how many (unplayed_turns); a critic could estimate them",
+    "unknown_return": "the context had no room for an unknown number of turns; a critic could estimate them",
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
 _NOTHING_RIGHT = (
