@@ -92,13 +92,11 @@ class AnswerReader:
 
 def _call(body: str, *, closed: bool) -> Call:
     """Read the text between the tags of a call."""
-    try:
+    stated: Any = None
+    with suppress(ValueError, RecursionError):
         stated = json.loads(body)
-    except (ValueError, RecursionError):
-        stated = None
-    if closed and isinstance(stated, dict):
-        return read_call(stated.get("name"), stated.get("arguments", {}), body.strip())
-    return read_call(None, None, body.strip())
+    call = stated if closed and isinstance(stated, dict) else {}
+    return read_call(call.get("name"), call.get("arguments", {}), body.strip())
 
 
 class FamilyReader(AnswerReader):

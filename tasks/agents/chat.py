@@ -22,7 +22,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
 from tasks.agents.control import TurnEnds, exact_text
-from tasks.agents.template import Message, Template
+from tasks.agents.template import Message, Messages, Template, Tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,7 +73,7 @@ class Chat:
         self.toy_calls = self.encode(self._template.written.toy_calls)
         self.opens_thoughts = "<think>" in self._template.lead
 
-    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins.
 
         Args:
@@ -99,11 +99,7 @@ class Chat:
         return NextPrompt(self.prompt(following) if ids is None else ids, ids is None, following)
 
     def continuation(
-        self,
-        messages: Sequence[dict[str, Any]],
-        completion_ids: list[int],
-        new: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
+        self, messages: Messages, completion_ids: list[int], new: Messages, tools: Tools = ()
     ) -> list[int] | None:
         """Return the ids that follow a completion when `new` messages answer it.
 
@@ -128,7 +124,7 @@ class Chat:
         ends = *self._ends.template, *self.stop_token_ids
         return [*self.encode("</think>\n\n" * self.opens_thoughts + text), *ends[:1]]
 
-    def call(self, name: str, arguments: dict[str, Any], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def call(self, name: str, arguments: dict[str, Any], tools: Tools) -> list[int]:
         """Return a completion that calls a tool as the template writes it; none if the template writes no calls."""
         ids = self.answer(self._template.call({"name": name, "arguments": arguments}, tools))
         ends = (end for end, token in enumerate(ids, 1) if token in self._ends)

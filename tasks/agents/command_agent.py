@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from tempfile import TemporaryFile
 from typing import IO, Annotated, Any
@@ -15,10 +16,8 @@ from pydantic import Field
 
 from storage.processes.child import kill_until_gone, mark
 from storage.processes.folder import TemporaryFolder
-from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
+from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import ResponseFormats
-from tasks.agents.interface import AgentContext
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +30,7 @@ class CommandError(RuntimeError):
     """A command failed, with a status and the end of what it said in the message, or printed too much."""
 
 
+@dataclass(eq=False, kw_only=True)
 class CommandAgent(EndpointAgent):
     """An agent that is a program.
 
@@ -54,38 +54,22 @@ class CommandAgent(EndpointAgent):
         turn_discount, renderer, listen, max_requests, response_format: see `EndpointAgent`.
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        *,
-        argv: Annotated[list[str], Field(min_length=1)],
-        pass_environment: list[str] | None = None,
-        hide_processes: bool = True,
-        turn_discount: Discount = 1.0,
-        renderer: str = "auto",
-        listen: Address = "127.0.0.1:0",
-        max_requests: Count = 256,
-        response_format: ResponseFormats = "refuse",
-    ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
-        self._argv = [*(_apart() if hide_processes else ()), *argv]
-        self._names = (*_PASSED, *(pass_environment or ()))
+    argv: Annotated[list[str], Field(min_length=1)]
+    pass_environment: list[str] | None = None
+    hide_processes: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._command = [*(_apart() if self.hide_processes else ()), *self.argv]
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
         folder = TemporaryFolder()
         try:
             with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
-                problem = task.problem
-                stated = {
-                    "prompt": task.prompt,
-                    "messages": task.messages,
-                    "problem_id": problem.problem_id,
-                    "source": problem.source,
-                    "metadata": json.loads(problem.metadata),
-                    "seed": task.seed,
-                }
-                given.write(json.dumps(stated).encode() + b"\n")
+                problem, asked = task.problem, {"prompt": task.prompt, "messages": task.messages, "seed": task.seed}
+                known = {"source": problem.source, "metadata": json.loads(problem.metadata)}
+                given.write(json.dumps({**asked, "problem_id": problem.problem_id, **known}).encode() + b"\n")
                 given.seek(0)
                 status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
                 if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
@@ -102,11 +86,12 @@ class CommandAgent(EndpointAgent):
 
         Its output goes to files: a process that it leaves behind would hold a pipe open.
         """
-        env = {name: os.environ[name] for name in self._names if name in os.environ} | mark()
+        names = (*_PASSED, *(self.pass_environment or ()))
+        env = {name: os.environ[name] for name in names if name in os.environ} | mark()
         if "PYTHONPATH" in env:  # the command runs in another folder
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
-        process = await asyncio.create_subprocess_exec(*self._argv, env=env, start_new_session=True, **options)
+        process = await asyncio.create_subprocess_exec(*self._command, env=env, start_new_session=True, **options)
         try:
             status = await process.wait()
             return status if status >= 0 else 128 - status

@@ -92,6 +92,10 @@ class AwaitingAgent(Protocol):
         ...
 
 
+Observations = asyncio.Queue[Observation]
+Actions = asyncio.Queue[BundledGenerationOutputs]
+
+
 @runtime_checkable
 class QueueAgent(Protocol):
     """An agent with two queues instead of the engine; all other rules are those of `AwaitingAgent`.
@@ -101,11 +105,7 @@ class QueueAgent(Protocol):
     """
 
     async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+        self, prompt: EpisodeSpec, env: Environment, obs_queue: Observations, act_queue: Actions
     ) -> list[Trajectory]:
         """Play the episode `prompt` and return its trajectories; an empty list rejects it."""
         ...

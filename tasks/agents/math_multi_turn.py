@@ -1,16 +1,14 @@
 """The math agents: they answer a problem, get feedback and try again; and one without verdicts."""
 
-import asyncio
 from typing import Annotated
 
 from pydantic import Field
 
 from storage.records import Problem, Trajectory
 from tasks.agents.episode import Episode
-from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
+from tasks.agents.interface import Actions, AgentContext, EpisodeEngine, EpisodeSpec, Observations
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment, verdict_of
-from tasks.inference.api import BundledGenerationOutputs, Observation
 from tasks.problems.messages import first_messages, with_instructions
 
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
@@ -49,11 +47,7 @@ class MathMultiTurnAgent:
         self.system_prompt, self.instruction = system_prompt, instruction
 
     async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+        self, prompt: EpisodeSpec, env: Environment, obs_queue: Observations, act_queue: Actions
     ) -> list[Trajectory]:
         chat = self.context.chat
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})

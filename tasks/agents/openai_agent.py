@@ -3,15 +3,14 @@
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator
 
-from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
+from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import ResponseFormats
-from tasks.agents.interface import AgentContext
 from tasks.registry import described_with_place
 
 Solve = Callable[..., Awaitable[object]]
@@ -28,10 +27,8 @@ def _import(entry: str) -> Solve:
     try:
         solve = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # any error of a user's module
-        raise ValueError(
-            f"{entry!r} cannot be imported: {described_with_place(error)}; write package.module:function, and have its "
-            "folder on PYTHONPATH"
-        ) from error
+        told = f"{described_with_place(error)}; write package.module:function, and have its folder on PYTHONPATH"
+        raise ValueError(f"{entry!r} cannot be imported: {told}") from error
     if not inspect.iscoroutinefunction(solve):
         raise ValueError(f"{entry} is no `async def`: await what is slow, or run it with asyncio.to_thread")
     try:
@@ -41,6 +38,7 @@ def _import(entry: str) -> Solve:
     return cast(Solve, solve)
 
 
+@dataclass(eq=False, kw_only=True)
 class OpenAIAgent(EndpointAgent):
     """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)`.
 
@@ -56,23 +54,15 @@ class OpenAIAgent(EndpointAgent):
 
     uses_tools = True
 
-    def __init__(
-        self,
-        context: AgentContext,
-        *,
-        entry: Annotated[str, AfterValidator(_import)] = "tasks.agents.tool_loop:solve",
-        arguments: dict[str, Any] | None = None,
-        turn_discount: Discount = 1.0,
-        renderer: str = "auto",
-        listen: Address = "127.0.0.1:0",
-        max_requests: Count = 256,
-        response_format: ResponseFormats = "refuse",
-    ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
-        self._solve, self._arguments, self._open_toolbox = _import(entry), arguments or {}, context.open_toolbox
+    entry: Annotated[str, AfterValidator(_import)] = "tasks.agents.tool_loop:solve"
+    arguments: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._solve = _import(self.entry)
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
         client = open_client(completions, task.base_url, task.api_key)
-        async with client, self._open_toolbox() as tools:
-            return await self._solve(task, client, tools, **self._arguments)
+        async with client, self.context.open_toolbox() as tools:
+            return await self._solve(task, client, tools, **(self.arguments or {}))

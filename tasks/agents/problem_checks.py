@@ -31,9 +31,8 @@ def lacking_room(config: Config) -> str | None:
     if not isinstance(turns, int) or turns * longest < context:
         return None
     return (
-        f"{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns for which the "
-        "context has no room count as wrong answers. Raise inference.max_model_len, or lower agent.args.num_turns or "
-        "sampling.max_new_tokens"
+        f"{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns without room "
+        "count as wrong answers. Raise it, or lower agent.args.num_turns or sampling.max_new_tokens"
     )
 
 

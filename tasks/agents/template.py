@@ -20,6 +20,9 @@ REMEDY = "repair chat_template in the model's folder (chat_template.jinja, or in
 
 Message = dict[str, str]
 """{"role": "user", "content": "…"}"""
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
+"""Both as in OpenAI's chat completions; contents are texts."""
 
 _QUESTION: Message = {"role": "user", "content": "?"}
 _PLAIN = "!"
@@ -56,7 +59,7 @@ class Template:
         self.written = find_written(self._try, self.lead, marks_of(tokenizer))
         self.control = ControlTokens(tokenizer, self.written, self.lead)
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(self, messages: Messages, tools: Tools = ()) -> str:
         """Return the text of a conversation, up to the point where the assistant's answer begins.
 
         Raises:
@@ -99,13 +102,7 @@ class Template:
         except ValueError:
             return None
 
-    def rest(
-        self,
-        messages: Sequence[dict[str, Any]],
-        completion: str,
-        new: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
-    ) -> str | None:
+    def rest(self, messages: Messages, completion: str, new: Messages, tools: Tools = ()) -> str | None:
         """Return the text that the template writes after a completion, which `new` messages answer.
 
         The completion is given to the template as the text that was sampled, calls of tools included. None if the
@@ -121,16 +118,12 @@ class Template:
             if rest is not None and _without_whitespace(before + rest) == _without_whitespace(text):
                 return rest
         if not self._warned:
-            logger.warning(
-                "the chat template of %s rewrites earlier turns (for example of %s): each turn that it changes begins "
-                "a new sequence",
-                self._name,
-                _roles([*messages, answer, *new]),
-            )
+            told = "the chat template of %s rewrites earlier turns (for example of %s): each begins a new sequence"
+            logger.warning(told, self._name, _roles([*messages, answer, *new]))
         self._warned = True
         return None
 
-    def call(self, call: Mapping[str, Any], tools: Sequence[dict[str, Any]]) -> str:
+    def call(self, call: Mapping[str, Any], tools: Tools) -> str:
         """Return what the template writes for a call, and all that follows it; "" if it writes no calls.
 
         Args:
@@ -150,7 +143,7 @@ class Template:
         """
         return self.rest([_QUESTION], _PLAIN, [_QUESTION]) is not None
 
-    def _check_shown(self, messages: list[Any], tools: Sequence[dict[str, Any]] = ()) -> None:
+    def _check_shown(self, messages: list[Any], tools: Tools = ()) -> None:
         """Check that the template shows every line of messages of this form, every call and every tool.
 
         It may drop thoughts. Whitespace is ignored, and so is text between the lines: some templates write the results
@@ -160,7 +153,9 @@ class Template:
             ValueError: something is missing; says what, and what to do.
         """
         toys = [
-            message if message.get("tool_calls") else message | {"content": _toy_content(message["role"], number)}
+            message
+            if message.get("tool_calls")
+            else message | {"content": "\n".join(f"{message['role']} {number}.{line:02}" for line in range(_LINES))}
             for number, message in enumerate(messages, 1)
         ]
         text = _without_whitespace(self._render(toys, list(tools)).replace(JOINT, ""))
@@ -198,11 +193,7 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"tool_calls": calls}
 
 
-def _toy_content(role: str, number: int) -> str:
-    return "\n".join(f"{role} {number}.{line:02}" for line in range(_LINES))
-
-
-def _roles(messages: Sequence[dict[str, Any]]) -> str:
+def _roles(messages: Messages) -> str:
     return ", ".join(message["role"] for message in messages)
 
 

@@ -1,15 +1,14 @@
 """Agents that are environments of the package verifiers, each with a loop, tools and a rubric of its own."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent, Reward
+from tasks.agents.endpoint.agent import AgentTask, EndpointAgent, Reward
 from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.faults import PolicyError
-from tasks.agents.interface import AgentContext
 
 try:
     import verifiers as vf
@@ -23,6 +22,7 @@ _UNREADABLE = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolPars
 """Its errors for completions that cannot be read."""
 
 
+@dataclass(eq=False, kw_only=True)
 class VerifiersAgent(EndpointAgent):
     """An environment of verifiers: it plays each episode itself and its rubric gives the reward.
 
@@ -39,33 +39,23 @@ class VerifiersAgent(EndpointAgent):
         ValueError: its rubric compares the episodes of a group.
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        *,
-        environment: str,
-        arguments: dict[str, Any] | None = None,
-        turn_discount: Discount = 1.0,
-        renderer: str = "auto",
-        listen: Address = "127.0.0.1:0",
-        max_requests: Count = 256,
-        response_format: ResponseFormats = "refuse",
-    ) -> None:
-        super().__init__(context, turn_discount, renderer, listen, max_requests, response_format)
+    environment: str
+    arguments: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         with patch.object(environment_module, "signal"):  # it would take Ctrl-C and SIGTERM from the run
-            self._environment = vf.load_environment(environment, **(arguments or {}))
+            self._environment = vf.load_environment(self.environment, **(self.arguments or {}))
         if self._environment.requires_group_rollouts:
-            raise ValueError(
-                f"agent.args.environment={environment!r}: its rubric compares episodes; score them one by one"
-            )
+            told = "its rubric compares episodes; score them one by one"
+            raise ValueError(f"agent.args.environment={self.environment!r}: {told}")
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
         row = json.loads(task.problem.metadata).get("row")
         if row is None:
-            raise ValueError(
-                f"problem {task.problem.problem_id!r} is no row of an environment: load it with preset verifiers"
-            )
+            told = "is no row of an environment: load it with preset verifiers"
+            raise ValueError(f"problem {task.problem.problem_id!r} {told}")
         async with open_client(completions, task.base_url, task.api_key) as client:
             asked = OpenAIChatCompletionsClient(client)
             ended = await self._environment.run_rollout(row, asked, task.model, sampling_args={})

@@ -96,7 +96,5 @@ def _names(space: Any, names: list[str] | None) -> dict[str, int]:
     given = names or [str(number) for number in range(space.start, space.start + space.n)]
     positions = {name.lower(): position for position, name in enumerate(given)}
     if len(positions) != space.n:
-        raise ValueError(
-            f"environment.args.actions={names}: give {space.n} different names, as many as there are actions"
-        )
+        raise ValueError(f"environment.args.actions={names}: give {space.n} different names, one for each action")
     return positions

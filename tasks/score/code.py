@@ -21,7 +21,7 @@ from tasks.problems.problem_set import HIDDEN_TESTS
 from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
 from tasks.score.verdict import Verdict, storable
 from tasks.tools.bubblewrap import Limits, python
-from tasks.tools.sandbox import Result, Sandboxes
+from tasks.tools.sandbox import Sandboxes
 
 _FENCE = re.compile(r"[ \t]*+(```++|~~~++)[ \t]*+([^`\s]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
@@ -159,19 +159,14 @@ def sandboxed(timeout_s: float, memory_mb: int) -> RunProgram:
             raise ProgramError(f"the program contains a NUL character, or more than {_LONGEST_PROGRAM:,} bytes")
         argv = [*python(_MAIN), encoded.decode()]
         result = asyncio.run(sandboxes.run(argv, given.encode("utf-8", "replace"), limits))
-        if result.ended == "exited" and result.status == 0:
-            return result.stdout.decode(errors="replace")
-        raise ProgramError(_trouble(result, limits))
+        if result.ended == "time":
+            raise ProgramError(f"no end within {limits.seconds:g} s")
+        if result.ended == "output":
+            raise ProgramError(f"more than {limits.output_bytes:,} bytes of output")
+        if result.status:
+            lines = result.stderr.decode(errors="replace").split("\n")
+            said = next((f": {line[:_LONGEST_ERROR]}" for line in reversed(lines) if line.strip()), "")
+            raise ProgramError(f"exit status {result.status}{said}")
+        return result.stdout.decode(errors="replace")
 
     return run
-
-
-def _trouble(result: Result, limits: Limits) -> str:
-    """Say how a program ended that printed no result."""
-    if result.ended == "time":
-        return f"no end within {limits.seconds:g} s"
-    if result.ended == "output":
-        return f"more than {limits.output_bytes:,} bytes of output"
-    lines = result.stderr.decode(errors="replace").split("\n")
-    said = next((line for line in reversed(lines) if line.strip()), "")
-    return f"exit status {result.status}" + (f": {said[:_LONGEST_ERROR]}" if said else "")

@@ -18,19 +18,8 @@ from collections.abc import Sequence
 
 from storage.records import VerdictName
 from storage.visible import described
-from tasks.score.golds import (
-    Gold,
-    Listed,
-    canonical_words,
-    interval,
-    last_written,
-    plain_words,
-    read_gold,
-    read_list,
-    read_words,
-    split_list,
-    written,
-)
+from tasks.score import golds
+from tasks.score.golds import Gold, Listed, interval
 from tasks.score.library import equal, parsed
 from tasks.score.numbers import LONGEST, ROUGHLY, Number, readings, same
 from tasks.score.plain_text import in_ascii, unstyled
@@ -49,21 +38,21 @@ def grade(answer: str, solutions: tuple[str, ...]) -> Verdict:
 
 
 def _graded(answer: str, solutions: tuple[str, ...]) -> Verdict:
-    golds = [gold for solution in solutions if (gold := read_gold(solution)) is not None]
-    if not golds:
+    usable = [gold for solution in solutions if (gold := golds.read_gold(solution)) is not None]
+    if not usable:
         return Verdict("wrong", "", solutions[0], storable(f"no solution, only placeholders: {solutions!r}"))
     statement = final_statement(answer)
     if statement is None:
-        return Verdict("unparsable", "", golds[0].solution, storable(f"no final answer in {answer!r}"))
+        return Verdict("unparsable", "", usable[0].solution, storable(f"no final answer in {answer!r}"))
     reasons, shown = list[str](), ""
-    for gold in golds:
+    for gold in usable:
         right, read, reason = _compare(statement, gold)
         if right:
             return Verdict("correct", storable(read), gold.solution)
         shown = shown or read
         reasons.append(reason)
     name: VerdictName = "wrong" if shown or statement.boxed else "unparsable"
-    return Verdict(name, storable(shown), golds[0].solution, storable("; ".join(filter(None, reasons))))
+    return Verdict(name, storable(shown), usable[0].solution, storable("; ".join(filter(None, reasons))))
 
 
 Compared = tuple[bool, str, str]
@@ -88,9 +77,13 @@ def _with_numbers(statement: Statement, gold: Gold) -> Compared:
     if number and texts and all(any(same(number, each) for each in readings(text)) for text in texts):
         return not _renamed(gold.text, read), read, ""
     formula = statement.text if statement.boxed else last_formula(statement) or ""
-    if listed := read_list(_plain_list(read)) or read_list(_plain_list(formula)):
+    if listed := golds.read_list(_plain_list(read)) or golds.read_list(_plain_list(formula)):
         return _same_lists(gold.listed, listed) if gold.listed else _is_repeated(gold, listed), read, ""
-    if not 0 < len(formula) <= LONGEST or _DIGIT.search(in_ascii(formula)) or (gold.number and read_words(formula)):
+    if (
+        not 0 < len(formula) <= LONGEST
+        or _DIGIT.search(in_ascii(formula))
+        or (gold.number and golds.read_words(formula))
+    ):
         return False, read, "" if read else storable(f"no number in {statement.text!r}")
     return _with_expression(statement, gold)
 
@@ -158,16 +151,16 @@ def _with_words(statement: Statement, words: str) -> Compared:
         choice = last_choice(statement)
         return choice == words, choice or "", ""
     candidates = [statement.text] if statement.boxed else last_words(statement)
-    right = any(canonical_words(plain_words(candidate)) == words for candidate in candidates)
+    right = any(golds.canonical_words(golds.plain_words(candidate)) == words for candidate in candidates)
     return right, candidates[-1][:LONGEST] if candidates else "", ""
 
 
 def _with_written(statement: Statement, gold: str) -> Compared | None:
     """Compare what is compared as it is written; None for a ratio that is written in another way."""
     text = statement.text if statement.boxed else last_formula(statement) or ""
-    read = written(text)
+    read = golds.written(text)
     if read is None and not statement.boxed and "..." not in gold:
-        read = last_written(statement.text)
+        read = golds.last_written(statement.text)
     if read != gold and _RATIO.fullmatch(gold):
         return None
     return read == gold or _squeezed(text) == gold.partition("_")[0], read or text, ""
@@ -197,7 +190,7 @@ _UNEVALUATED = re.compile(r"\\(?:int|sum|prod|lim)(?![a-z])|\\[dt]?frac\s?\{\s?d
 
 
 def _equal(gold: Gold, text: str) -> bool:
-    brackets, others = split_list(gold.text)[0], split_list(text)[0]
+    brackets, others = golds.split_list(gold.text)[0], golds.split_list(text)[0]
     if brackets != others and {brackets, others} <= {"()", "[]", "(]", "[)"}:
         return False
     ours = interval(text)

@@ -11,8 +11,10 @@ r"""Read the gold answers of problems: what kind of answer each one is, which de
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from tasks.problems.columns import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
@@ -113,7 +115,7 @@ def split_list(text: str) -> tuple[str, list[str]]:
     """
     plain = unstyled(text).strip(" \n$").rstrip(".").strip(" \n$")
     brackets = ""
-    if (found := _AROUND.fullmatch(plain)) and _is_whole(found[2]):
+    if (found := _AROUND.fullmatch(plain)) and all(depth >= 0 for depth in _depths(found[2])):
         brackets, plain = (found[1] + found[3]).replace("\\", ""), found[2]
     items, depth, begin = list[str](), 0, 0
     for mark in _SEPARATOR.finditer(plain):
@@ -126,14 +128,9 @@ def split_list(text: str) -> tuple[str, list[str]]:
     return brackets, [item for item in stripped if item and item != "so"]
 
 
-def _is_whole(inner: str) -> bool:
-    """Return whether the brackets within those around a text are pairs: those of `(0,1), (2,3)` are not."""
-    depth = 0
-    for character in inner:
-        depth += (character in "([") - (character in ")]")
-        if depth < 0:
-            return False
-    return True
+def _depths(inner: str) -> Iterator[int]:
+    """Yield how many brackets are open after each character: fewer than none within those of `(0,1), (2,3)`."""
+    return accumulate((character in "([") - (character in ")]") for character in inner)
 
 
 def read_list(text: str) -> Listed | None:

@@ -225,10 +225,9 @@ _BRACED = re.compile(r"(?<=\d)\{\s*(\\[dtc]?frac.*)\}", re.DOTALL)
 def _unsigned(text: str) -> Number | None:
     """Return the number, with its unit, that a text without a sign is."""
     text = _BRACED.sub(r" \1", text)
-    for read in (_mixed, _scientific, _fraction, _slashed, _decimal):
-        if (found := read(text)) is not None:
-            number, rest = found
-            return _with_unit(number, rest)
+    for pattern, read in _READERS.items():
+        if (found := pattern.match(text)) and (number := read(found, text[found.end() :])):
+            return _with_unit(*number)
     return None
 
 
@@ -236,34 +235,25 @@ Found = tuple[Number, str] | None
 """A number, and the text after it."""
 
 
-def _mixed(text: str) -> Found:
-    found = _MIXED.match(text)
-    if not found:
+def _mixed(found: re.Match[str], rest: str) -> Found:
+    number: Number | None = Number(Fraction(int(found[3]), int(found[4]) or 1)) if found[3] else None
+    if not number:
+        number, rest = _fraction(found, _FRACTION.sub("", found[5], count=1)) or (None, "")
+    if not number or not 0 < number.value < 1:
         return None
-    if found[3]:
-        fraction, rest = _quotient(Fraction(found[3]), Fraction(found[4])), text[found.end() :]
-    else:
-        number, rest = _fraction(found[5]) or (None, "")
-        fraction = number.value if number else None
-    if fraction is None or not 0 < fraction < 1:
-        return None
-    return Number(Fraction(found[1]) + (-fraction if "-" in found[2] else fraction)), rest
+    return Number(Fraction(found[1]) + (-number.value if "-" in found[2] else number.value)), rest
 
 
-def _scientific(text: str) -> Found:
-    found = _SCIENTIFIC.match(text)
-    if not found:
-        return None
+def _scientific(found: re.Match[str], rest: str) -> Found:
     power = int(next(filter(None, found.groups()[1:])))
     number = _decimal_number(found[1] or "1")
     if abs(power) > _LARGEST_POWER:
         return None
-    return Number(number.value * Fraction(10) ** power, (number.decimals or 0) - power), text[found.end() :]
+    return Number(number.value * Fraction(10) ** power, (number.decimals or 0) - power), rest
 
 
-def _decimal(text: str) -> Found:
-    found = _DECIMAL.match(text)
-    return (_decimal_number(found[0]), text[found.end() :]) if found else None
+def _decimal(found: re.Match[str], rest: str) -> Found:
+    return _decimal_number(found[0]), rest
 
 
 def _decimal_number(text: str) -> Number:
@@ -280,19 +270,13 @@ def _decimal_number(text: str) -> Number:
     return Number(Fraction(digits), len(digits.partition(".")[2]))
 
 
-def _slashed(text: str) -> Found:
-    found = _SLASHED.match(text)
-    if not found:
-        return None
-    return _evaluated(_decimal_number(found[1]), _side(found[2]), text[found.end() :])
+def _slashed(found: re.Match[str], rest: str) -> Found:
+    return _evaluated(_decimal_number(found[1]), _side(found[2]), rest)
 
 
-def _fraction(text: str) -> Found:
-    r"""Read `\frac{1}{2}`, `\frac12` or a fraction of fractions at the beginning of a text."""
-    found = _FRACTION.match(text)
-    if not found:
-        return None
-    top, rest = _argument(text[found.end() :])
+def _fraction(_: re.Match[str], rest: str) -> Found:
+    r"""Read the rest of `\frac{1}{2}`, `\frac12` or a fraction of fractions."""
+    top, rest = _argument(rest)
     bottom, rest = _argument(rest)
     return _evaluated(_side(top), _side(bottom), rest) if top and bottom else None
 
@@ -308,14 +292,13 @@ def _argument(text: str) -> tuple[str, str]:
 
 def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:
     """Return a quotient, unless it is that of two whole numbers without a rest: 36/2 has still to be computed."""
-    if top is None or bottom is None or (value := _quotient(top.value, bottom.value)) is None:
+    if top is None or bottom is None or not bottom.value:
         return None
-    whole = top.value.denominator == bottom.value.denominator == 1
+    value, whole = top.value / bottom.value, top.value.denominator == bottom.value.denominator == 1
     return None if whole and value.denominator == 1 and abs(bottom.value) != 1 else (Number(value), rest)
 
 
-def _quotient(top: Fraction, bottom: Fraction) -> Fraction | None:
-    return top / bottom if bottom else None
+_READERS = {_MIXED: _mixed, _SCIENTIFIC: _scientific, _FRACTION: _fraction, _SLASHED: _slashed, _DECIMAL: _decimal}
 
 
 SCALES = {

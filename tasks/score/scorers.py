@@ -35,7 +35,7 @@ LIBRARY_VERSION = 1
 """The version of `math-verify` with `score.reading=library`."""
 _OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
 _NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
-_FAILED = ("timeout", "error")
+FAILED = ("timeout", "error")
 _PART = "correct"
 
 
@@ -105,7 +105,7 @@ class EnvironmentScorer:
             turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
             parts = dict(columns[answer.turn]) if columns else {}
             name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
-            reason = "the environment said so while playing" if name in _FAILED else ""
+            reason = "the environment said so while playing" if name in FAILED else ""
             verdicts.append(Verdict(name, reason=reason, reward=turn["reward"], parts=parts))
         return verdicts
 
@@ -154,14 +154,11 @@ def check_scorers(settings: ScoreSettings) -> None:
         private = getattr(found, "private", ())
         if isinstance(private, str) or not all(isinstance(key, str) for key in private):
             raise ValueError(
-                f"score.type={name!r}: its attribute private is {private!r}: give a list of keys of metadata"
+                f"score.type={name!r}: its attribute private is {private!r}: give a list of metadata's keys"
             )
-    for name in settings.args:
-        if name not in used:
-            raise ValueError(
-                f"score.args.{name}: no problem has this scorer{nearest(name, used)}; score.type names "
-                f"{', '.join(sorted(used))}"
-            )
+    for name in sorted(settings.args.keys() - used):
+        told = f"{nearest(name, used)}; score.type names {', '.join(sorted(used))}"
+        raise ValueError(f"score.args.{name}: no problem has this scorer{told}")
 
 
 def private_metadata(settings: ScoreSettings) -> Set[str]:

@@ -19,7 +19,7 @@ from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File
 from tasks.score.interface import Answer
-from tasks.score.scorers import Scorers, identity
+from tasks.score.scorers import FAILED, Scorers, identity
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import MEMORY_MB, Verifier
 
@@ -27,21 +27,15 @@ _BATCH_ROWS = 512
 _ABSENT: dict[str, Any] = {"source": "", "metadata": "{}"}
 _ABSENT |= {name: [] for name in ("calls", "ungraded", "follows", "reward_parts", "answers")}
 """The values of columns that files before schema 5 lack."""
-_FAILED = ("timeout", "error")
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
 _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
 
 
 def scorer_fingerprint(settings: ScoreSettings) -> str:
     """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts."""
-    everything = {
-        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
-        "rules": _RULES,
-        "timeout_s": settings.timeout_s,
-        "memory_mb": MEMORY_MB,
-        **identity(settings),
-    }
-    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    rules = {"rules": _RULES, "timeout_s": settings.timeout_s, "memory_mb": MEMORY_MB, **identity(settings)}
+    return hashlib.sha256(json.dumps(libraries | rules, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(slots=True)
@@ -66,7 +60,7 @@ class Grades:
             numbers["reward"] = score.reward
             self.episodes += score.trajectory_id != self._newest
             self._newest = score.trajectory_id
-        if score.verdict in _FAILED and not self.example:
+        if score.verdict in FAILED and not self.example:
             self.example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
         for name, value in numbers.items():
             self.totals[name] += value
@@ -134,13 +128,11 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     verdicts = grades.verdicts
     for verdict, count in verdicts.items():
         VERDICTS.labels(verdict).inc(count)
-    total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)
+    total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in FAILED)
     if total and failures / total > settings.max_failure_share:
-        raise ValueError(
-            f"{failures} of {total} answers ended in a timeout or an error, more than the share "
-            f"{settings.max_failure_share:g} (score.max_failure_share, in evaluations also "
-            f"evaluation.max_failed_share); the first one is {grades.example}"
-        )
+        told = "(score.max_failure_share, in evaluations also evaluation.max_failed_share)"
+        most = f"more than the share {settings.max_failure_share:g} {told}; the first one is {grades.example}"
+        raise ValueError(f"{failures} of {total} answers ended in a timeout or an error, {most}")
     means = {name: grades.totals[name] / count for name, count in sorted(grades.counts.items())}
     return {
         "turns": verdicts.total(),

@@ -30,10 +30,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
@@ -76,7 +76,7 @@ MEMORY_MB = 2048
 """An answer that needs more megabytes of memory counts as `error`."""
 
 
-class Verifier:
+class Verifier(AbstractContextManager["Verifier"]):
     """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
     An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
@@ -108,10 +108,7 @@ class Verifier:
         # At exit, pebble ends the workers of a verifier that nobody closed. They must not be replaced.
         atexit.register(self._closed.set)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -188,10 +185,8 @@ class Verifier:
         function, requests = worker.GRADES[reading or self._reading], []
         for answer, solutions in pairs:
             if isinstance(solutions, str) or not solutions:
-                raise ValueError(
-                    f"solutions={solutions!r}: give a list of 1 or more gold answers; for problems without any, "
-                    "such as games, set environment.type and score.type to something else than math-verify"
-                )
+                told = "for games and the like set environment.type and score.type to others than math-verify"
+                raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers; {told}")
             pair = (answer, tuple(solutions))  # `repr` escapes lone surrogates
             key = hashlib.blake2b(repr((function, pair)).encode(), digest_size=16).digest()
             requests.append(_Request(key, function, pair, pair[1]))

@@ -77,7 +77,4 @@ def _verdict(result: Any) -> Verdict:
         return checked(Verdict(valid.name, **texts, reward=valid.reward, parts=valid.parts))
     if result in (0, 1):  # also True and False, of numpy, too
         return Verdict("correct" if result else "wrong")
-    raise TypeError(
-        f"the function returned {result!r:.80}: return True or False, or a Verdict, "
-        "which says whether the turn is right and what it earns"
-    )
+    raise TypeError(f"the function returned {result!r:.80}: return True or False, or a Verdict with the reward")

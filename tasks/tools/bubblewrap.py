@@ -45,9 +45,7 @@ _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 _INTERPRETER = os.path.realpath(sys.executable)
 """The interpreter that a virtual environment's one stands for."""
 MACHINE = "x86_64"
-_LINKS = [
-    *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
-]  # fmt: skip
+_LINKS = [word for name in ("bin", "lib", "lib64") for word in ("--symlink", f"usr/{name}", f"/{name}")]
 """The links in the root that lead to programs and shared libraries, as distributions have had them since 2020."""
 
 

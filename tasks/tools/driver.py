@@ -31,26 +31,22 @@ def main() -> None:
 
 
 def _run(code: str, name: str, variables: dict[str, object]) -> str:
-    """Run the code; return the text of the exception that it raised."""
+    """Run the code, and print the value of its last expression, as Python's prompt does.
+
+    Return the text of the exception that it raised.
+    """
     try:
-        _execute(code, name, variables)
+        tree = compile(code, name, "exec", _ast.PyCF_ONLY_AST)
+        assert isinstance(tree, _ast.Module)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+        exec(compile(tree, name, "exec"), variables)
+        if isinstance(last, _ast.Expr):
+            sys.displayhook(eval(compile(_ast.Expression(last.value), name, "eval"), variables))
     except SystemExit as error:
         return f"SystemExit: {error.code}\n" if error.code else ""
     except BaseException as error:  # noqa: BLE001 - the policy reads it
         return _traceback(error, code, name)
     return ""
-
-
-def _execute(code: str, name: str, variables: dict[str, object]) -> None:
-    """Run the code, and print the value of its last expression, as Python's prompt does."""
-    tree = compile(code, name, "exec", _ast.PyCF_ONLY_AST)
-    assert isinstance(tree, _ast.Module)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
-    exec(compile(tree, name, "exec"), variables)
-    if isinstance(last, _ast.Expr):
-        value = eval(compile(_ast.Expression(last.value), name, "eval"), variables)
-        if value is not None:
-            print(repr(value))
 
 
 def _traceback(error: BaseException, code: str, name: str) -> str:

@@ -216,6 +216,5 @@ def check_host() -> None:
     if done.returncode:
         raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {_REMEDY}")
     if done.stdout != "limited\n":
-        raise ValueError(
-            f"sandboxes cannot limit the number of processes on Linux {platform.release()}: it must be 5.14 or newer"
-        )
+        linux = f"Linux {platform.release()}: it must be 5.14 or newer"
+        raise ValueError(f"sandboxes cannot limit the number of processes on {linux}")

@@ -45,9 +45,8 @@ class Toolbox:
             names = ", ".join(tool.name for tool in tools)
             raise ValueError(f"tools with the same name: {names}; the policy chooses by name, so leave one out")
         self._call_timeout_s, self._output_chars = call_timeout_s, output_chars
-        functions = [
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
-        ]
+        shown = "name", "description", "parameters"
+        functions = [{name: getattr(tool, name) for name in shown} for tool in tools]
         self.schemas: list[dict[str, Any]] = [{"type": "function", "function": function} for function in functions]
 
     async def __aenter__(self) -> Self:

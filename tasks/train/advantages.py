@@ -30,21 +30,18 @@ of eight episodes that are rewarded at their end, with `leave_one_out`:
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64
 
 from configs.loader import nearest
 from configs.train import Advantage
 from storage.errors import first_few
 from tasks.train.returns import Causes
-from tasks.train.samples import Bools, Floats, Sample
+from tasks.train.samples import Bools, Floats, Sample, by_problem
 
 _FEW = 3
 """`mixed` compares a turn with whole episodes if at most so many episodes reached it (measured: README.md)."""
 _EPS = 1e-5
-Table = Float64[np.ndarray, "samples actions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +105,8 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
 
 def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advantage) -> list[Floats]:
     """Compute the advantages [A] of each sample's tokens from the returns [K] of its turns."""
-    problems: dict[str, list[int]] = {}
-    for index, sample in enumerate(samples):
-        problems.setdefault(sample.problem_id, []).append(index)
     advantages = list(returns)
-    for indices in problems.values():
+    for indices in by_problem(samples):
         causes = [samples[index].causes for index in indices]
         table, reached = _table([returns[index] for index in indices], causes)
         for index, each, held, row in zip(indices, causes, table, _less_mean(table, reached, knobs), strict=True):
@@ -188,32 +182,20 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     values = [each.values for each in observed if each.values is not None]
     if len(values) < len(samples):
         raise ValueError("ppo.advantage.type=gae needs a critic's values: set ppo.critic={}")
-    rewards = [_rewards(*pair) for pair in zip(samples, observed, strict=True)]
-    following = [np.append(v[1:], o.bootstrap) for v, o in zip(values, observed, strict=True)]
-    discounts = [_discounts(sample, knobs.discount) for sample in samples]
-    table = backward(_stack(rewards), _stack(values), _stack(following), _stack(discounts), knobs.gae_lambda)
-    advantages = [row[: len(sample.actions)] for row, sample in zip(table, samples, strict=True)]
+    advantages = [_backward(*each, knobs) for each in zip(samples, observed, values, strict=True)]
     return Estimated(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
 
 
-def backward(rewards: Table, values: Table, following: Table, discounts: Table, gae_lambda: float) -> Table:
-    """Compute `delta_t = r_t + g_t V_{t+1} - V_t`, `A_t = delta_t + g_t lambda A_{t+1}`.
+def _backward(sample: Sample, observed: Observed, values: Floats, knobs: Advantage) -> Floats:
+    """Compute `delta_t = r_t + g_t V_{t+1} - V_t`, `A_t = delta_t + g_t lambda A_{t+1}` [A] from values [A].
 
-    All inputs are padded with 0 at the right, and the advantages of the padding are 0.
-
-    Args:
-        rewards: r_t.
-        values: V_t.
-        following: V_{t+1}; at the last token the bootstrap value, or 0.
-        discounts: g_t.
-        gae_lambda: lambda.
+    After the last token V is the bootstrap value, and A is 0.
     """
-    deltas: Floats = rewards + discounts * following - values
-    advantages = np.zeros_like(deltas)
-    carried = np.zeros(len(deltas))
-    for t in range(deltas.shape[1] - 1, -1, -1):
-        carried = deltas[:, t] + discounts[:, t] * gae_lambda * carried
-        advantages[:, t] = carried
+    discounts = _discounts(sample, knobs.discount)
+    deltas = _rewards(sample, observed) + discounts * np.append(values[1:], observed.bootstrap) - values
+    advantages, carried = np.zeros(len(values)), 0.0
+    for t, (delta, kept) in reversed([*enumerate(zip(deltas.tolist(), discounts.tolist(), strict=True))]):
+        carried = advantages[t] = delta + kept * knobs.gae_lambda * carried
     return advantages
 
 
@@ -236,26 +218,11 @@ def _discounts(sample: Sample, discount: float) -> Floats:
     return np.where(turns > 0, sample.turn_discount**turns if sample.causes.is_chain else 0.0, discount)
 
 
-def _stack(arrays: Sequence[Floats]) -> Floats:
-    """Stack B arrays into [B, A], padded with 0 at the right."""
-    table = np.zeros((len(arrays), max(len(array) for array in arrays)))
-    for row, array in zip(table, arrays, strict=True):
-        row[: len(array)] = array
-    return table
-
-
-def normalise(
-    samples: Sequence[Sample],
-    advantages: Sequence[Floats],
-    over: Literal["none", "batch", "group"],
-    *,
-    centred: bool = False,
-    bound: float | None = None,
-) -> list[Floats]:
+def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage) -> list[Floats]:
     """Compute `(A - mean) / (std + 1e-5)`, or `A / (rms + 1e-5)` for `centred` advantages, in float64.
 
-    Mean, population std and root mean square are over the action tokens in the loss: of all samples (`batch`), or of
-    the samples of each problem (`group`).
+    Mean, population std and root mean square are over the action tokens in the loss, by `knobs.normalisation`: of all
+    samples (`batch`), or of the samples of each problem (`group`).
 
     Group baselines are centred by turn already, so their mean over tokens is not subtracted: long turns dominate that
     mean, and subtracting it would raise the advantages of groups whose returns are all equal, such as long wrong
@@ -267,24 +234,22 @@ def normalise(
     -21.9, and the whole step would be its own.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
-    if over == "none":
-        return list(advantages)
-    groups: dict[str, list[int]] = {}
-    for index, sample in enumerate(samples):
-        groups.setdefault(sample.problem_id if over == "group" else "", []).append(index)
+    advantages = estimated.advantages
+    if knobs.normalisation == "none":
+        return advantages
     result = list(advantages)
-    for indices in groups.values():
+    for indices in by_problem(samples) if knobs.normalisation == "group" else [range(len(samples))]:
         in_loss = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
-        mean = 0.0 if centred or not len(in_loss) else in_loss.mean()
+        mean = 0.0 if estimated.centred or not len(in_loss) else in_loss.mean()
         scale = np.sqrt(((in_loss - mean) ** 2).mean()) + _EPS if len(in_loss) else _EPS
-        if bound is not None and len(in_loss):
-            scale = max(scale, np.abs(in_loss - mean).max() / bound)
+        if knobs.bound is not None and len(in_loss):
+            scale = max(scale, np.abs(in_loss - mean).max() / knobs.bound)
         for i in indices:
             result[i] = (advantages[i] - mean) / scale
     return result
 
 
-_ESTIMATORS: dict[str, Estimator] = {}
+_ESTIMATORS: dict[str, Estimator] = {"group": group, "gae": gae}
 
 
 def register_advantage(name: str, estimator: Estimator) -> None:
@@ -292,17 +257,11 @@ def register_advantage(name: str, estimator: Estimator) -> None:
     _ESTIMATORS[name] = estimator
 
 
-register_advantage("group", group)
-register_advantage("gae", gae)
-
-
 def check_estimator(name: str) -> None:
     """Raise ValueError if `ppo.advantage.type` is not registered."""
     if name not in _ESTIMATORS:
-        registered = ", ".join(sorted(_ESTIMATORS))
-        raise ValueError(
-            f"ppo.advantage.type={name!r} is not registered{nearest(name, _ESTIMATORS)}; there are {registered}"
-        )
+        told = f"{nearest(name, _ESTIMATORS)}; there are {', '.join(sorted(_ESTIMATORS))}"
+        raise ValueError(f"ppo.advantage.type={name!r} is not registered{told}")
 
 
 def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
@@ -315,9 +274,7 @@ def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Adv
     """
     check_estimator(knobs.type)
     estimated = _ESTIMATORS[knobs.type](samples, observed, knobs)
-    advantages = normalise(
-        samples, estimated.advantages, knobs.normalisation, centred=estimated.centred, bound=knobs.bound
-    )
+    advantages = normalise(samples, estimated, knobs)
     if estimated.of_penalties is not None:
         advantages = [task + penalty for task, penalty in zip(advantages, estimated.of_penalties, strict=True)]
     return dataclasses.replace(estimated, advantages=advantages)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from configs.train import PPO
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
-from tasks.train.samples import Floats, Ints, Logprobs, Sample, Tokens
+from tasks.train.samples import Floats, Ints, Logprobs, Sample, Tokens, by_problem
 
 _GRID = 8
 """Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN
@@ -70,11 +70,6 @@ class Places(NamedTuple):
     rows: Int[Tensor, " actions"]
     columns: Int[Tensor, " actions"]
     before: Int[Tensor, " actions"]  # the column of the token before, in the same row
-
-    @classmethod
-    def padded(cls, rows: Tensor, columns: Tensor) -> "Places":
-        """Return places in padded rows."""
-        return cls(rows, columns, columns - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +145,7 @@ def draw_minibatches(samples: Sequence[Sample], count: int, generator: torch.Gen
     Returns:
         the indices of its samples, for each minibatch.
     """
-    groups: dict[str, list[int]] = {}
-    for index, sample in enumerate(samples):
-        groups.setdefault(sample.problem_id, []).append(index)
-    members = list(groups.values())
+    members = by_problem(samples)
     drawn = torch.randperm(len(members), generator=generator).numpy()
     chosen = np.array_split(drawn, min(count, len(members)))
     return [[index for group in groups_of_one for index in members[group]] for groups_of_one in chosen]
@@ -205,10 +197,7 @@ def collate(
         sequences=of_sequence,
         behaviour=gather(lambda index: samples[index].behaviour),
         advantages=gather(lambda index: columns[index].advantages),
-        proximal=column("proximal"),
-        reference=column("reference"),
-        values=column("values"),
-        returns=column("returns"),
+        **{name: column(name) for name in ("proximal", "reference", "values", "returns")},
     )
 
 

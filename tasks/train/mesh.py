@@ -168,15 +168,13 @@ class NoteStore(Store):
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        value: bytes = self._ask("get", key)
-        return value
+        return bytes(self._ask("get", key))
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        value: bytes = self._ask("compare_set", key, expected, desired)
-        return value
+        return bytes(self._ask("compare_set", key, expected, desired))
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._ask("check", keys))

@@ -6,7 +6,6 @@ metrics are means over action tokens.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from configs.train import PPO
 from tasks.train.kl import kl_estimate
 from tasks.train.samples import Floats, Ints, Sample
-from tasks.train.step import Step, StepResult
+from tasks.train.step import Step
 
 Metrics = dict[str, float]
 BINS = 30
@@ -82,14 +81,9 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
     """
-    results = [step.result for step in steps]
-    of = {
-        field.name: torch.cat([getattr(result, field.name) for result in results])
-        for field in fields(StepResult)
-        if getattr(results[0], field.name) is not None
-    }
-    recomputed = ppo.objective != "behaviour"
-    mismatch = of["behaviour"] - of["proximal"] if recomputed else results[0].behaviour - results[0].logp
+    first, recomputed = steps[0].result, ppo.objective != "behaviour"
+    of = {name: torch.cat([step.result[name] for step in steps]) for name in first}
+    mismatch = of["behaviour"] - of["proximal"] if recomputed else first["behaviour"] - first["logp"]
     metrics = {
         "policy/loss": of["loss"].mean(),
         "policy/entropy": of["entropy"].mean(),
@@ -134,7 +128,7 @@ def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version:
         "length": np.array([len(sample.token_ids) for sample in samples]),
         "staleness": version - np.concatenate([sample.versions for sample in samples]),
         "advantage": np.concatenate(advantages),
-        "ratio": torch.cat([step.result.ratio for step in steps]).cpu().numpy(),
+        "ratio": torch.cat([step.result["ratio"] for step in steps]).cpu().numpy(),
     }
     binned = {name: np.histogram(values[np.isfinite(values)], BINS) for name, values in observed.items()}
     return {name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in binned.items()}

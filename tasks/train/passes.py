@@ -24,8 +24,8 @@ TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
 
 
 def action_logprobs(
-    model: PreTrainedModel, rows: Rows, places: Places, temperature: float
-) -> tuple[Float[Tensor, " actions"], Float[Tensor, " actions"]]:
+    model: PreTrainedModel, rows: Rows, places: Places, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Float[Tensor, "actions width"], Float[Tensor, " actions"], Float[Tensor, " actions"]]:
     """Compute each action token's logprob under the model, and the entropy of the model's distribution there.
 
     The logprobs equal `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32.
@@ -35,17 +35,19 @@ def action_logprobs(
         rows: the tokens [B, T].
         places: A action tokens in them.
         temperature: divides the logits, as in sampling.
+        entropy_gradient: whether the entropies have a gradient.
 
     Returns:
-        logprobs [A] float32, and entropies [A] float32 in nats without gradient.
+        the hidden states [A, H] that predict the tokens, logprobs [A] float32, and entropies [A] float32 in nats.
     """
-    states, targets = predicting(hidden_states(model, rows), places), targets_of(rows, places)
-    return read_out(model.get_output_embeddings(), states, targets, temperature)
+    states, targets = predicting(hidden_states(model, rows), places), rows.tokens[places.rows, places.columns]
+    head = model.get_output_embeddings()
+    return states, *read_out(head, states, targets, temperature, entropy_gradient=entropy_gradient)
 
 
 def logprob_scorer(model: PreTrainedModel, temperature: float) -> TokenScorer:
     """Return the function that computes the logprobs of tokens under a model, which ranks may share."""
-    return lambda rows, places: within(model, lambda: action_logprobs(model, rows, places, temperature)[0])
+    return lambda rows, places: within(model, lambda: action_logprobs(model, rows, places, temperature)[1])
 
 
 def hidden_states(
@@ -75,11 +77,6 @@ def predicting(hidden: Float[Tensor, "rows columns width"], places: Places) -> F
     return hidden.flatten(0, 1).index_select(0, places.rows * hidden.shape[1] + places.before)
 
 
-def targets_of(rows: Rows, places: Places) -> Int[Tensor, " actions"]:
-    """Select the tokens [A] at the places."""
-    return rows.tokens[places.rows, places.columns]
-
-
 def read_out(
     head: nn.Module,
     states: Float[Tensor, "actions width"],
@@ -94,15 +91,18 @@ def read_out(
     Changes that a model makes to its logits after the output layer (soft-capping, scaling) are not applied; the
     canary shows the difference.
     """
+
+    def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = output_logits(head, states) / temperature  # [A, V]
+        logprobs = logits.log_softmax(-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
     if len(targets) <= CHUNK_TOKENS:
-        return _read_chunk(head, states, targets, temperature, entropy_gradient)
+        return read(states, targets)
     chunks = zip(states.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
-    parts = [
-        checkpoint(
-            _read_chunk, head, *chunk, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
-        )
-        for chunk in chunks
-    ]
+    parts = [checkpoint(read, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
@@ -115,20 +115,6 @@ def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Fl
         weight: Tensor = head.weight  # type: ignore[assignment]
         logits: Tensor = head(states.to(weight.dtype)).float()
     return logits
-
-
-def _read_chunk(
-    head: nn.Module,
-    states: Float[Tensor, "actions width"],
-    targets: Int[Tensor, " actions"],
-    temperature: float,
-    entropy_gradient: bool,
-) -> tuple[Float[Tensor, " actions"], Float[Tensor, " actions"]]:
-    logits = output_logits(head, states) / temperature  # [A, V]
-    logprobs = logits.log_softmax(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @torch.no_grad()

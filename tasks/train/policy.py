@@ -103,12 +103,10 @@ def make_canary(model: PreTrainedModel) -> Canary:
     tokens = torch.from_numpy(ids).to(model.device)[None]
     columns = torch.arange(1, length, device=model.device)
     with torch.no_grad():
-        logp = logprob_scorer(model, 1.0)(Rows(tokens), Places.padded(torch.zeros_like(columns), columns))
+        logp = logprob_scorer(model, 1.0)(Rows(tokens), Places(torch.zeros_like(columns), columns, columns - 1))
     if not logp.isfinite().all():
-        raise ValueError(
-            "the policy's logprobs are NaN or infinite: its weights overflow, or are NaN. "
-            "Use another policy or checkpoint"
-        )
+        told = "its weights overflow, or are NaN. Use another policy or checkpoint"
+        raise ValueError(f"the policy's logprobs are NaN or infinite: {told}")
     return Canary(ids.tolist(), logp.tolist())
 
 

@@ -13,14 +13,7 @@ from tasks.train.advantages import Estimated, Observed, estimate
 from tasks.train.batches import Columns, batching_for
 from tasks.train.kl import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
-from tasks.train.passes import (
-    TokenScorer,
-    bootstrap_values,
-    broken,
-    logprob_scorer,
-    refuse_broken,
-    score_action_tokens,
-)
+from tasks.train.passes import TokenScorer, bootstrap_values, broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.samples import Floats, Logprobs, Sample
 from tasks.train.train_state import TrainState
 
@@ -135,10 +128,8 @@ class Preparation:
         norm = self._train_state.critic and self._train_state.critic.norm
         assert norm
         if estimated.returns is None:
-            raise ValueError(
-                f"ppo.advantage.type={self._ppo.advantage.type} gives no returns for the critic to learn: "
-                "return them in `Estimated`, or remove ppo.critic"
-            )
+            told = "gives no returns for the critic to learn: return them in `Estimated`, or remove ppo.critic"
+            raise ValueError(f"ppo.advantage.type={self._ppo.advantage.type} {told}")
         returns = np.concatenate(estimated.returns)
         self._metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), returns)
         norm.update(torch.from_numpy(returns))

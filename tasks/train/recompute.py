@@ -28,11 +28,7 @@ class StoredTokens:
 
 
 def recompute(
-    folder: Path,
-    rows: Sequence[StoredTokens],
-    temperature: float,
-    ppo: PPO | None = None,
-    number_format: NumberFormat = "float32",
+    folder: Path, rows: Sequence[StoredTokens], temperature: float, number_format: NumberFormat = "float32"
 ) -> list[Logprobs | None]:
     """Compute the logprobs [A] of each row's sampled tokens, or None for a row that no model can score.
 
@@ -43,21 +39,18 @@ def recompute(
         folder: folder of a transformers model.
         rows: the stored tokens.
         temperature: divides the logits, as in sampling.
-        ppo: sizes of the passes, and the device.
         number_format: of weights, activations and logits, as in an engine that serves in it.
 
     Raises:
         ValueError: `folder` holds no model, or some of the weights are missing.
     """
-    ppo = ppo or PPO()
+    ppo = PPO()
     torch.set_num_threads(ppo.threads)
     model = load_policy(folder, ppo).to(getattr(torch, number_format))
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
-    tokens = [_tokens(rows[index]) for index in usable]
     scorer = logprob_scorer(model, temperature)
-    logprobs = score_action_tokens(scorer, tokens, range(len(tokens)), batching_for(model, ppo))
-    by_row: dict[int, Logprobs] = dict(zip(usable, logprobs.values(), strict=True))
-    return [by_row.get(index) for index in range(len(rows))]
+    logprobs = score_action_tokens(scorer, [_tokens(row) for row in rows], usable, batching_for(model, ppo))
+    return [logprobs.get(index) for index in range(len(rows))]
 
 
 def _usable(row: StoredTokens, vocabulary: int) -> bool:

@@ -27,23 +27,16 @@ import numpy.typing as npt
 from configs.score import Reward
 from storage.errors import first_few
 from storage.records import Score, Trajectory
-from tasks.train.returns import (
-    Causes,
-    causes_of,
-    chain,
-    is_trainable,
-    least_reward,
-    return_after,
-    settled,
-    turn_rewards,
-)
+from tasks.train import returns
+from tasks.train.returns import Bools as Bools
+from tasks.train.returns import Causes
+from tasks.train.returns import Floats as Floats
+from tasks.train.returns import Ints as Ints
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
 Scorers = Mapping[str, str]
 """Names of scorers by source of problems; `default` is for all other sources."""
+Credit = Literal["causes", "order"]
 MATH_VERIFY: Scorers = {"default": "math-verify"}
 
 
@@ -86,7 +79,7 @@ def build_samples(
     reward: Reward,
     *,
     scorers: Scorers = MATH_VERIFY,
-    credit: Literal["causes", "order"] = "causes",
+    credit: Credit = "causes",
     mask_truncated: bool = False,
 ) -> list[Sample]:
     """Build a sample from each trainable trajectory (`returns.is_trainable`) and its scores.
@@ -106,7 +99,7 @@ def build_samples(
         ValueError: an id occurs twice, a turn has no score or two, or a reward is not finite; the message names the
             trajectories.
     """
-    rows = sorted((row for row in trajectories if is_trainable(row, reward)), key=lambda row: row.trajectory_id)
+    rows = sorted((row for row in trajectories if returns.is_trainable(row, reward)), key=lambda row: row.trajectory_id)
     by_turn: dict[tuple[str, int], Score] = {}
     for score in scores:
         if by_turn.setdefault((score.trajectory_id, score.turn), score) is not score:
@@ -126,11 +119,19 @@ def build_samples(
     given = defaultdict[str, list[float]](list)
     for name, of_row in zip(names, scored, strict=True):
         given[name] += [score.reward for score in of_row if score.verdict != "none"]
-    knobs = {name: settled(reward, name, rewards) for name, rewards in given.items()}
+    knobs = {name: returns.settled(reward, name, rewards) for name, rewards in given.items()}
     return [
         _sample(row, of_row, name, knobs[name], credit, mask_truncated)
         for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
+
+
+def by_problem(samples: Sequence[Tokens]) -> list[list[int]]:
+    """List the indices of the samples of each problem, in the order in which problems occur."""
+    groups = defaultdict[str, list[int]](list)
+    for index, sample in enumerate(samples):
+        groups[sample.problem_id].append(index)
+    return list(groups.values())
 
 
 def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
@@ -154,16 +155,11 @@ def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> lis
 
 
 def _sample(
-    row: Trajectory,
-    scores: Sequence[Score],
-    scorer: str,
-    reward: Reward,
-    credit: Literal["causes", "order"],
-    mask_truncated: bool,
+    row: Trajectory, scores: Sequence[Score], scorer: str, reward: Reward, credit: Credit, mask_truncated: bool
 ) -> Sample:
     """Build a sample; `reward` has the knobs for the problems of the scorer."""
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
-    causes = causes_of(row, graded) if credit == "causes" else chain(len(scores))
+    causes = returns.causes_of(row, graded) if credit == "causes" else returns.chain(len(scores))
     graded &= causes.got
     successes = np.array([score.success for score in scores], np.float64)
     # The limit of the length of one turn, by the stored sampling settings.
@@ -177,9 +173,9 @@ def _sample(
     ]
     lengths = [turn.end - turn.start for turn in row.turns]
     limits = row.limits if reward.counts_unfinished else []
-    rewards = np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)
+    rewards = np.array(returns.turn_rewards(scored, reward, lengths, limit, limits), np.float64)
     right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
-    after = return_after(row, reward, least_reward(reward, limit), right=right)
+    after = returns.return_after(row, reward, returns.least_reward(reward, limit), right=right)
     actions = np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
     turn_of_action = np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])

@@ -44,12 +44,8 @@ def shard(module: nn.Module, mesh: Mesh) -> None:
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    setattr(module, _WITHIN, _call)
+    setattr(module, _WITHIN, lambda compute: compute())
     register_fsdp_forward_method(module, _WITHIN)
-
-
-def _call(compute: Callable[[], Result]) -> Result:
-    return compute()
 
 
 def within(model: nn.Module, compute: Callable[[], Result]) -> Result:
@@ -128,29 +124,22 @@ class StoredTensors:
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
-        self.path = folder / f"{stem}.safetensors"
-        index = folder / f"{stem}.safetensors.index.json"
-        if index.is_file():
-            self._files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-            self._open: dict[Path, Any] = {path: safe_open(path, "pt") for path in set(self._files.values())}
-        else:
-            self._open = {self.path: safe_open(self.path, "pt")}
-            self._files = dict.fromkeys(self._open[self.path].keys(), self.path)
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._files)
+        index, only = folder / f"{stem}.safetensors.index.json", f"{stem}.safetensors"
+        files = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
+        opened: list[Any] = [safe_open(folder / file, "pt") for file in {*files.values()} or {only}]
+        self._files = {name: file for file in opened for name in list(file.keys())}
+        self.names = self._files.keys()
 
     def read(self, name: str) -> Tensor:
         """Return a whole tensor, copied out of the mapped memory."""
-        value: Tensor = self._open[self._files[name]].get_tensor(name)
+        value: Tensor = self._files[name].get_tensor(name)
         return value.clone()
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
         """Return the rows start:end of a tensor with 1 dimension or more, copied out of the mapped memory."""
         if start == end:  # safetensors refuses empty ranges
             return self.rows(name, 0, 1)[:0]
-        value: Tensor = self._open[self._files[name]].get_slice(name)[start:end]
+        value: Tensor = self._files[name].get_slice(name)[start:end]
         return value.clone()
 
 

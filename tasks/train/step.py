@@ -1,65 +1,43 @@
 """One optimizer step on a minibatch."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from transformers import PreTrainedModel
 
 from configs.train import Optimizer
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.kl import kl_estimate
 from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.mesh import Mesh
-from tasks.train.passes import hidden_states, predicting, read_out, refuse_broken, targets_of
+from tasks.train.passes import action_logprobs, hidden_states, predicting, refuse_broken
 from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
 
-OfTokens = Shaped[Tensor, " actions"]
+OfTokens = dict[str, Tensor]
+"""What training passes compute for their A action tokens, by name: tensors [A] of float64.
+
+`samples` (the index of the token's sample), `behaviour`, `proximal`, `weight`, `logp`, `entropy`, and those of
+`PolicyLoss`; with a reference policy `reference`, with a critic `value_loss` and `value_clipped`.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The results of the training passes over the A action tokens of some micro-batches; in float64 once gathered.
-
-    None: not computed.
-    """
-
-    samples: OfTokens  # index of the token's sample
-    behaviour: OfTokens
-    logp: OfTokens
-    proximal: OfTokens
-    weight: OfTokens
-    entropy: OfTokens
-    loss: OfTokens
-    ratio: OfTokens
-    clipped: OfTokens
-    dual_clipped: OfTokens
-    reference: OfTokens | None = None
-    value_loss: OfTokens | None = None
-    value_clipped: OfTokens | None = None
-
-    @classmethod
-    def gathered(cls, results: Sequence["StepResult"], mesh: Mesh) -> "StepResult":
-        """Join the results of a minibatch's passes, of all ranks."""
-        columns: dict[str, list[Tensor]] = {}
-        for result in results:
-            for field in fields(result):
-                if (values := getattr(result, field.name)) is not None:
-                    columns.setdefault(field.name, []).append(values.double())
-        joined = mesh.gather(torch.stack([torch.cat(parts) for parts in columns.values()]))
-        return cls(**dict(zip(columns, joined, strict=True)))
+def gathered(passes: Sequence[OfTokens], mesh: Mesh) -> OfTokens:
+    """Join the results of a minibatch's passes, of all ranks."""
+    own = [torch.cat([columns[name] for columns in passes]) for name in passes[0]]
+    return dict(zip(passes[0], mesh.gather(torch.stack(own)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The result of one minibatch."""
 
-    result: StepResult
+    result: OfTokens
     grad_norm: float  # of the policy and a value head on it, before clipping
     early_stopped: bool  # the policy was not changed
     tokens: int  # in the sequences that were trained on
@@ -99,21 +77,21 @@ class Stepper:
             adamw.zero_grad(set_to_none=True)
         counts = self._mesh.total(torch.tensor([_counts(batch) for batch in minibatch]).sum(0)).tolist()
         actions, tokens, computed, padded = map(int, counts)
-        result = StepResult.gathered([*self._passes(minibatch, actions)], self._mesh)
+        result = gathered([*self._passes(minibatch, actions)], self._mesh)
         # Checked first: a ratio that overflows must not end the run.
         limit = self._ppo.early_stop_imp_ratio
-        too_far = limit is not None and result.ratio.mean().item() > limit
+        too_far = limit is not None and result["ratio"].mean().item() > limit
         stopped = bool(self._mesh.total(torch.tensor(int(too_far))))
         if not stopped:
-            _refuse_not_finite("losses", samples, result.samples, result.loss)
-        if result.value_loss is not None:
-            _refuse_not_finite("value losses", samples, result.samples, result.value_loss)
+            _refuse_not_finite("losses", samples, result, result["loss"])
+        if critic:
+            _refuse_not_finite("value losses", samples, result, result["value_loss"])
         own = critic.parameters() if critic and critic.own is not None else []
         head = critic.parameters() if critic and critic.own is None else []
         shared = [*train_state.model.parameters(), *head]
         norm, own_norm = (self._mesh.as_first(_norm(parameters)) for parameters in (shared, own))
         for checked in (own_norm,) if stopped else (norm, own_norm):
-            _refuse_not_finite("gradients", samples, result.samples, checked.cpu().expand(len(result.samples)))
+            _refuse_not_finite("gradients", samples, result, checked.cpu().expand_as(result["loss"]))
         train_state.steps += 1
         if not stopped:
             self._apply(train_state.adamw, shared, norm)
@@ -127,7 +105,7 @@ class Stepper:
             group["lr"] = group["full_lr"] * warmup(self._knobs, self._train_state.steps)
         adamw.step()
 
-    def _passes(self, minibatch: Minibatch, actions: int) -> Iterator[StepResult]:
+    def _passes(self, minibatch: Minibatch, actions: int) -> Iterator[OfTokens]:
         """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
         for batch in minibatch:
             reduce_gradients(self._train_state.modules, last=batch is minibatch[-1])
@@ -137,10 +115,12 @@ class Stepper:
             gradients = (parameter.grad for group in groups for parameter in group["params"])
             self._mesh.add_up(gradient for gradient in gradients if gradient is not None)
 
-    def _accumulate(self, batch: MicroBatch, actions: int) -> StepResult:
+    def _accumulate(self, batch: MicroBatch, actions: int) -> OfTokens:
         """Add the gradients of the micro-batch's loss. `actions` is the number of action tokens in the minibatch."""
         critic, ppo, model = self._train_state.critic, self._ppo, self._train_state.model
-        states, logp, entropy = within(model, lambda: self._read(batch))
+        read = partial(action_logprobs, model, batch.rows, batch.places, self._temperature)
+        with self._train_state.precision():
+            states, logp, entropy = within(model, lambda: read(entropy_gradient=ppo.entropy_coefficient > 0))
         # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
         weight = torch.ones_like(proximal)
@@ -163,37 +143,17 @@ class Stepper:
         (total / actions).backward()
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
             own = critic.own
-            of_value = _value_loss(critic, within(own, lambda: self._states(own, batch)), batch)
+            with self._train_state.precision():
+                states = within(own, lambda: predicting(hidden_states(own, batch.rows), batch.places))
+            of_value = _value_loss(critic, states, batch)
             (of_value.loss.sum() / actions).backward()
-        return StepResult(
-            samples=batch.samples,
-            behaviour=batch.behaviour,
-            logp=logp.detach(),
-            proximal=proximal,
-            weight=weight,
-            entropy=entropy.detach(),
-            loss=loss.detach(),
-            ratio=of_policy.ratio,
-            clipped=of_policy.clipped,
-            dual_clipped=of_policy.dual_clipped,
-            reference=batch.reference,
-            value_loss=of_value and of_value.loss.detach(),
-            value_clipped=of_value and of_value.clipped,
-        )
-
-    def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Float[Tensor, "actions width"]:
-        """Compute the hidden states that predict the action tokens."""
-        with self._train_state.precision():
-            return predicting(hidden_states(model, batch.rows), batch.places)
-
-    def _read(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the policy's hidden states [A, H] at the action tokens, logprobs [A] and entropies [A].
-
-        The entropies have a gradient only if there is an entropy bonus.
-        """
-        states, bonus = self._states(self._train_state.model, batch), self._ppo.entropy_coefficient > 0
-        head, targets = self._train_state.model.get_output_embeddings(), targets_of(batch.rows, batch.places)
-        return states, *read_out(head, states, targets, self._temperature, entropy_gradient=bonus)
+        given = {"samples": batch.samples, "behaviour": batch.behaviour, "proximal": proximal, "weight": weight}
+        columns = of_policy._asdict() | given | {"logp": logp, "entropy": entropy, "loss": loss}
+        if batch.reference is not None:
+            columns["reference"] = batch.reference
+        if of_value:
+            columns |= {"value_loss": of_value.loss, "value_clipped": of_value.clipped}
+        return {name: values.detach().double() for name, values in columns.items()}
 
 
 def warmup(knobs: Optimizer, step: int) -> float:
@@ -216,9 +176,7 @@ def _norm(parameters: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
     return whole(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
 
 
-def _refuse_not_finite(
-    quantity: str, samples: Sequence[Sample], of_token: OfTokens, values: Float[Tensor, " actions"]
-) -> None:
-    """Raise ValueError if a value of an action token is NaN or infinite; `of_token` is the index of its sample."""
-    indices = of_token[~torch.isfinite(values)].int().tolist()
+def _refuse_not_finite(quantity: str, samples: Sequence[Sample], result: OfTokens, values: Tensor) -> None:
+    """Raise ValueError if a value [A] of an action token is NaN or infinite."""
+    indices = result["samples"][~torch.isfinite(values)].int().tolist()
     refuse_broken(quantity, samples, indices, "the step was not taken")

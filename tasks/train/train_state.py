@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from configs.train import PPO, Optimizer
 from tasks.train.batches import Places, Rows
-from tasks.train.mesh import ALONE, Mesh
+from tasks.train.mesh import Mesh
 from tasks.train.passes import hidden_states, predicting
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
@@ -169,13 +169,7 @@ class TrainState:
 
 
 def load_train_state(
-    model: Path,
-    state: Path | None,
-    version_0: Path | None,
-    seed: int,
-    ppo: PPO,
-    optimizer: Optimizer,
-    mesh: Mesh = ALONE,
+    model: Path, state: Path | None, version_0: Path | None, seed: int, ppo: PPO, optimizer: Optimizer, mesh: Mesh
 ) -> TrainState:
     """Read what `save_train_state` wrote.
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tasks.train.batches import Columns, batching_for, draw_minibatches, make_mi
 from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import histograms, sample_metrics, step_metrics
+from tasks.train.orders import Progress
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
@@ -32,13 +33,11 @@ NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
 
 _REASONS = {
     "too_old": "older than rollout.max_head_offpolicyness allows",
-    "unknown_return": "the context had no room for their next turns, and their agent does not say for how many "
-    "(Trajectory.unplayed_turns); a critic could estimate the rest",
+    "unknown_return": "the context had no room for an unknown number of turns; a critic could estimate them",
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
 _NOTHING_RIGHT = (
-    "ALARM: not one of %d trajectories has a right turn. "
-    "Read their texts: is the answer's format wrong, is the verifier wrong, or are the problems too hard?"
+    "ALARM: not one of %d trajectories has a right turn. Read them: is format, verifier or difficulty wrong?"
 )
 _NOTHING = (
     "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context with an "
@@ -111,16 +110,12 @@ class Trainer:
         return make_canary(self._train_state.model)
 
     def update(
-        self,
-        trajectories: Sequence[Trajectory],
-        scores: Iterable[Score],
-        version: int,
-        progress: Callable[[str], None] | None = None,
+        self, rows: Sequence[Trajectory], scores: Iterable[Score], version: int, progress: Progress | None = None
     ) -> dict[str, Any]:
         """Run one update: first the preparation, then one optimizer step for each minibatch of each epoch.
 
         Args:
-            trajectories: trajectories of one data set; those that cannot be trained on are left out.
+            rows: trajectories of one data set; those that cannot be trained on are left out.
             scores: one for each turn of the trainable trajectories.
             version: policy version of the weights before the update.
             progress: called with a line of text after each part.
@@ -135,7 +130,7 @@ class Trainer:
         self.holds = None
         torch.set_num_threads(self._ppo.threads)
         report = progress or (lambda _: None)
-        samples, left_out = self._samples(trajectories, scores, version)
+        samples, left_out = self._samples(rows, scores, version)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
             if number:
@@ -193,15 +188,12 @@ class Trainer:
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
-                raise ValueError(
-                    f"{left_out['too_old']} of {len(trajectories)} trajectories were sampled more than rollout."
-                    f"max_head_offpolicyness={self._max_staleness} versions before {version}, and the others cannot be "
-                    "trained on: collect again"
-                )
+                most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
+                told = f"trajectories were sampled {most}, and the others cannot be trained on: collect again"
+                raise ValueError(f"{left_out['too_old']} of {len(trajectories)} {told}")
             if all(row.status == "failed" for row in trajectories):
-                raise ValueError(
-                    f"none of {len(trajectories)} trajectories can be trained on: all failed, see their reasons"
-                )
+                told = "trajectories can be trained on: all failed, see their reasons"
+                raise ValueError(f"none of {len(trajectories)} {told}")
             logger.warning(_NOTHING, len(trajectories))
             return [], left_out
         if not any(sample.successes.any() for sample in samples):
@@ -215,7 +207,7 @@ class Trainer:
         )
 
     def _train(
-        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, report: Callable[[str], None]
+        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, report: Progress
     ) -> list[Step]:
         train_state, steps = self._train_state, list[Step]()
         stepper, total = Stepper(train_state, self._knobs, self._temperature), sum(map(len, epochs))

@@ -53,7 +53,7 @@ class Branching:
         ids = self.chat.encode(text + "<|im_end|>")
         completion = Completion(ids, [-1.0] * len(ids), [self.version] * len(ids), "stop")
         number = len(self.nodes)
-        node = Node(number, after, continues, prompt_ids, completion, self.spec.seed + number, 0.1, text, messages, {})
+        node = Node(after, continues, prompt_ids, completion, self.spec.seed + number, 0.1, text, messages, {})
         node.calls, node.verdict, node.graded = list(calls), verdict, bool(verdict)
         node.reward = float(verdict == "correct")
         node.asked = node.received = number

@@ -10,7 +10,7 @@ import pytest
 
 from configs.score import Reward
 from configs.train import Advantage
-from tasks.train.advantages import Observed, estimate, normalise
+from tasks.train.advantages import Estimated, Observed, estimate, normalise
 from tasks.train.samples import Floats, Sample, build_samples
 from tests.experiments.baselines import learn, toys
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -257,9 +257,13 @@ def test_normalisation_of_values_by_hand() -> None:
     samples[3] = dataclasses.replace(samples[3], in_loss=np.array([False]))
     raw = [np.array([value]) for value in (1.0, -1.0, 1.0, -1.0)]
     batch = (np.concatenate(raw) - 1 / 3) / (np.std([1, -1, 1]) + 1e-5)
-    assert np.concatenate(normalise(samples, raw, "batch")) == pytest.approx(batch)
+    assert np.concatenate(
+        normalise(samples, Estimated(raw), Advantage(normalisation="batch", bound=None))
+    ) == pytest.approx(batch)
     group = [1 / (1 + 1e-5), -1 / (1 + 1e-5), 0.0, -2 / 1e-5]
-    assert np.concatenate(normalise(samples, raw, "group")) == pytest.approx(group)
+    assert np.concatenate(
+        normalise(samples, Estimated(raw), Advantage(normalisation="group", bound=None))
+    ) == pytest.approx(group)
 
 
 def test_normalisation_leaves_groups_that_agree_at_zero() -> None:

@@ -226,6 +226,6 @@ def test_full_vocabulary_logits_exist_for_one_chunk_only(monkeypatch: pytest.Mon
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0)
+        action_logprobs(model, Rows(padded()), Places(ROWS, COLUMNS, COLUMNS - 1), 1.0)
     assert sizes == [(3, VOCABULARY), (3, VOCABULARY), (2, VOCABULARY)]
     assert not [shape for shape in kept if shape[-1:] == (VOCABULARY,) and shape[0] <= 8]

@@ -13,7 +13,7 @@ from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
 from tasks.train.samples import build_samples, within_staleness
-from tasks.train.step import Step, StepResult
+from tasks.train.step import OfTokens, Step, gathered
 from tests.support.train_helpers import make_scores, make_trajectory
 
 
@@ -149,7 +149,7 @@ def test_unobserved_rates_are_left_out() -> None:
     assert {k: v for k, v in sample_metrics(called, 5).items() if k.startswith("success/")} == {"success/turn_1": 1.0}
 
 
-def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> StepResult:
+def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> OfTokens:
     """Return one token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour."""
     behaviour = torch.tensor([-2.0])
     proximal = behaviour + math.log(weight)
@@ -157,14 +157,14 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
     weights = torch.tensor([weight])
-    loss = policy_loss(logp, proximal, weights, advantages, 0.2)
-    entropy = torch.tensor([0.25])
-    values = (value.loss, value.clipped) if value else ()
-    columns = (*loss, behaviour, *values)
-    return StepResult.gathered([StepResult(zero, behaviour, logp, proximal, weights, entropy, *columns)], ALONE)
+    loss = policy_loss(logp, proximal, weights, advantages, 0.2)._asdict()
+    given = {"samples": zero, "behaviour": behaviour, "logp": logp, "proximal": proximal, "weight": weights}
+    values = {"value_loss": value.loss, "value_clipped": value.clipped} if value else {}
+    columns = loss | given | {"entropy": torch.tensor([0.25]), "reference": behaviour} | values
+    return gathered([{name: column.double() for name, column in columns.items()}], ALONE)
 
 
-def step(result: StepResult, grad_norm: float, early_stopped: bool) -> Step:
+def step(result: OfTokens, grad_norm: float, early_stopped: bool) -> Step:
     return Step(result, grad_norm, early_stopped, tokens=2, computed_tokens=1, padded_tokens=4)
 
 

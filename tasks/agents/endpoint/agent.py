@@ -5,7 +5,7 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field
@@ -23,11 +23,6 @@ from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.environments.interface import Environment, StepResult, verdict_of
 from tasks.inference.api import ContextLengthError
 from tasks.problems.messages import first_messages
-
-Discount = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Address = Annotated[str, Field(pattern=r"^.+:\d+$")]
-"""`host:port`"""
 
 
 class Reward(NamedTuple):
@@ -136,6 +131,7 @@ def _that_said(answer: str, received: Sequence[Node]) -> Node:
     return next(said, received[-1])
 
 
+@dataclass(eq=False)
 class EndpointAgent(ABC):
     """An agent that asks the endpoint; subclasses say how it runs.
 
@@ -149,19 +145,17 @@ class EndpointAgent(ABC):
             `rollout.allow_biased_sampling`.
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        turn_discount: float,
-        renderer: str,
-        listen: str,
-        max_requests: int,
-        response_format: ResponseFormats = "refuse",
-    ) -> None:
-        self.turn_discount, self._context, self._max_requests = turn_discount, context, max_requests
-        self._formats = response_format
-        self._reader = open_reader(context.chat, renderer)
-        self._server = EndpointServer(listen)
+    context: AgentContext
+    _: KW_ONLY
+    turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
+    renderer: str = "auto"
+    listen: Annotated[str, Field(pattern=r"^.+:\d+$")] = "127.0.0.1:0"
+    max_requests: Annotated[int, Field(ge=1)] = 256
+    response_format: ResponseFormats = "refuse"
+
+    def __post_init__(self) -> None:
+        self._reader = open_reader(self.context.chat, self.renderer)
+        self._server = EndpointServer(self.listen)
 
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
@@ -177,13 +171,11 @@ class EndpointAgent(ABC):
     async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        completions = Completions(prompt.qid, self._context, self._reader, self._max_requests, engine, self._formats)
+        knobs = self.context, self._reader, self.max_requests, engine, self.response_format
+        completions = Completions(prompt.qid, *knobs)
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
-        messages = first_messages(prompt.problem, question)
-        key = secrets.token_urlsafe(24)
-        task = AgentTask(
-            question, problem, prompt.seed, self._server.base_url, key, env, completions, messages=messages
-        )
+        known = question, problem, prompt.seed, self._server.base_url, secrets.token_urlsafe(24)
+        task = AgentTask(*known, env, completions, messages=first_messages(prompt.problem, question))
         ended: BaseException | None = None
         try:
             async with completions.open():
@@ -194,7 +186,7 @@ class EndpointAgent(ABC):
             if ended is not error:
                 ended.__cause__ = error
         if completions.overrun:  # also if the agent has swallowed its cancellation
-            ended = OverrunError(f"the agent sent more than {self._max_requests} requests")
+            ended = OverrunError(f"the agent sent more than {self.max_requests} requests")
         nodes = completions.tree.nodes
         if ended is None:
             return [record(prompt, nodes, self.turn_discount)]
@@ -216,8 +208,7 @@ class EndpointAgent(ABC):
         if nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
             return UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
         if completions.refused:
-            refusals = "; ".join(completions.refused)
-            return RuntimeError(f"{described(error)}; the endpoint had refused: {refusals}")
+            return RuntimeError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")
         return error
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,15 +13,8 @@ import orjson
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.answers import AnswerReader, ParsedAnswer
-from tasks.agents.endpoint.protocol import (
-    Answered,
-    ChatRequest,
-    EndpointError,
-    ResponseFormats,
-    episode_ended,
-    invalid,
-    parse_request,
-)
+from tasks.agents.endpoint import protocol
+from tasks.agents.endpoint.protocol import Answered, ChatRequest, EndpointError, invalid
 from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext, EpisodeEngine
@@ -63,7 +56,7 @@ class Completions:
     reader: AnswerReader
     max_requests: int
     engine: EpisodeEngine
-    formats: ResponseFormats = "refuse"
+    formats: protocol.ResponseFormats = "refuse"
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
     out_of_context: str = ""
@@ -105,7 +98,7 @@ class Completions:
         """
         if not self._loop:
             coroutine.close()
-            raise episode_ended()
+            raise protocol.episode_ended()
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
@@ -118,7 +111,7 @@ class Completions:
             answered = await asyncio.shield(answering)
         except asyncio.CancelledError:
             if answering.cancelled():
-                raise episode_ended() from None
+                raise protocol.episode_ended() from None
             raise
         for node in answered.nodes:
             self.tree.hand_out(node)
@@ -127,23 +120,22 @@ class Completions:
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
         self.out_of_context = ""
-        try:
-            return await self._complete(parse_request(body), asked)
-        except EndpointError as error:
-            self.refuse(error)
-            raise
-        except Exception as error:
-            failed = EndpointError(500, "internal_error", described(error))
-            self.refuse(failed)
-            raise failed from error
+        with self.noting("internal_error"):
+            return await self._complete(protocol.parse_request(body), asked)
 
-    def refuse(self, error: EndpointError) -> None:
-        """Note that a request was refused."""
-        told = f"{error.status} {error.code}: {error.message}"
-        if error.code == OUT_OF_CONTEXT:
-            self.out_of_context = told
-        if len(self.refused) < _NOTED:
-            self.refused.append(told)
+    @contextmanager
+    def noting(self, code: str) -> Iterator[None]:
+        """Note that a request is refused; an exception that is no answer to it becomes one with this code."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised again, as an answer
+            failed = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
+            told = f"{failed.status} {failed.code}: {failed.message}"
+            if failed.code == OUT_OF_CONTEXT:
+                self.out_of_context = told
+            if len(self.refused) < _NOTED:
+                self.refused.append(told)
+            raise failed from (None if failed is error else error)
 
     async def _complete(self, request: ChatRequest, asked: int) -> Answered:
         number, usual = next(self._numbers), self.context.gconfig
@@ -197,12 +189,9 @@ class Completions:
         except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
         if len(prompt_ids) >= limit:
-            raise invalid(
-                f"this model's maximum context length is {limit} tokens (inference.max_model_len), and the messages "
-                f"have {len(prompt_ids)}: shorten them",
-                "messages",
-                code=OUT_OF_CONTEXT,
-            )
+            told = f"(inference.max_model_len), and the messages have {len(prompt_ids)}: shorten them"
+            told = f"this model's maximum context length is {limit} tokens {told}"
+            raise invalid(told, "messages", code=OUT_OF_CONTEXT)
         return prompt_ids
 
     def _node(
@@ -215,9 +204,7 @@ class Completions:
             replace(call, id=f"call_{_digest(self.qid, outputs.qid, index, number)}")
             for number, call in enumerate(answer.calls)
         ]
-        own = request.most_tokens or most
         return Node(
-            number=len(self.tree.nodes) + index,
             parent=parent,
             continues=parent is not None and outputs.prompt_ids[: len(parent.token_ids)] == parent.token_ids,
             prompt_ids=outputs.prompt_ids,
@@ -227,7 +214,8 @@ class Completions:
             text=chat.decode(completion.token_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts, chat.completion_text(completion.token_ids)),
-            cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
+            cut=completion.finish_reason == "length"
+            and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
             asked=asked,
             forced=bool(request.forced_schema(self.formats)),

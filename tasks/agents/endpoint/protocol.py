@@ -20,9 +20,7 @@ from tasks.agents.endpoint.tree import Node, number_calls
 ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
 """The name of the only model."""
-MOST_CHOICES = 64
-MOST_MESSAGES = 2048
-MOST_TOOLS = 128
+MOST_CHOICES, MOST_MESSAGES, MOST_TOOLS = 64, 2048, 128
 """OpenAI's limits of a request."""
 
 ResponseFormats = Literal["refuse", "ignore", "enforce"]
@@ -159,9 +157,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         where = ".".join(map(str, told["loc"]))
         raise invalid(f"{where or 'the body'}: {told['msg']}", where.partition(".")[0] or None) from None
     if request.model != MODEL:
-        raise EndpointError(
-            404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"
-        )
+        told = f"there is no model {request.model!r}: the policy is called {MODEL!r}"
+        raise EndpointError(404, "model_not_found", told, "model")
     for name, value in (request.model_extra or {}).items():
         if name in _REFUSED and value and value != _REFUSED[name]:
             told = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"

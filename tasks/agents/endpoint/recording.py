@@ -31,11 +31,7 @@ from tasks.inference.api import BundledGenerationOutputs
 
 
 def record(
-    prompt: EpisodeSpec,
-    nodes: Sequence[Node],
-    turn_discount: float,
-    status: Status | None = None,
-    reason: str = "",
+    prompt: EpisodeSpec, nodes: Sequence[Node], turn_discount: float, status: Status | None = None, reason: str = ""
 ) -> Trajectory:
     """Return the trajectory of 1 or more completions; status and reason as in `Episode.trajectory`."""
     sequences = _sequences(nodes)
@@ -84,13 +80,16 @@ def _what_was_known(nodes: Sequence[Node]) -> tuple[list[int], list[int], list[i
 
 
 def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Return the completions as sequences, each of which goes on with the tokens of the one before it."""
+    """Return the completions as sequences, each of which goes on with the tokens of the one before it.
+
+    The sequences are in the order of their last completions, as `nodes` are.
+    """
     by_last: dict[Node, list[Node]] = {}
-    for node in sorted(nodes, key=lambda node: node.number):
+    for node in nodes:
         sequence = by_last.pop(node.parent, []) if node.parent and node.continues else []
         sequence.append(node)
         by_last[node] = sequence
-    return sorted(by_last.values(), key=lambda sequence: sequence[-1].number)
+    return list(by_last.values())
 
 
 def _add(episode: Episode, node: Node) -> None:

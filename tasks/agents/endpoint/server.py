@@ -4,14 +4,13 @@ import asyncio
 import json
 import resource
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Self
 
 import orjson
 from aiohttp import web
 
-from storage.visible import described
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import MODEL, ONLY_CHAT, EndpointError, invalid
 from tasks.environments.interface import StepResult
@@ -46,8 +45,7 @@ class EndpointServer:
         self._listen = listen
         self._episodes: dict[str, tuple[Completions, Step]] = {}
         self._asking = set[web.RequestHandler]()  # connections with a whole request of an episode
-        self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._open = AsyncExitStack()
         self.base_url = ""
         """The base URL for clients, once the server runs."""
 
@@ -56,39 +54,37 @@ class EndpointServer:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/environment/step", self._step)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(
+        runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
         )
-        await self._runner.setup()
+        await runner.setup()
+        self._open.push_async_callback(runner.cleanup)
         host, _, port = self._listen.rpartition(":")
+        answering, loop = partial(self._connection, runner), asyncio.get_running_loop()
         try:
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(self._connection, host.strip("[]"), int(port), backlog=_BACKLOG)
+            server = await loop.create_server(answering, host.strip("[]"), int(port), backlog=_BACKLOG)
         except (OSError, OverflowError) as error:  # the latter for a port above 65535
-            await self._runner.cleanup()
+            await self._open.aclose()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
-        name, number = self._server.sockets[0].getsockname()[:2]
+        self._open.callback(server.close)
+        name, number = server.sockets[0].getsockname()[:2]
         self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner
-        assert self._server
-        self._server.close()
-        await self._runner.cleanup()
+        await self._open.aclose()
 
-    def _connection(self) -> asyncio.Protocol:
+    def _connection(self, runner: web.AppRunner) -> asyncio.Protocol:
         """Return what answers a new connection."""
-        assert self._runner
-        assert self._runner.server
+        assert runner.server
         most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        connections = [each for each in self._runner.server.connections if each.transport]  # without those that end
+        connections = [each for each in runner.server.connections if each.transport]  # without those that end
         if len(connections) >= most:
             idle = next((each for each in connections if each not in self._asking), None)
             if not idle:
                 return _Full()
             idle.force_close()
-        return self._runner.server()
+        return runner.server()
 
     @contextmanager
     def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:
@@ -126,19 +122,12 @@ class EndpointServer:
             action = None
         if not isinstance(action, str):
             raise invalid('send {"action": "…"}, the answer for the environment', "action")
-        try:
+        with completions.noting("environment_failed"):
             said = await step(action)
-        except EndpointError:
-            raise
-        except Exception as error:
-            failed = EndpointError(500, "environment_failed", described(error))
-            completions.refuse(failed)
-            raise failed from error
         result = said._asdict() | {"info": dict(said.info)}
         return web.json_response(result, dumps=partial(json.dumps, default=str))  # `info` may hold anything
 
-    async def _models(self, request: web.Request) -> web.Response:
-        self._served(request)
+    async def _models(self, _: web.Request) -> web.Response:
         listed = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}]
         return web.json_response({"object": "list", "data": listed})
 
@@ -154,16 +143,15 @@ class EndpointServer:
             self._asking.add(request.protocol)
             return await handler(request)
         except EndpointError as error:
-            return web.json_response(error.body(), status=error.status)
+            told = error
         except TimeoutError:  # handlers raise none
-            late = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
-            return web.json_response(late.body(), status=late.status)
+            told = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
         except web.HTTPException as error:
-            code = "request_too_large" if error.status == web.HTTPRequestEntityTooLarge.status_code else "unknown_url"
+            code = "request_too_large" if isinstance(error, web.HTTPRequestEntityTooLarge) else "unknown_url"
             told = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
-            return web.json_response(told.body(), status=error.status)
         finally:
             self._asking.discard(request.protocol)
+        return web.json_response(told.body(), status=told.status)
 
 
 class _Full(asyncio.Protocol):

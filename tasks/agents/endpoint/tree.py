@@ -26,7 +26,6 @@ class Node:
     """One completion.
 
     Attributes:
-        number: its position among the completions of the episode, as they were answered.
         parent: the completion that its conversation goes on from.
         continues: whether `prompt_ids` begins with the tokens of the parent, its completion included.
         messages: the conversation before the completion.
@@ -44,7 +43,6 @@ class Node:
         conversation: the digest of its conversation, the completion included.
     """
 
-    number: int
     parent: "Node | None"
     continues: bool
     prompt_ids: list[int]

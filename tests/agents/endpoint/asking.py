@@ -25,7 +25,7 @@ class Asking(EndpointAgent):
     """An agent that is a function of a test."""
 
     def __init__(self, chat: Chat, ask: Ask, response_format: ResponseFormats = "refuse") -> None:
-        super().__init__(context(chat, 4000), 1.0, "auto", "127.0.0.1:0", 100, response_format)
+        super().__init__(context(chat, 4000), max_requests=100, response_format=response_format)
         self._ask = ask
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
