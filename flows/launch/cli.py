@@ -5,7 +5,6 @@ import functools
 import inspect
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -122,13 +121,14 @@ def status(act: Callable[[], None], *, verbose: bool) -> int:
     Call it before anything imports torch.
     """
     share_cores()
-    os.environ.setdefault("DO_NOT_TRACK", "1")  # Prefect's client would report each flow run, and say so
     logging.getLogger("httpx").setLevel(logging.WARNING)
     print_clean_logs()
     with contextlib.nullcontext() if verbose else contextlib.closing(tell()):
         try:
             act()
             return 0
+        except BrokenPipeError:  # `… | head` is not an error
+            raise
         except Exception as error:  # noqa: BLE001 - it is printed
             failed = error
     is_told = isinstance(failed, OSError) or (isinstance(failed, ValueError | RuntimeError) and not of_library(failed))

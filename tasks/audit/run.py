@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.audit import Audit, Checks
+from storage.errors import counted
 from storage.objects.store import Store
 from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_checks
 from tasks.audit.data_sets import DataSet, fetch_data_sets
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.numbers import histograms, set_numbers
-from tasks.audit.report.wording import counted
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
 from tasks.score.verifier import Verifier
 

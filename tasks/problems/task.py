@@ -11,14 +11,13 @@ from prefect.cache_policies import NO_CACHE
 from configs.evaluate import HELD_OUT
 from configs.problems import Source, StoredSource
 from storage import layout
-from storage.errors import DamagedError, first_few
+from storage.errors import DamagedError, counted, first_few
 from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, Problem
 from storage.version_names import ProblemsVersion, version_of
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
-from tasks.audit.report.wording import counted
 from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
@@ -48,7 +47,10 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
     problems, begun = workspace.config.problems, begun_sets(workspace)
     sources = {TRAIN: problems.train, HELD_OUT: problems.held_out}
     train, held_out = (_import_for_run(workspace, name, source, begun.get(name)) for name, source in sources.items())
-    if overlaps := find_overlaps(read_problems(workspace, train), {HELD_OUT: read_problems(workspace, held_out)}):
+    rows = {name: read_problems(workspace, version) for name, version in ((TRAIN, train), (HELD_OUT, held_out))}
+    for name, version in ((TRAIN, train), (HELD_OUT, held_out)):
+        get_run_logger().info("%s: %s, %s", name, counted(len(rows[name]), "problem"), version)
+    if overlaps := find_overlaps(rows[TRAIN], {HELD_OUT: rows[HELD_OUT]}):
         get_run_logger().warning("%s", describe(overlaps))
     plan_curriculum(workspace, train)
     return train, held_out
@@ -139,7 +141,6 @@ def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: d
         with Draft(workspace.store, version, "problems") as draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
             draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
-    get_run_logger().info("%s: %s", counted(len(problems), "problem"), version)
     return version
 
 

@@ -10,8 +10,8 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from storage.errors import counted
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
-from tasks.audit.report.wording import counted
 from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
 from tasks.evaluate.outcomes import compare

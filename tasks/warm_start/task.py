@@ -48,7 +48,8 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
 
     if sets or isinstance(workspace.config.problems.train, StoredSource):  # a night has those in its configuration
         problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
-        check_new_run(workspace, problems, get_run_logger().warning)  # before anything expensive
+        get_run_logger().info("a scripted policy plays an episode, before anything expensive")
+        check_new_run(workspace, problems, get_run_logger().warning)
     from tasks.train.policy import load_policy, make_canary
     from tasks.warm_start.importing import import_policy, try_out
 
@@ -115,6 +116,7 @@ def _warm_start(config: Config, folder: Path) -> dict[str, float]:
 
     knobs, (taught, feedback) = config.policy.warm_start, lesson(config)
     assert knobs is not None
+    get_run_logger().info("policy version 0 is made: a new model learns from written lessons")
 
     def log_step(step: int, loss: float, accuracy: float) -> None:
         if step % _STEPS_PER_LINE == 0:

@@ -155,3 +155,18 @@ def test_proxies_for_other_hosts_stay(
         monkeypatch.setenv(name, value or "")
     ignore_proxies_on_loopback()
     assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == becomes
+
+
+def test_nothing_is_reported_to_the_makers_of_prefect(scratch: Path) -> None:
+    """Not even the first import on a terminal: an offline machine would wait, and others do not expect it."""
+    asked = (
+        "import flows.score; from prefect.settings import PREFECT_SERVER_ANALYTICS_ENABLED as server;"
+        "from prefect._internal.analytics import is_telemetry_enabled as client; print(client(), server.value())"
+    )
+    bare = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(scratch),
+        "PREFECT_HOME": str(scratch),
+    }
+    ran = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, env=bare, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "False"]

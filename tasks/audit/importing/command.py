@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from configs import Config, load
 from storage import layout
 from storage.commands.program import Output, table
+from storage.errors import counted
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
@@ -27,7 +28,6 @@ from tasks.agents.chat import Chat, load_tokenizer
 from tasks.audit.checks import LACKED, all_checks
 from tasks.audit.importing.formats import FORMATS, read_row
 from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_trajectory
-from tasks.audit.report.wording import counted
 from tasks.problems import fingerprint
 from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet

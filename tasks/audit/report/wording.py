@@ -9,6 +9,7 @@ from collections import Counter
 from typing import get_args
 
 from configs.audit import Checks
+from storage.errors import counted
 from storage.records import CallStatus
 from storage.visible import visible
 from tasks.audit.results import VERDICTS, AuditResult, CheckResult
@@ -56,17 +57,6 @@ def decimal(value: float | None) -> str:
         return MISSING
     whole = math.isfinite(value) and (abs(value) >= 1000 or value == int(value))
     return f"{value:,.0f}" if whole else f"{value:.3g}"
-
-
-def counted(count: int, unit: str) -> str:
-    """Write a number with its unit, in the plural if needed.
-
-    >>> counted(1, "turn"), counted(2048, "trajectory")
-    ('1 turn', '2,048 trajectories')
-    """
-    if count != 1:
-        unit = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
-    return f"{count:,} {unit}"
 
 
 def value(check: CheckResult) -> str:
