@@ -191,8 +191,8 @@ class Program:
         parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         for name, command in self.commands.items():
             about = f"{command.about[0].upper()}{command.about[1:]}."
-            rest = f"Options of all commands, such as --root: {self.name} --help"
-            subparser = parsers.add_parser(name, help=command.about, description=about, epilog=rest)
+            others = f"Options of all commands, such as --root: {self.name} --help"
+            subparser = parsers.add_parser(name, help=command.about, description=about, epilog=others)
             subparser.set_defaults(act=command.run)  # not `run`, which is an option
             command.add_arguments(subparser)
         namespace, rest = shared.parse_known_args()

@@ -13,10 +13,10 @@ from storage import layout
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summarise
-from tasks.evaluate.plotting import draw_estimates, plotted
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import proportion
 from tasks.metrics.log import read_rows
+from tasks.metrics.plotting import draw_estimates, plotted
 from tasks.metrics.rows import Row, by_iteration, spent
 
 

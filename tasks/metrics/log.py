@@ -28,8 +28,14 @@ def record(store: Store, version: str) -> None:
         _write(store, [row])
 
 
+def begin_log(store: Store, run: str) -> None:
+    """Begin the log of a run: with it, readers need not look for the run's versions."""
+    if not store.exists(first := layout.metrics(run, 0)):
+        store.write(first, b"")
+
+
 def catch_up(store: Store, run: str) -> None:
-    """Begin the log of a run, or write the rows that it lacks, for the holder of its lease.
+    """Write the rows that the log of a run lacks, for the holder of its lease.
 
     The flow run before may have been killed, older programs wrote none, and a damaged file is made again.
     """
@@ -39,8 +45,7 @@ def catch_up(store: Store, run: str) -> None:
     except DamagedError as error:
         logger.warning("%s", error)
     _write(store, _made(store, run, known))
-    if not store.exists(first := layout.metrics(run, 0)):
-        store.write(first, b"")  # readers need not look for other versions of a run that has just begun
+    begin_log(store, run)
 
 
 def read_rows(store: Store, run: str) -> list[Row]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from storage.commands.program import table
 from storage.visible import visible
-from tasks.evaluate.plotting import draw_estimates
+from tasks.metrics.plotting import draw_estimates
 from tasks.metrics.rows import Row, by_iteration, earned, numbers_of
 
 MAIN = (

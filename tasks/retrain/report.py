@@ -12,8 +12,8 @@ from storage import layout
 from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
-from tasks.evaluate.plotting import draw_estimates, plotted
 from tasks.evaluate.summary import comparison_rows, estimated
+from tasks.metrics.plotting import draw_estimates, plotted
 from tasks.retrain.gate import measured
 
 Estimate = dict[str, float]

@@ -30,7 +30,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
 from tasks.agents.problem_checks import lacking_room
-from tasks.metrics.log import catch_up, record
+from tasks.metrics.log import begin_log, catch_up, record
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
@@ -184,7 +184,10 @@ def start_run(workspace: Workspace) -> None:
     _refuse_other_code(workspace)
     if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
-    catch_up(workspace.store, workspace.name)
+    if begins:
+        begin_log(workspace.store, workspace.name)
+    else:
+        catch_up(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
     newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))

@@ -16,6 +16,7 @@ from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Red
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from storage.errors import counted
 from storage.visible import visible
 from tasks.audit.report import page, wording
 
@@ -52,7 +53,7 @@ def create_site(folders: Sequence[Path], unexpected: str, **shared: Any) -> tupl
     """
     templates = page.environment([*folders, TEMPLATES])
     templates.filters |= {"seen": visible, "line": line, "moment": moment}
-    templates.filters |= {"number": wording.decimal, "share": wording.share, "counted": wording.counted}
+    templates.filters |= {"number": wording.decimal, "share": wording.share, "counted": counted}
     templates.globals |= {"LONGEST": LONGEST, "words": wording, "refresh_s": 0, **shared}
 
     def render(template: str, status: int = 200, **values: Any) -> Response:
