@@ -86,7 +86,7 @@ def unknown(values: dict[str, Any]) -> list[str]:
 
 
 def to_yaml(config: Config) -> str:
-    """print the resolved configuration as YAML that is accepted again, and stop"""
+    """Return the resolved configuration as YAML that is accepted again."""
     # OmegaConf quotes strings that its own loader reads as numbers, such as "1e5".
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
 
@@ -184,5 +184,7 @@ def _fields(location: Sequence[int | str]) -> list[str]:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return `, did you mean …?` for a message; empty if no name is similar."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.7)
+    known = list(names)
+    longer = [each for each in known if name and each.startswith(name)]  # `temp`, for `temperature`
+    close = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f", did you mean {close[0]!r}?" if close else ""

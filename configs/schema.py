@@ -209,7 +209,8 @@ def stale_data(config: Config) -> Refusals:
     if config.run.overlap and config.inference.swap == "restart":
         yield "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
     if oldest > 0 and config.ppo.objective == "recomputed":
-        yield f"ppo.objective=recomputed is right on-policy only, not with rollout.max_head_offpolicyness={oldest}"
+        knobs = f"rollout.max_head_offpolicyness={oldest}"
+        yield f"ppo.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
 
 
 def processes(config: Config) -> Refusals:

@@ -63,7 +63,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
                     version: evaluate_sets(workspace, workers, version, night.sets)
                     for version in (champion, challenger)
                 }
-            decision = nightly.decide(workspace, retraining, evaluations, distance)
+            decision = nightly.decide(workspace, retraining, champion, challenger, evaluations, distance)
             outcome = nightly.promote(workspace, night, decision)
         return nightly.report_night(retraining, nightly.end_night(retraining, night, decision, outcome))
 

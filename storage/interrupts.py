@@ -50,8 +50,6 @@ def _run(watch: "_Watch", command: Callable[[], int | None], advice: str) -> NoR
         status = error.code
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of the output has ended, as in `… | head`
-        status = 128 + signal.SIGPIPE
     except BaseException as error:
         watch.catch_up()
         if not watch.received:
@@ -67,6 +65,17 @@ def _run(watch: "_Watch", command: Callable[[], int | None], advice: str) -> NoR
     # Python remembers a KeyboardInterrupt that passed an `exec`, and would end by SIGINT. This resets it.
     exec("")
     sys.exit(status if _flush() else status or 1)
+
+
+@contextlib.contextmanager
+def reader_may_go() -> Iterator[None]:
+    """End the command silently if who reads what is printed in the block has gone, as in `… | head`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 @contextlib.contextmanager

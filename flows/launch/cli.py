@@ -5,9 +5,9 @@ import functools
 import inspect
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from prefect import Flow
@@ -20,6 +20,7 @@ from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
 from storage.frames import of_library, traceback_without, with_own_line
+from storage.interrupts import reader_may_go
 from storage.visible import print_clean_logs, printable
 from tasks.run.configuration import plan, resolve
 
@@ -30,7 +31,7 @@ It takes the configuration and perhaps a number, and returns the text to print. 
 help.
 """
 ADVICE = "the same command continues from the committed versions"
-_OVERRIDE = re.compile(r"[^:/=]+=")
+_OVERRIDE = r"^[^:/=]+="
 
 
 def main(
@@ -79,7 +80,8 @@ def main(
     for name, command in {**always, **(commands or {})}.items():
         _add_command(instead, name, command)
     arguments = parser.parse_args()
-    overrides = [word for word in arguments.words if _OVERRIDE.match(word) and not Path(word).is_file()]
+    pattern = _OVERRIDE if with_targets else "="  # a target may be a URI with this sign
+    overrides = [word for word in arguments.words if re.search(pattern, word) and not os.path.isfile(word)]
     words = [word for word in arguments.words if word not in overrides]
     given = {option: getattr(arguments, option) for option in options}
     if with_targets:
@@ -94,7 +96,8 @@ def main(
         resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
         if arguments.command:
             text = arguments.command(resolved).rstrip("\n")
-            print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
+            with reader_may_go():
+                print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
             return
         with temporary_server():
             run(config=config, overrides=overrides, **given)
@@ -127,8 +130,6 @@ def status(act: Callable[[], None], *, verbose: bool) -> int:
         try:
             act()
             return 0
-        except BrokenPipeError:  # `… | head` is not an error
-            raise
         except Exception as error:  # noqa: BLE001 - it is printed
             failed = error
     is_told = isinstance(failed, OSError) or (isinstance(failed, ValueError | RuntimeError) and not of_library(failed))

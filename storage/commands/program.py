@@ -18,6 +18,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from storage.interrupts import reader_may_go
 from storage.objects.store import Store
 from storage.visible import Fleeting, print_clean_logs, printable
 
@@ -82,15 +83,16 @@ class Output:
     status: int = 0
 
     def print(self, *, as_json: bool) -> None:
-        if as_json:
-            json.dump(self.data, sys.stdout, indent=1, default=str)
-            print()
-            return
-        console = Console(highlight=False)
-        console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
-        for part in self.parts:
-            is_line = isinstance(part, str)  # it may hold a command to copy, so it is not wrapped
-            console.print(printable(part) if isinstance(part, str) else part, markup=False, soft_wrap=is_line)
+        with reader_may_go():
+            if as_json:
+                json.dump(self.data, sys.stdout, indent=1, default=str)
+                print()
+                return
+            console = Console(highlight=False)
+            console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
+            for part in self.parts:
+                is_line = isinstance(part, str)  # it may hold a command to copy, so it is not wrapped
+                console.print(printable(part) if isinstance(part, str) else part, markup=False, soft_wrap=is_line)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", box: Box | None = None) -> Table:
@@ -170,12 +172,10 @@ class Program:
         try:
             store = open_store(arguments) if open_store else Store(arguments.root)
             output: Output = arguments.act(store, arguments)
-            output.print(as_json=arguments.json)
-        except BrokenPipeError:  # `… | head` is not an error
-            raise
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
+        output.print(as_json=arguments.json)
         return output.status
 
     def _parse(self) -> argparse.Namespace:

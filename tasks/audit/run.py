@@ -58,6 +58,7 @@ def audit(
                 results.append(_run_check(all_checks()[name], evidence))
                 tell(name)
         sets, counts = set_numbers(database, evidence.drifts), histograms(database)
+        tell("numbers")
         verdict = worst([result.verdict for result in results])
         if verdict == "pass" and not evidence.rows:  # no damage was found, but there was no row to check
             verdict = "skipped"

@@ -57,6 +57,11 @@ def _accuracies(numbers: dict[str, Any]) -> dict[str, Mapping[str, float] | None
     return lines
 
 
+def _number(value: float) -> str:
+    """Write a share with three decimals, a number of tokens with one."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
 def estimated(estimate: Mapping[str, float] | None, sign: str = "") -> str:
     """Format an estimate with its interval.
 
@@ -73,7 +78,7 @@ def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
     return [
         {
             "measure": label,
-            "value": f"{value['value']:.3f}" if value else "",
+            "value": _number(value["value"]) if value else "",
             "95 % interval": f"[{value['low']:.3f}, {value['high']:.3f}]" if value else "",
         }
         for label, value in lines.items()
@@ -101,7 +106,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     return [
         {
             "measure": label,
-            **{key: "" if values[key] is None else f"{values[key]:.3f}" for key in ("before", "after")},
+            **{key: "" if values[key] is None else _number(values[key]) for key in ("before", "after")},
             "difference": estimated(values["difference"], "+") if difference is None else difference,
             "p": "" if values.get("p") is None else f"{values['p']:.3g}",  # None: stored by an older program
             "fixed / broken": (  # of problems with one episode

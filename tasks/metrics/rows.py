@@ -10,6 +10,7 @@ Example: the row of a rollout, of an update, and of an evaluation:
  "eval/held-out/first_turn": 0.41, "eval/held-out/first_turn_low": 0.34, "eval/held-out/first_turn_high": 0.48, …}
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,19 +128,21 @@ def by_iteration(rows: Iterable[Row], *, evaluations: bool = False) -> dict[int,
     Where two stages have a number of the same name, the later stage's counts: it saw the scorer's verdicts. Scores that
     another verifier gave after the update are left out.
     """
-    merged: dict[int, Row] = {}
-    for row in sorted(rows, key=lambda row: (row["iteration"], row["at"])):
+    merged, rows = dict[int, Row](), sorted(rows, key=order)
+    updated = {row["iteration"]: row["at"] for row in rows if row["stage"] == "train"}
+    for row in rows:
         if (row["stage"] == "evaluate") == evaluations:
             known = merged.setdefault(row["iteration"], {})
-            if known.get("stage") != "train":
+            again = row["stage"] == known.get("stage") == "score"
+            if not again or row["at"] < updated.get(row["iteration"], row["at"]):
                 known.update(row)
     return merged
 
 
 def earned(names: Iterable[str]) -> list[str]:
     """Select the names of what scores gave to episodes: returns, rewards of turns, and parts of rewards."""
-    found = [name for name in names if name.startswith(("reward/", "return/", "parts/")) and "turn_" not in name]
-    return [name for name in found if name != "reward/all_minimal"]
+    found = [name for name in names if name.startswith(("reward/", "return/", "parts/"))]
+    return [name for name in found if name != "reward/all_minimal" and not re.search(r"/turn_\d+$", name)]
 
 
 @dataclass(frozen=True, slots=True)

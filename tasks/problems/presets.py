@@ -9,7 +9,7 @@ import json
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from configs.problems import Fields
 from storage.records import Problem
@@ -98,12 +98,14 @@ MAPPINGS: dict[str, Fields] = {
         "metadata": ["ability"],
     },
 }
-"""The columns of known data sets that need no code; a row may lack all but the prompt.
+"""The columns of known data sets that need no code.
 
 `math` is MATH (Hendrycks et al., 2021) in the columns of MATH-500. The original release has no `answer`, only a worked
 `solution`: its rows are bad rows. Of verl's `extra_info` nothing else is kept, because it often holds the answer, which
 agents would see: a scorer that needs it is served by `fields` with `metadata: [extra_info.…]`.
 """
+_MAY_LACK: dict[str, list[Literal["id", "solutions"]]] = {"math": ["id"], "verl": ["id", "solutions"]}
+"""What a row of a mapping may lack or have empty, besides metadata."""
 PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "areal": areal, "verifiers": verifiers}
 COLUMNS: dict[str, Sequence[str]] = {
     "gsm8k": ["question", "answer"],
@@ -122,17 +124,18 @@ def from_fields(fields: Fields, found: Counter[str], preset: str = "") -> Callab
     Args:
         fields: the names of the columns; `reward_model.ground_truth` is one inside of another.
         found: counts the rows that have each column of `metadata`.
-        preset: the known data set whose columns they are; a row of it may lack all but the prompt.
+        preset: the known data set whose columns they are.
     """
     columns = {name: column for name, column in fields.items() if isinstance(column, str)}
     kept = columns_of({"metadata": fields.get("metadata", [])})
 
     def convert(row: Row, number: str) -> Problem:
         metadata = {column: present(row, column) for column in kept if has(row, column)}
-        there = columns
+        may_lack = [columns[name] for name in _MAY_LACK.get(preset, ())]
+        lacked = [column for column in may_lack if not has(row, column) or present(row, column) is None]
+        there = {name: column for name, column in columns.items() if column not in lacked}
         if preset:
             metadata = {column: value for column, value in metadata.items() if value is not None}
-            there = {name: each for name, each in columns.items() if has(row, each) and present(row, each) is not None}
         found.update(metadata.keys())
         problem_id = text(row, there["id"]) if "id" in there else number
         prompt, messages = read_prompt(row, columns["prompt"])

@@ -222,20 +222,23 @@ def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, 
     from huggingface_hub.errors import HfHubHTTPError
 
     # The libraries raise their own errors, and those of HTTP clients and file readers: they have no common base.
-    why: Exception | None = None
+    unreachable, before = "", constants.HF_HUB_OFFLINE
     try:
         if not os.path.isdir(name):
             HfApi().dataset_info(name, timeout=_HUB_S)
     except HfHubHTTPError:
         pass  # the hub answers, and is asked again below
     except Exception as error:  # noqa: BLE001 - it is told if the cache has no such data set
-        why, constants.HF_HUB_OFFLINE = error, True  # the cache is read at once, without half a minute of retries
+        unreachable = f"; the hub does not answer: {type(error).__name__}"
+        constants.HF_HUB_OFFLINE = True  # for this data set: the cache is read without half a minute of retries
     try:
         data = datasets.load_dataset(name, subset, split=split)
     except Exception as error:
-        why = why or error
+        why = f"{type(error).__name__}: {error}{unreachable}"
         raise ProblemError(
-            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({type(why).__name__}: {why}): "
+            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({why}): "
             "check the three names; without a network, download its files and use kind jsonl or parquet"
         ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
     yield from enumerate(data, 1)

@@ -35,7 +35,7 @@ from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
-"""Versions of scores by policy, the champion first, and by set, see `tasks.evaluate.task.evaluate_sets`."""
+"""Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
 EVENTS = "math-mt-ppo.retrain"
 """Prefix of the events: `.promoted`, `.rejected`, `.overtaken`, `.alarm`, `.nothing-new`."""
 
@@ -191,7 +191,12 @@ def measure_distance(
 
 @task(name="decide", cache_policy=NO_CACHE)
 def decide(
-    workspace: Workspace, retraining: Workspace, evaluations: Evaluations, distance: float | None
+    workspace: Workspace,
+    retraining: Workspace,
+    champion: PolicyVersion,
+    challenger: PolicyVersion,
+    evaluations: Evaluations,
+    distance: float | None,
 ) -> DecisionVersion:
     """Commit the gate's decision with all its numbers, unless it exists, and return its version.
 
@@ -203,7 +208,7 @@ def decide(
         return version
     settings = workspace.config.retrain.gate
     look = planning.looks(Nights(retraining.store, retraining.name).read())
-    (champion, before), (challenger, after) = evaluations.items()
+    before, after = evaluations[champion], evaluations[challenger]
     index = int(settings.episodes == "sampled")  # greedy episodes come first
     comparisons = {
         name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))

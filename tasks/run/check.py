@@ -17,7 +17,7 @@ from tasks.warm_start.policy_sizes import policy_tokenizer
 
 
 def check(config: Config) -> str:
-    """play one episode with a scripted policy, say what happened and stop"""
+    """Play one episode with a scripted policy, and say what happened."""
     workspace = Workspace(config)
     if findings := _try_out(workspace, problems_of(workspace), lambda line: print(printable(line))):
         raise ConfigError("\n".join(findings))

@@ -43,7 +43,7 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
 
 
 def plan(config: Config) -> str:
-    """print GPUs, ranks, servers and their memory, computed from the configuration, and stop
+    """Return GPUs, ranks, servers and their memory, computed from the configuration.
 
     Raises:
         ValueError: the memory of the policy cannot be computed.

@@ -21,6 +21,8 @@ from tasks.watch.state import State
 
 REFRESH_S = 5
 """Seconds after which the page loads itself again."""
+_PICTURES = 64
+"""Drawn curves that are kept: those of one state of a run, light and dark."""
 
 
 def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI:
@@ -55,15 +57,20 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
     def rows_of(_state: int) -> list[Row]:
         return read_rows(store, run)
 
+    @lru_cache(maxsize=_PICTURES)
+    def drawn(name: str, dark: bool, rows: int) -> bytes:
+        plot({run: rows_of(rows)}, [name], made := BytesIO(), dark=dark)
+        return made.getvalue()
+
     @app.get("/curve")
-    def curve(name: str, dark: bool = False, rows: int = 0) -> Response:
+    def curve(name: str, rows: int, dark: bool = False) -> Response:
         """Draw a metric; the address has the number of `rows`, so that it is drawn once for each state of the run."""
         with drawing:
             if name not in shown({run: rows_of(rows)}):
                 raise HTTPException(404, f"The run has no metric {name[:200]!r}.")
-            plot({run: rows_of(rows)}, [name], made := BytesIO(), dark=dark)
+            picture = drawn(name, dark, rows)
         headers = HEADERS | {"Cache-Control": "private, max-age=3600"}
-        return Response(made.getvalue(), media_type="image/svg+xml", headers=headers)
+        return Response(picture, media_type="image/svg+xml", headers=headers)
 
     @app.exception_handler(StorageError)
     def unreadable(_: Request, error: StorageError) -> Response:

@@ -196,11 +196,12 @@ def _declare(block: str) -> None:
 
 
 def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, what: str) -> Measured:
-    counted = f"({query}) as counted(id, data_set, detail, is_case)"
-    database.flag(name, unit, f"select id, data_set, detail from {counted} where is_case")
+    columns = "id, data_set, detail, is_case"
+    database.connection.execute(f"create or replace temp table counted as from ({query}) as t({columns})")
+    database.flag(name, unit, "select id, data_set, detail from counted where is_case")
     rows = database.all(
-        f"""select count(*) filter (is_case) / count(*) as share, version, count(*) filter (is_case), count(*)
-        from {counted} join data_sets using (data_set) where not is_left_out(data_set)
+        """select count(*) filter (is_case) / count(*) as share, version, count(*) filter (is_case), count(*)
+        from counted join data_sets using (data_set) where not is_left_out(data_set)
         group by version order by share desc, version"""
     )
     cases, whole = sum(row[2] for row in rows), sum(row[3] for row in rows)

@@ -5,6 +5,7 @@ A version that exists is not made again, so the same command continues after an 
 
 import argparse
 import hashlib
+import os
 import re
 import shlex
 import time
@@ -54,12 +55,15 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         ValueError: a file cannot be read, too many rows are bad, or the run holds something else.
         StorageError: the store does not answer, or another process writes the run.
     """
+    from tasks.score.scorers import check_scorers
+
     if not re.fullmatch(r"[\w.-]*", arguments.evaluation, re.ASCII):
         raise ValueError(f"--evaluation={arguments.evaluation}: give a name of letters, digits, points and dashes")
-    given = [word for word in arguments.files if _KNOB.match(word) and not Path(word).is_file()]
+    given = [word for word in arguments.files if _KNOB.match(word) and not os.path.isfile(word)]
     files = [word for word in arguments.files if word not in given]
     knobs = [f"storage.root={store.root}", f"storage.cache={arguments.cache}", *given, f"run.name={arguments.name}"]
     config, chat = load(arguments.config, knobs), _load_chat(arguments.tokenizer)
+    check_scorers(config.score)
     store = Store(config.storage.root)
     rollouts, bad = read(files, arguments.format, chat)
     remedy = f"check that --format={arguments.format} is right"

@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from storage.records import Call, CallStatus, Problem, Status, Trajectory, Turn
+from storage.records import Call, Problem, Status, Trajectory, Turn
 from tasks.agents.chat import Chat
 from tasks.problems.columns import as_json
 from tasks.problems.messages import MESSAGES
@@ -30,14 +31,24 @@ def _joined(content: Any) -> Any:
     return "" if content is None else content
 
 
+class _Function(TypedDict):
+    name: str
+    arguments: str
+
+
+class _ToolCall(TypedDict):
+    id: str
+    function: _Function
+
+
 def _as_calls(given: Any) -> list[dict[str, Any]]:
     """Return calls as in OpenAI's chat completions; some programs write them without `function`, or as JSON texts."""
     calls = [json.loads(call) if isinstance(call, str) else call for call in given or ()]
     functions = [call.get("function", call) for call in calls]
-    arguments = [each["arguments"] for each in functions]
-    written = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
+    given = [each.get("arguments") for each in functions]
+    written = [each if isinstance(each, str | None) else json.dumps(each) for each in given]
     return [
-        {"id": str(call.get("id") or ""), "type": "function", "function": {"name": each["name"], "arguments": text}}
+        {"id": str(call.get("id") or ""), "function": {"name": each.get("name"), "arguments": text}}
         for call, each, text in zip(calls, functions, written, strict=True)
     ]
 
@@ -56,7 +67,7 @@ class Message(BaseModel):
     ]
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]], BeforeValidator(_as_calls)] = []
+    tool_calls: Annotated[list[_ToolCall], BeforeValidator(_as_calls)] = []
     tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = (
         ""  # of a tool's message: the call that it answers
     )
@@ -225,11 +236,12 @@ _UNKNOWN |= {"sampling": "{}", "environment_args": "{}", "turn_discount": 1.0}
 
 
 def _calls(rollout: Rollout) -> Iterator[Call]:
-    """Yield the calls of all turns with the outputs that have their ids."""
+    """Yield the calls of all turns with their outputs: an output answers the call with its id, or the next one."""
     for number, (turn, reply) in enumerate(zip(rollout.turns, rollout.replies, strict=True)):
-        outputs = {each.tool_call_id: each.text for each in reply if each.role == "tool"}
+        outputs = [each for each in reply if each.role == "tool"]
         for call in turn.tool_calls:
-            output = outputs.get(call["id"])
-            status: CallStatus = "unanswered" if output is None else "answered"
-            name, written = call["function"].values()
-            yield Call(number, call["id"], name, written, output or "", status)
+            answer = next((each for each in outputs if each.tool_call_id in ("", call["id"])), None)
+            if answer:
+                outputs.remove(answer)
+            asked = number, call["id"], call["function"]["name"], call["function"]["arguments"]
+            yield Call(*asked, answer.text, "answered") if answer else Call(*asked, "", "unanswered")
