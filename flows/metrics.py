@@ -27,11 +27,10 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         runs = {name: read_run(name, arguments.root) for name in arguments.runs}
-        output = show(runs, arguments.metric, arguments.plot, only_names=arguments.names)
+        show(runs, arguments.metric, arguments.plot, only_names=arguments.names).print(as_json=arguments.json)
     except (ValueError, OSError) as error:
         print_error(error)
         return 1
-    output.print(as_json=arguments.json)
     return 0
 
 

@@ -172,10 +172,10 @@ class Program:
         try:
             store = open_store(arguments) if open_store else Store(arguments.root)
             output: Output = arguments.act(store, arguments)
+            output.print(as_json=arguments.json)
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
-        output.print(as_json=arguments.json)
         return output.status
 
     def _parse(self) -> argparse.Namespace:
