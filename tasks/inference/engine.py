@@ -127,6 +127,7 @@ class Engine(Collector):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:
         """Connect clients to all replicas, for one event loop."""
+        assert self._policy is not None, "serve a policy first"
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
             yield Connection(self, clients, since=self._settled)
@@ -138,7 +139,7 @@ class Engine(Collector):
             async with self.connect() as connection:
                 return await asyncio.gather(*(client.metrics() for client in connection.clients))
 
-        for replica, metrics in enumerate(asyncio.run(ask())):
+        for replica, metrics in enumerate(asyncio.run(ask()) if self._policy else ()):
             yield from labelled(metrics, "replica", str(replica))
 
     def repair(self, index: int) -> None:
