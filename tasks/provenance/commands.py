@@ -65,7 +65,7 @@ def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]
 
 
 def _data(answer: TrainedOn | TrainingData | Proposal) -> dict[str, Any]:
-    """Return an answer for JSON."""
+    """Return an answer for JSON, where the unknown versions are a list."""
     return asdict(answer) | {"unknown": [{"version": version, "why": why} for version, why in answer.unknown.items()]}
 
 
