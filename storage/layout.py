@@ -190,19 +190,26 @@ def beat(run: str, token: int) -> str:
     return f"leases/{run}/beats/{token:08d}.json"
 
 
-_OBJECT = re.compile(r"(?P<version>.+)/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)")
+# Older stores have evaluations without a set and a protocol.
+_VERSION = re.compile(
+    r"(?P<version>(problems|audits|exclusions)/[0-9a-f]+"
+    r"|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
+    r"|scores/\d{6}/[0-9a-f]+|evaluations/\d{6}(/[^/]+/(greedy|sampled)-[0-9a-f]+)?(/scores/[0-9a-f]+)?))"
+    r"/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
+)
+"""Matches keys in folders that versions really have: stricter than their types, since gc deletes by it."""
 
 
 def data_of(key: str) -> tuple[str, str] | None:
     """Return version and nonce of the attempt that wrote `key`; None if `key` is not a data object of a version."""
-    match = _OBJECT.fullmatch(key)
-    return (match["version"], match["nonce"]) if match and match["nonce"] and version_of(match["version"]) else None
+    match = _VERSION.fullmatch(key)
+    return (match["version"], match["nonce"]) if match and match["nonce"] else None
 
 
 def manifest_of(key: str) -> str | None:
     """Return the version whose manifest has the key `key`; None if it is not a manifest."""
-    version = version_of(key.removesuffix("/manifest.json"))
-    return version if version and key == manifest(version) else None
+    match = _VERSION.fullmatch(key)
+    return None if match is None or match["nonce"] else match["version"]
 
 
 _ENTRY = re.compile(r"(?P<log>.+)/(?P<number>\d{8})\.json")

@@ -10,8 +10,7 @@ S3 cannot make a create depend on another object. So a holder that pauses betwee
 commit. The version then comes from it or from its successor, never from both; its parents are committed, and later
 versions build on it.
 
-`is_held` finds who holds a lease without taking it, `tenures` who held it
-and when.
+`is_held` finds who holds a lease without taking it, `tenures` who held it and when.
 """
 
 import logging
@@ -150,8 +149,9 @@ class Lease:
 
     def _find_successor(self) -> str:
         """Say who has taken over the lease; an empty text: nobody."""
-        taken_over = not self._lost and self._log.length() > self.token + 1
-        if taken_over and (newest := newest_holder(self.store, self.run)):
+        if not self._lost and self._log.length() > self.token + 1:
+            newest = newest_holder(self.store, self.run)
+            assert newest
             self._lost = (
                 f"run {self.run!r} was taken over by {describe(newest[1])}, because this flow run seemed dead. "
                 "This flow run stops; what it has committed stays"

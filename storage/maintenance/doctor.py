@@ -61,13 +61,13 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 
 def examine(store: Store) -> list[ProbeResult]:
-    """Run all probes on `store`; return a single result if it cannot be reached."""
+    """Run all probes on `store`; return a single result if the first finds that it cannot be reached."""
     scratch, results = Scratch(store), list[ProbeResult]()
     for name, (probe, consequence) in _PROBES.items():
         try:
             results.append(ProbeResult(name, True, probe(scratch), ""))
         except (StorageError, OSError) as problem:
-            if isinstance(problem, UnavailableError) and not _is_refusal(problem):
+            if not results and isinstance(problem, UnavailableError) and not _is_refusal(problem):
                 return [ProbeResult("reached", False, str(problem), "nothing works: this root cannot be reached")]
             results.append(ProbeResult(name, False, str(problem), consequence))
     return results

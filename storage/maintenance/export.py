@@ -9,7 +9,6 @@ import html
 import shlex
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment
@@ -20,6 +19,7 @@ from storage import layout
 from storage.errors import DamagedError, StorageError, UnavailableError
 from storage.logs import catalog
 from storage.objects.store import Store
+from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion, ScoresVersion, select, version_of
 from storage.versions import manifests
 from storage.versions.checkpoints import open_checkpoint
@@ -42,11 +42,14 @@ def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(f"{folder} exists: give a new or an empty folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="export-", dir=folder.parent) as scratch:
-        checkpoint, made = open_checkpoint(store, policy, Path(scratch, "cache")), Path(scratch, "model")
+    scratch = TemporaryFolder(str(folder.parent))
+    try:
+        checkpoint, made = open_checkpoint(store, policy, scratch.path / "cache"), scratch.path / "model"
         shutil.copytree(checkpoint.model, made, copy_function=shutil.copyfile)
         (made / "README.md").write_text(model_card(store, checkpoint.manifest))
         made.rename(folder)
+    finally:
+        scratch.remove()
 
 
 def send(folder: Path, repository: str, message: str) -> str:

@@ -70,7 +70,7 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     """
     log, target = _log(store, name), as_parent(store, version)
     number, at = 0 if expected is None else expected + 1, datetime.now(UTC).isoformat(timespec="seconds")
-    by = by or os.environ.get("USER", f"user {os.getuid()}")
+    by = by or os.environ.get("USER") or os.environ.get("LOGNAME") or f"user {os.getuid()}"
     entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by, "at": at}
     refuse_collected(store, version)
     if log.length() != number or not log.put(number, entry):

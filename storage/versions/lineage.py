@@ -85,7 +85,7 @@ def descendants(store: Store, version: str) -> list[Node]:
         entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()) if child not in nodes)
         for node, digest, _ in in_parallel(partial(_read, store, depth), entered):
             # A manifest that is there but cannot be read names no parents: the catalog is believed.
-            if digest and (node.problem or not {version, *nodes}.isdisjoint(node.parents)):
+            if digest and (node.problem or any(parent == version or parent in nodes for parent in node.parents)):
                 nodes[node.version] = node
         level, depth = [child for child in entered if child in nodes], depth + 1
     return list(nodes.values())
@@ -100,12 +100,16 @@ def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Paren
         manifest = manifests.parse(store, version, data)
     except (DamagedError, OSError) as error:
         return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
-    sizes = manifest.bytes, manifest.rows
-    return (
-        Node(version, manifest.kind, depth, manifest.created_at, manifest.parent_names, *sizes),
-        digest,
-        manifest.parents,
+    node = Node(
+        version,
+        manifest.kind,
+        depth,
+        manifest.created_at,
+        parents=manifest.parent_names,
+        bytes=manifest.bytes,
+        rows=manifest.rows,
     )
+    return node, digest, manifest.parents
 
 
 def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:

@@ -30,7 +30,7 @@ class CommandError(RuntimeError):
     """A command failed, with a status and the end of what it said in the message, or printed too much."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class CommandAgent(EndpointAgent):
     """An agent that is a program.
 

@@ -38,7 +38,7 @@ def _import(entry: str) -> Solve:
     return cast(Solve, solve)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class OpenAIAgent(EndpointAgent):
     """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)`.
 

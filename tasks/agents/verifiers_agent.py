@@ -22,7 +22,7 @@ _UNREADABLE = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolPars
 """Its errors for completions that cannot be read."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class VerifiersAgent(EndpointAgent):
     """An environment of verifiers: it plays each episode itself and its rubric gives the reward.
 

@@ -1,10 +1,9 @@
 """The types of an agent's requests to an engine and of the answers."""
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol, get_type_hints
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as validated
+from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from configs.knobs import Temperature
 
@@ -25,7 +24,7 @@ class ContextLengthError(ValueError):
     """A prompt leaves no room in the model's context."""
 
 
-@validated(frozen=True, slots=True, config=ConfigDict(strict=True))
+@dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """Sampling parameters of one request (`gconfig`).
 
@@ -45,6 +44,21 @@ class GenerationConfig:
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # end a completion; their tokens are returned, too
     seed: int | None = None  # the agent's own; episodes with the same number still differ
     json_schema: str = ""  # JSON of a schema: only tokens that it allows are sampled, and the logprobs are among these
+
+    def __post_init__(self) -> None:
+        try:
+            _CHECKED(**{name: getattr(self, name) for name in _fields})
+        except ValidationError as error:
+            detail = error.errors(include_url=False)[0]
+            place = ".".join(map(str, detail["loc"]))
+            raise ValueError(f"gconfig.{place}={detail['input']!r:.80}: {detail['msg']}") from None
+
+
+_fields: dict[str, Any] = {
+    name: (kind, ...) for name, kind in get_type_hints(GenerationConfig, include_extras=True).items()
+}
+_CHECKED = create_model("GenerationConfig", __config__=ConfigDict(strict=True), **_fields)
+"""Checks the values of a `GenerationConfig`."""
 
 
 @dataclass(frozen=True, slots=True)

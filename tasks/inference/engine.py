@@ -116,9 +116,12 @@ class Engine(Collector):
             self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
-        if not self._replicas:  # set before the first process exists, so that __exit__ ends all of them
-            servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
+        if not self._replicas:
+            servers = [
+                Server(self.settings, self._logs / f"vllm-{i}.log", devices) for i, devices in enumerate(self._devices)
+            ]
             own = [_Replica(server.url, server) for server in servers]
+            # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
         everywhere = self.settings.swap == "restart"
         self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
@@ -156,7 +159,7 @@ class Engine(Collector):
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
             if not replica.alive:
-                logger.warning("vLLM at %s has died", replica.url)
+                logger.warning("vLLM at %s has died: restarting it", replica.url)
                 self._restart([replica], self._policy)
                 asyncio.run(self._establish([replica], self._policy))
 

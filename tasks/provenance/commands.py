@@ -16,7 +16,7 @@ from storage.objects.store import Store
 from storage.visible import visible
 from tasks.problems.exclusions import commit_exclusions, exclusions_version
 from tasks.provenance import questions
-from tasks.provenance.questions import Affected, FirstTrained, FoundProblem, Proposal
+from tasks.provenance.questions import Affected, FirstTrained, FoundProblem, Proposal, TrainedOn, TrainingData
 
 _MOST_CHARACTERS = 200
 
@@ -64,6 +64,11 @@ def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]
     return lines
 
 
+def _data(answer: TrainedOn | TrainingData | Proposal) -> dict[str, Any]:
+    """Return an answer for JSON, where the unknown versions are a list."""
+    return asdict(answer) | {"unknown": [{"version": version, "why": why} for version, why in answer.unknown.items()]}
+
+
 def trained_on(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the updates by run and iteration, and the first checkpoint of each run."""
     answer = questions.trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
@@ -74,7 +79,7 @@ def trained_on(store: Store, arguments: argparse.Namespace) -> Output:
     parts: list[Table | str] = [_problem(answer.problem)]
     parts += _rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
     parts += _first_trained(answer.first) or ["no checkpoint is known to be trained on it"]
-    return Output(asdict(answer), [*parts, *_uncertain(answer.doubtful, answer.unknown)])
+    return Output(_data(answer), [*parts, *_uncertain(answer.doubtful, answer.unknown)])
 
 
 def _add_training_data(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +111,7 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
         for p in answer.problems
     ]
     shown = _rows(columns, rows, arguments.last)
-    return Output(asdict(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
+    return Output(_data(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
@@ -131,7 +136,7 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     parts += [f"{each.checkpoint} was taught it by a {each.how}" for each in answer.uses if each.how == "warm start"]
     parts += _rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
     parts += _uncertain(answer.doubtful, answer.unknown)
-    return Output(asdict(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
+    return Output(_data(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
 
 
 def _advice(store: Store, answer: Affected) -> list[str]:
@@ -170,7 +175,7 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
     commit = not arguments.dry_run
     version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
     override = f"problems.exclusions=[{version}]"
-    data = asdict(proposal) | {"version": version, "override": override, "committed": commit}
+    data = _data(proposal) | {"version": version, "override": override, "committed": commit}
     parts = [_problem(proposal.problem)] if proposal.problem else []
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
     parts += [_summary(proposal), *_uncertain([], proposal.unknown)]

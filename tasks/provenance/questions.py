@@ -130,6 +130,8 @@ class AffectedTrajectory:
 
     trajectory_id: str
     data_set: str
+    run: str
+    iteration: int
     problem_id: str
     outcome: Literal["right", "wrong", "unscored"]  # right if the score stage found any of its turns right
     trained: list[str]  # checkpoints whose update it entered
@@ -303,8 +305,8 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
 
 def _affected_trajectories(index: TrainingIndex) -> list[AffectedTrajectory]:
     rows = index.database.all(
-        """select p.trajectory_id, p.version, p.problem_id,
-            case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
+        """select p.trajectory_id, p.version, split_part(p.version, '/', 2), split_part(p.version, '/', 4)::integer,
+            p.problem_id, case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
             coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
         from played p left join update_inputs u using (version, trajectory_id)
         group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
@@ -368,8 +370,9 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
                 f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
                 for name, ids, prompt, solutions in rows
             ]
-            several = f"{text!r} means {len(rows)} different problems: give the key of one"
-            raise ValueError(f"{several}{first_few(lines, _MOST_CANDIDATES)}")
+            if len(rows) > _MOST_CANDIDATES:
+                lines[_MOST_CANDIDATES:] = [f"\n  and {len(rows) - _MOST_CANDIDATES} more"]
+            raise ValueError(f"{text!r} means {len(rows)} different problems: give the key of one{''.join(lines)}")
         if rows:
             return FoundProblem(*rows[0])
     count = int(index.database.number("select count(distinct key) from problem_ids"))

@@ -34,7 +34,7 @@ class Assignment:
         most_played: with so many groups, rejected ones included, a data set is closed although places are free.
         accepted: groups that a data set holds; by data set.
         rejected: the same for rejected groups.
-        committed: data sets that are committed: nothing in them can be lost.
+        committed: data sets that are committed: nothing in them can be lost. It is the stream's own set, which grows.
     """
 
     first: int
@@ -104,6 +104,8 @@ class Assignment:
         """Take a group off the running ones: it may begin again. Return the data set in which it was due."""
         due = self._due.pop(number)
         self._running[due] -= 1
+        if not self._running[due]:
+            del self._running[due]
         return due
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:

@@ -185,4 +185,7 @@ class WholeProblem:
         return getattr(vars(self)["_environment"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._environment, name, value)
+        if name == "reset":  # an agent's own, which calls the one above: on the environment they would call each other
+            super().__setattr__(name, value)
+        else:
+            setattr(self._environment, name, value)

@@ -76,6 +76,7 @@ class Stream(SharedGroups):
         self._per_data_set = min(self._size, len(self._draw(first)))
         self._open_data_sets: dict[int, OpenDataSet] = {}
         self._committed: set[int] = set()
+        """The committed data sets; the assignment has this very set, which grows."""
         self._data_set_of: dict[int, int | None] = {}
         """The data set of each group that is stored, but not trained on; None: it runs, or waits."""
         self._unplayed: deque[int] = deque()

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 
-from storage.frames import is_own
+from storage.frames import in_library, is_own
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ def location_of(stack: traceback.StackSummary) -> str:
     frames = [frame for frame in stack if frame.filename != __file__]
     rollout = max((index for index, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
     frames = frames[rollout + 1 :] or frames[-1:]
-    own = [frame for frame in frames if is_own(frame.filename)] or frames
+    ours = [frame for frame in frames if not in_library(frame.filename)]
+    own = [frame for frame in ours if is_own(frame.filename)] or ours or frames
     ends = dict.fromkeys(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in (own[-1], own[0]))
     return "in " + ", called from ".join(ends)

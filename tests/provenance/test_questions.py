@@ -14,6 +14,7 @@ from storage.objects.store import Store
 from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
 from tasks.problems.problem_set import key
+from tasks.provenance import questions
 from tasks.provenance.questions import FirstTrained, affected, trained_on, training_data
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
@@ -61,12 +62,17 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
     assert first == [(A[1], 3), (layout.checkpoint("b", 0), 2), (layout.checkpoint("c", 0), 1)]
 
 
-def test_an_id_of_several_problems_asks_for_the_key(family: Place, tmp_path: Path) -> None:
+def test_an_id_of_several_problems_asks_for_the_key(
+    family: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ids may be row numbers; a key or a part of the prompt selects one problem."""
     with pytest.raises(ValueError, match="'1' means 2 different problems: give the key of one") as refused:
         trained_on(family.store, "1", tmp_path)
     assert f"{key(ONE)}  1: What is 1 + 1? -> 2" in str(refused.value)
     assert f"{key(OTHER)}  1: What is 5 + 5? -> 10" in str(refused.value)
+    monkeypatch.setattr(questions, "_MOST_CANDIDATES", 1)
+    with pytest.raises(ValueError, match=r"give the key of one\n  \w+  1: .* -> \d+\n  and 1 more$"):
+        trained_on(family.store, "1", tmp_path)
     for arguments in [{"problem": key(OTHER)}, {"problem": "IS 5", "by_prompt": True}]:
         answer = trained_on(family.store, cache=tmp_path, **arguments)  # type: ignore[arg-type]
         assert answer.problem.prompt == OTHER.prompt
@@ -248,6 +254,14 @@ def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None
 @pytest.fixture
 def call(family: Place) -> Call:
     return caller(family.store)
+
+
+def test_json_has_unknown_versions_as_a_list(family: Place, call: Call) -> None:
+    """Each has a reason; trajectories have the run and iteration of their data set."""
+    family.collect(scores := layout.scores("a", 1, "5c0e"))
+    answer = json.loads(call("--json", "impact", key(ONE)))
+    assert answer["unknown"] == [{"version": scores, "why": "its data were collected by gc"}]
+    assert {(row["run"], row["iteration"]) for row in answer["trajectories"]} == {("a", 1), ("a", 2)}
 
 
 def test_commands_answer_people_and_scripts(call: Call) -> None:

@@ -225,8 +225,8 @@ def test_garbage_on_the_queue_never_reaches_the_engine(chat: Chat, verifier: Ver
      *(("temperature", value) for value in (0.009, 1e-6, -0.1, 2.1, math.nan, math.inf))],
 )  # fmt: skip
 def test_parameters_that_vllm_refuses_are_refused_by_gconfig(knob: str, value: Any) -> None:
-    """The error is raised at the agent's line that makes them."""
-    with pytest.raises(ValueError, match=re.escape(repr(value))):
+    """The error is raised at the agent's line that makes them, and is one line."""
+    with pytest.raises(ValueError, match=rf"^gconfig\.{knob}={re.escape(repr(value))}: .+\Z"):
         GenerationConfig(**{knob: value})
 
 

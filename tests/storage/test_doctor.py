@@ -139,6 +139,19 @@ def test_each_fault_of_a_place_is_found(store: Store, backend: LocalBackend, pro
         assert problem in checks[name].found
 
 
+def test_a_place_that_is_away_for_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a later probe cannot reach the place, only that probe fails, and what was written is deleted."""
+
+    def unreachable(*_: object) -> Any:
+        raise UnavailableError("Could not connect")
+
+    monkeypatch.setitem(doctor._PROBES, "listing", (unreachable, "`gc` would miss leftovers"))
+    checks = by_name(store)
+    assert checks.keys() == doctor._PROBES.keys()
+    assert failed(checks) == {"listing"}
+    assert list(store.walk()) == []
+
+
 def test_a_place_that_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single check says why: there is no such bucket, or no server listens."""
     with socket.socket() as closed:

@@ -164,3 +164,23 @@ def test_a_killed_collection_is_finished_by_the_next(store: Store) -> None:
     store.write(layout.tombstone(versions[2]), b"{}")
     garbage.collect(store, Rules(keep_last=1))
     assert with_data(store, versions) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [
+        ("runs/r/checkpoints/000003/0123456789ab/model/0123456789ac/x", ("runs/r/checkpoints/000003", "0123456789ab")),
+        ("runs/r/evaluations/000003/hard/greedy-1f/scores/5c/0123456789ab/x", ("hard/greedy-1f/scores/5c", "")),
+        ("runs/r/checkpoints/3/0123456789ab/x", None),
+        ("runs/r/scores/000003/notes/0123456789ab/x", None),
+        ("problems/mine/0123456789ab/x", None),
+        ("runs/r/checkpoints/000003/manifest.json", None),
+    ],
+)
+def test_only_keys_as_versions_have_them_are_data(key: str, data: tuple[str, str] | None) -> None:
+    """gc deletes by them, so a folder that somebody else has put beside the versions is none."""
+    found = layout.data_of(key)
+    assert (found is None) == (data is None)
+    if found and data:
+        assert found[0].endswith(data[0])
+        assert found[1] == "0123456789ab"

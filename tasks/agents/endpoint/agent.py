@@ -131,9 +131,12 @@ def _that_said(answer: str, received: Sequence[Node]) -> Node:
     return next(said, received[-1])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EndpointAgent(ABC):
     """An agent that asks the endpoint; subclasses say how it runs.
+
+    A subclass with arguments of its own is a data class, too, with `@dataclass(eq=False, repr=False, kw_only=True)`.
+    If it has a `__post_init__`, this begins with `super().__post_init__()`.
 
     Args:
         context: the pipeline gives it to every agent.
@@ -171,11 +174,20 @@ class EndpointAgent(ABC):
     async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        knobs = self.context, self._reader, self.max_requests, engine, self.response_format
-        completions = Completions(prompt.qid, *knobs)
+        completions = Completions(
+            prompt.qid, self.context, self._reader, self.max_requests, engine, self.response_format
+        )
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
-        known = question, problem, prompt.seed, self._server.base_url, secrets.token_urlsafe(24)
-        task = AgentTask(*known, env, completions, messages=first_messages(prompt.problem, question))
+        task = AgentTask(
+            prompt=question,
+            problem=problem,
+            seed=prompt.seed,
+            base_url=self._server.base_url,
+            api_key=secrets.token_urlsafe(24),
+            _environment=env,
+            _completions=completions,
+            messages=first_messages(prompt.problem, question),
+        )
         ended: BaseException | None = None
         try:
             async with completions.open():

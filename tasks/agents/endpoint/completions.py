@@ -128,14 +128,16 @@ class Completions:
         """Note that a request is refused; an exception that is no answer to it becomes one with this code."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - raised again, as an answer
+        except Exception as error:
             failed = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
             told = f"{failed.status} {failed.code}: {failed.message}"
             if failed.code == OUT_OF_CONTEXT:
                 self.out_of_context = told
             if len(self.refused) < _NOTED:
                 self.refused.append(told)
-            raise failed from (None if failed is error else error)
+            if failed is error:
+                raise
+            raise failed from error
 
     async def _complete(self, request: ChatRequest, asked: int) -> Answered:
         number, usual = next(self._numbers), self.context.gconfig

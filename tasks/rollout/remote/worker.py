@@ -59,7 +59,8 @@ class Worker:
         self._has_events = self._closed = False
         self._drafts: dict[messages.Destination, _WorkersDraft] = {}  # used by the thread that stores
         self._serving, self._storing = ThreadPoolExecutor(1, "serve"), ThreadPoolExecutor(1, "store")
-        self._playing = ThreadPoolExecutor(thread_name_prefix="play")
+        # Each rollout keeps its thread until it ends, so one that found none would wait: there are far fewer rollouts.
+        self._playing = ThreadPoolExecutor(64, "play")
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +82,8 @@ class Worker:
         """Carry out orders, without waiting."""
         for order in orders:
             if order.policy:
-                self._asked = order.policy
+                with self._changed:
+                    self._asked = order.policy
                 self._submit(self._serving, self._serve, order.policy)
             for number, plan in order.begin.items():
                 rollout = PlayedRollout(number, plan, self._problems, self.note)
@@ -134,7 +136,7 @@ class Worker:
         threads.submit(act)
 
     def _serve(self, policy: PolicyVersion) -> None:
-        if policy == self._asked != self._served and not self._closed and not self._failure:  # no newer one waits
+        if policy == self._asked != self._served and not self._closed and not self._failure:  # no newer order waits
             self._local.serve(policy)
             self._served = policy
             self.note()
