@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import re
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 from configs.rollout import Rollout
+from storage import frames
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import EpisodeSpec
@@ -29,6 +32,7 @@ from tasks.rollout import collector, conversation
 from tasks.rollout import threads as agent_threads
 from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
+from tasks.rollout.watch import location_of
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, context, play
@@ -443,6 +447,17 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
     assert f"in {script}:9 in main" in ended
     assert "has blocked all episodes until its deadline" in ended
     assert "continues from the stored shards" in ended
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [((frames.__file__, json.__file__), frames.__file__), ((json.__file__,), json.__file__),
+     ((frames.__file__, __file__, json.__file__), __file__)],
+)  # fmt: skip
+def test_the_line_that_blocks_is_a_librarys_only_without_another(files: Sequence[str], named: str) -> None:
+    """The user's own comes first, then this project's."""
+    stack = traceback.StackSummary.from_list([(file, 7, "play", None) for file in files])
+    assert location_of(stack) == f"in {named}:7 in play"
 
 
 async def exits(_: asyncio.Task[Any]) -> None:
