@@ -131,18 +131,22 @@ class Engine(Collector):
     async def connect(self) -> AsyncIterator["Connection"]:
         """Connect clients to all replicas, for one event loop."""
         assert self._policy is not None, "serve a policy first"
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
+        async with self._clients() as clients:
             yield Connection(self, clients, since=self._settled)
+
+    @asynccontextmanager
+    async def _clients(self) -> AsyncIterator[list[Client]]:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
 
     def collect(self) -> Iterator[Metric]:
         """Yield vLLM's own metrics of the servers that answer, with the label `replica`, when Prometheus asks."""
 
         async def ask() -> list[list[Metric]]:
-            async with self.connect() as connection:
-                return await asyncio.gather(*(client.metrics() for client in connection.clients))
+            async with self._clients() as clients:
+                return await asyncio.gather(*(client.metrics() for client in clients))
 
-        for replica, metrics in enumerate(asyncio.run(ask()) if self._policy else ()):
+        for replica, metrics in enumerate(asyncio.run(ask())):
             yield from labelled(metrics, "replica", str(replica))
 
     def repair(self, index: int) -> None:

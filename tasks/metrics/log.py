@@ -64,9 +64,11 @@ def read_iteration(store: Store, run: str, number: int) -> Row:
 
 
 def _logged(store: Store, run: str) -> list[Row] | None:
-    """Read the files of a log; None if there are none."""
+    """Read the files of a log; None if there are none but those of evaluations, as in a run of an older program."""
     keys = [item.path for item in store.walk(layout.metrics_folder(run)) if item.path.endswith(".jsonl")]
-    return [row for rows in in_parallel(lambda key: _read(store, key), keys) for row in rows] if keys else None
+    if all("/evaluation-" in key for key in keys):
+        return None
+    return [row for rows in in_parallel(lambda key: _read(store, key), keys) for row in rows]
 
 
 def _read(store: Store, key: str) -> list[Row]:
