@@ -25,6 +25,8 @@ class Tensorboard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.folder / "tensorboard" / f"{run.name}-{run.key[:6]}"
+        for old in folder.glob("events.out.tfevents.*"):  # all points come again; readers order files by their names
+            old.unlink(missing_ok=True)
         self._event, self._summary, self._writer = Event, Summary, EventFileWriter(str(folder))
         self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)))  # readers forget what they have
         self._write(0, 0.0, {"config": "\n".join(f"{k}: {v}" for k, v in run.config.items())}, [])
