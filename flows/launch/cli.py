@@ -48,6 +48,36 @@ def main(
         commands: what may be done instead, by the name of the option.
         options: the flow's parameters with defaults; a list has the choices, the default first.
     """
+    default = inspect.signature(run.fn).parameters["config"].default
+    with_targets = "targets" in inspect.signature(run.fn).parameters
+    arguments = _parser(run, commands or {}, options).parse_args()
+    pattern = _OVERRIDE if with_targets else "="  # a target may be a URI with this sign
+    overrides = [word for word in arguments.words if re.search(pattern, word) and not os.path.isfile(word)]
+    words = [word for word in arguments.words if word not in overrides]
+    given = {option: getattr(arguments, option) for option in options}
+    if with_targets:
+        config, given["targets"] = arguments.config, words
+    else:
+        config, *unreadable = words or [default]
+        overrides += unreadable  # they are refused with the others
+        overrides += [f"policy={{fork: {json.dumps(arguments.fork)}}}"] if arguments.fork else []
+        overrides += ["run.accept_code=true"] if arguments.accept_code else []
+
+    def act() -> None:
+        resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
+        if arguments.command:
+            text = arguments.command(resolved).rstrip("\n")
+            with reader_may_go():
+                print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
+            return
+        with temporary_server():
+            run(config=config, overrides=overrides, **given)
+
+    interrupts.run(lambda: status(act, verbose=arguments.verbose), ADVICE)
+
+
+def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command], options: Mapping[str, Any]) -> Parser:
+    """Return the parser of a flow, whose help is in the flow's docstring; see `main`."""
     parameters, document = inspect.signature(run.fn).parameters, run.fn.__doc__ or ""
     default, with_targets = parameters["config"].default, "targets" in parameters
     parser = Parser(
@@ -77,32 +107,9 @@ def main(
         parser.add_argument("--accept-code", action="store_true", help=about)
     instead = parser.add_mutually_exclusive_group()
     always: dict[str, Command] = {"print-config": to_yaml} if with_targets else {"print-config": to_yaml, "plan": plan}
-    for name, command in {**always, **(commands or {})}.items():
+    for name, command in {**always, **commands}.items():
         _add_command(instead, name, command)
-    arguments = parser.parse_args()
-    pattern = _OVERRIDE if with_targets else "="  # a target may be a URI with this sign
-    overrides = [word for word in arguments.words if re.search(pattern, word) and not os.path.isfile(word)]
-    words = [word for word in arguments.words if word not in overrides]
-    given = {option: getattr(arguments, option) for option in options}
-    if with_targets:
-        config, given["targets"] = arguments.config, words
-    else:
-        config, *unreadable = words or [default]
-        overrides += unreadable  # they are refused with the others
-        overrides += [f"policy={{fork: {json.dumps(arguments.fork)}}}"] if arguments.fork else []
-        overrides += ["run.accept_code=true"] if arguments.accept_code else []
-
-    def act() -> None:
-        resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
-        if arguments.command:
-            text = arguments.command(resolved).rstrip("\n")
-            with reader_may_go():
-                print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
-            return
-        with temporary_server():
-            run(config=config, overrides=overrides, **given)
-
-    interrupts.run(lambda: status(act, verbose=arguments.verbose), ADVICE)
+    return parser
 
 
 def _add_command(parser: Any, name: str, command: Command) -> None:

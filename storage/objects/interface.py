@@ -1,4 +1,4 @@
-"""What a store and its backends (`local`, `s3`) have in common: keys, and what a listing says of an object.
+"""Types that a store and its backends (`local`, `s3`) share: keys, and what a listing says of an object.
 
 Keys are the names of objects: relative paths below the root of a store.
 """

@@ -105,7 +105,7 @@ MAPPINGS: dict[str, Fields] = {
 agents would see: a scorer that needs it is served by `fields` with `metadata: [extra_info.…]`.
 """
 _MAY_LACK: dict[str, list[Literal["id", "solutions"]]] = {"math": ["id"], "verl": ["id", "solutions"]}
-"""What a row of a mapping may lack or have empty, besides metadata."""
+"""Fields that a row of a mapping may lack or have empty, besides metadata."""
 PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "areal": areal, "verifiers": verifiers}
 COLUMNS: dict[str, Sequence[str]] = {
     "gsm8k": ["question", "answer"],

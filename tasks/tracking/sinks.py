@@ -61,7 +61,7 @@ class Tensorboard:
 
 
 class _ByStep:
-    """What W&B and trackio have in common. They keep what is logged with another step than before."""
+    """The part that W&B and trackio share. They keep what is logged with another step than before."""
 
     def __init__(self, package: Any, run: Any, known: int) -> None:
         self._package, self._run = package, run

@@ -20,7 +20,7 @@ from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import Critic, TrainState
 
 OfTokens = dict[str, Tensor]
-"""What training passes compute for their A action tokens, by name: tensors [A] of float64.
+"""The numbers of training passes for their A action tokens, by name: tensors [A] of float64.
 
 `samples` (the index of the token's sample), `behaviour`, `proximal`, `weight`, `logp`, `entropy`, and those of
 `PolicyLoss`; with a reference policy `reference`, with a critic `value_loss` and `value_clipped`.

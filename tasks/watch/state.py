@@ -34,7 +34,7 @@ class State:
         self.total = int(newest.number("run.iterations"))
         self.done = max((row["iteration"] + 1 for row in iterations if row["stage"] == "train"), default=0)
         self.stage = _stage(store, run, self.rows, self.done, self.total, int(newest.number("evaluation.every")))
-        """What is going on or comes next."""
+        """The stage that is going on or comes next."""
         self.data_sets = [row["version"] for row in self.rows if row["stage"] == "rollout"]
         self.stored, self.expected = _unfinished(store, run, len(self.data_sets), newest)
         held = [tenure for tenure in tenures(store, run) if tenure.label != "gc"]

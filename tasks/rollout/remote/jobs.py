@@ -88,7 +88,7 @@ class SharedRollout:
         self.loads: dict[Attended, Load] = {}
         self.ledger_thread = ThreadPoolExecutor(1, "ledger")
         self.events: list[Events] = []
-        """What is not entered yet, in order."""
+        """Events that are not entered yet, in order."""
         self.entering: asyncio.Task[None] | None = None
         self.stopping = False
         self._holders: dict[OpenDataSet, dict[Attended, set[int]]] = {}
