@@ -5,12 +5,14 @@ The plan of a run says how many ranks, servers and GPUs it has and their memory,
 
 from collections.abc import Iterable, Iterator
 
+from rich.table import Table
+
 from configs import Config, ConfigError, load
 from configs.inference import Inference
 from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
-from tasks.evaluate.summary import Table, rendered, table
+from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
