@@ -40,7 +40,7 @@ def test_two_ranks_play_two_iterations_although_their_flow_is_killed(
     assert len(set(weights)) == 3
     assert verify(store, policies, deep=True).findings == []
     log = next((tmp_path / "cache").rglob("vllm-0.log")).read_text()
-    assert {rank for rank in ("TP0", "TP1") if f"Worker_{rank}" in log}
+    assert set(re.findall(r"Worker_(TP\d)", log)) == {"TP0", "TP1"}
     meetings = re.findall(r"/(vllm_dist_[0-9a-f]+)", log)
     left = [path for meeting in meetings for path in SHARED.glob(f"{meeting}-*")]
     for path in left:  # of the server that was killed
