@@ -18,8 +18,14 @@ class Inference(Knobs):
     serve, so its first swap sets their weights to 0: the canary then proves that other weights were loaded."""
     replicas: PositiveInt = 1
     """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
-    all GPUs if that is not set: as many as the parallel sizes in `extra_args` need. Too few GPUs are an error. Servers
-    take the last GPUs and the trainer takes the first one, which it shares with a server only if no GPU is free."""
+    all GPUs if that is not set. Too few GPUs are an error. Servers take the last GPUs and the trainer takes the first
+    one, which it shares with a server only if no GPU is free."""
+    tensor_parallel: PositiveInt = 1
+    """Number of GPUs among which a server divides every layer, for a policy that is too large for one. It must divide
+    the attention heads. On a CPU it is the number of a server's processes."""
+    pipeline_parallel: PositiveInt = 1
+    """Number of groups of layers in a server, each on `tensor_parallel` GPUs of its own. All are on one host. Divide
+    layers first: this is for what is too large even then, or for GPUs without fast links."""
     swap: Literal["reload", "restart"] = "reload"
     """Method by which servers get new weights: in place, or by a restart (for tied embeddings on a CPU)."""
     canary_tolerance: PositiveFloat = 1e-4
@@ -41,3 +47,8 @@ class Inference(Knobs):
     extra_args: Annotated[list[str], AfterValidator(check_extra_args)] = []
     """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Arguments that change where it listens or
     what it serves, or that run other code, are refused."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of GPUs of one server, or on a CPU of its processes that compute."""
+        return self.tensor_parallel * self.pipeline_parallel

@@ -82,6 +82,7 @@ _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{(?:[^{}]|\{[^{}]*\})*?:")
 _OTHERS_ENTER = "it would open the server to others, or reveal its key: the server listens on a socket of your own user"
 _RUNS_CODE = "it would run code, or load pickles, that no manifest names"
 _SERVED = "the pipeline chooses the policy, its tokenizer and number format, see policy and inference"
+_DEALT = "the pipeline deals out devices, and counts their memory: set "
 _REFUSED = {
     _OTHERS_ENTER: "host port uds api-key hf-token grpc grpc-port root-path headless ssl-keyfile ssl-certfile "
     "ssl-ca-certs allowed-origins allowed-local-media-path data-parallel-address dpa master-addr otlp-traces-endpoint "
@@ -91,6 +92,9 @@ _REFUSED = {
     "reasoning-parser-plugin tool-parser-plugin io-processor-plugin trust-request-chat-template",
     _SERVED: "model tokenizer revision tokenizer-revision served-model-name hf-config-path chat-template config "
     "download-dir dtype max-model-len generation-config logprobs-mode lora-modules",
+    f"{_DEALT}inference.tensor_parallel": "tensor-parallel-size tp",
+    f"{_DEALT}inference.pipeline_parallel": "pipeline-parallel-size pp",
+    f"{_DEALT}inference.replicas, each of which has all weights": "data-parallel-size dp",
 }
 """Arguments of vLLM that `inference.extra_args` may not hold, by the reason of their refusal."""
 _REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}

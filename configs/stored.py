@@ -7,6 +7,7 @@ default. So a new knob whose default is not the behaviour from before it needs a
 Example: {"ppo": {"minibatches": 2}} becomes {"ppo": {"ppo_n_minibatches": 2, "eps_clip": 0.2, …}, …}
 """
 
+import argparse
 import copy
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,6 +137,27 @@ def _objective(values: Values) -> None:
         _put(values, "ppo.objective", "behaviour" if False in stored else "decoupled")
 
 
+def _parallel_sizes(values: Values) -> None:
+    """Make knobs of vLLM's sizes in `inference.extra_args`. Copies of the weights in one server become more servers."""
+    arguments = _get(values, "inference.extra_args")
+    if not isinstance(arguments, list):
+        return
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    knobs = {"tensor": "tensor_parallel", "pipeline": "pipeline_parallel", "data": "replicas"}
+    for kind, knob in knobs.items():
+        names = [f"--{kind}-parallel-size", f"--{kind}_parallel_size", f"-{kind[0]}p"]
+        parser.add_argument(*names, dest=knob, type=int)
+    try:
+        sizes, others = parser.parse_known_args([str(argument) for argument in arguments])
+    except argparse.ArgumentError:  # refused when the values are read
+        return
+    for knob, size in vars(sizes).items():
+        if size is not None:
+            before = _get(values, f"inference.{knob}")
+            _put(values, f"inference.{knob}", size * (before if isinstance(before, int) else 1))
+            _put(values, "inference.extra_args", others)
+
+
 def _folder(path: Any) -> Any:
     """Convert the empty path, which meant the current folder of the command."""
     return "." if path == "" else path
@@ -181,6 +203,7 @@ MIGRATIONS: Sequence[Migration] = (
     _forget_limits,
     *(removed(key, without=value) for key, value in FIXED.items()),
     _processes,
+    _parallel_sizes,
     renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""

@@ -14,7 +14,7 @@ from typing import Any
 from configs import Config
 from tasks.cluster.local_ray import local_ray
 from tasks.cluster.placement import Node
-from tasks.inference.devices import devices_of_a_server, visible_devices
+from tasks.inference.devices import visible_devices
 
 logger = logging.getLogger(__name__)
 LOCAL = "local"
@@ -89,7 +89,7 @@ def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
     """Return the block in which Ray runs on this host. It takes the host to have a core for each process of the run."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
     ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
-    visible, needed = visible_devices(), workers * settings.replicas * devices_of_a_server(settings.extra_args)
+    visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
     gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
     return local_ray(log, cpus=ranks + workers, gpus=gpus)
 

@@ -94,7 +94,7 @@ def check(nodes: Sequence[Node], needs: Needs, seats: Sequence[Seat]) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
     if not any(seat.plays or needs.workers == 0 for seat in seats):
         wanted = f"a worker needs 1 core and {needs.gpus} GPU(s) on one node, besides what the trainer's ranks have"
-        raise _no_room(wanted, nodes, "lower inference.replicas or the parallel sizes in inference.extra_args")
+        raise _no_room(wanted, nodes, "lower inference.replicas or inference.tensor_parallel")
 
 
 def _no_room(wanted: str, nodes: Sequence[Node], remedy: str) -> PlacementError:

@@ -21,7 +21,7 @@ from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import for_nodes
 from tasks.cluster.placement import LostWorkers, Needs, Node, Seat, check, place, table
 from tasks.cluster.worker import NodeWorker
-from tasks.inference.devices import cpu_build, devices_of_a_server
+from tasks.inference.devices import cpu_build
 from tasks.rollout.remote.jobs import CALLS, RemoteWorker
 from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.scheduler import Scheduler
@@ -194,7 +194,7 @@ def needs_of(config: Config, *, playing: bool) -> Needs:
     """Return what the workers of a run need, if they play or only grade."""
     settings = config.inference
     has_servers = playing and not cpu_build() and not settings.urls
-    gpus = settings.replicas * devices_of_a_server(settings.extra_args) if has_servers else 0
+    gpus = settings.replicas * settings.ranks if has_servers else 0
     return Needs(gpus, config.cluster.workers_per_node, config.cluster.rollout_workers if playing else 0)
 
 

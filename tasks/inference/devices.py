@@ -1,14 +1,15 @@
-"""The distribution of this machine's GPUs among its vLLM servers."""
+"""The distribution of this machine's GPUs among its vLLM servers, and of a model among the GPUs of one."""
 
-import argparse
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
+from configs.inference import Inference
 from tasks.inference.api import InferenceError
 
 
@@ -35,8 +36,8 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
     if spare < 0:
         raise InferenceError(
             f"inference.replicas={replicas} servers of {size} GPU(s) each need {replicas * size}, but this machine has "
-            f"{len(visible)} ({', '.join(visible)}): lower inference.replicas or the parallel sizes in "
-            "inference.extra_args, or name more GPUs in CUDA_VISIBLE_DEVICES"
+            f"{len(visible)} ({', '.join(visible)}): lower inference.replicas or "
+            "inference.tensor_parallel, or name more GPUs in CUDA_VISIBLE_DEVICES"
         )
     return [list(visible[spare + i * size : spare + (i + 1) * size]) for i in range(replicas)]
 
@@ -60,21 +61,44 @@ def visible_devices() -> list[str]:
     return [str(number) for number, _ in enumerate(re.findall(r"^GPU \d+:", listed, re.MULTILINE))]
 
 
-def devices_of_a_server(extra_args: Sequence[str]) -> int:
-    """Return the number of devices that vLLM's parallel sizes in `inference.extra_args` need.
+def memory_of_a_gpu() -> int | None:
+    """Return the bytes of the smallest GPU that this process can use; None if there is none, or it is a slice (MIG)."""
+    visible = visible_devices()
+    if not visible or not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", f"--id={','.join(visible)}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return min((int(mib) * 2**20 for mib in printed if mib.isdigit()), default=None)
+
+
+def check_split(settings: Inference, model: Mapping[str, Any]) -> None:
+    """Check that vLLM can divide a model as `settings` say, before a server starts.
+
+    Args:
+        settings: `inference` of the configuration.
+        model: values of the model's config.json. Sizes that it lacks are left to vLLM.
 
     Raises:
-        InferenceError: a size is not a number.
+        ValueError: a size cannot be divided.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for kind in ("tensor", "pipeline", "data"):
-        names = [f"--{kind}-parallel-size", f"--{kind}_parallel_size", f"-{kind[0]}p"]
-        parser.add_argument(*names, dest=kind, type=int, default=1)
-    try:
-        sizes, _ = parser.parse_known_args(extra_args)
-    except argparse.ArgumentError as error:
-        raise InferenceError(f"inference.extra_args: {error}") from None
-    return int(sizes.tensor * sizes.pipeline * sizes.data)
+    tensor, pipeline = settings.tensor_parallel, settings.pipeline_parallel
+    heads, layers = model.get("num_attention_heads"), model.get("num_hidden_layers")
+    for what, count in {"attention heads": heads, "columns of the MLP": model.get("intermediate_size")}.items():
+        if count and count % tensor:
+            raise ValueError(f"inference.tensor_parallel={tensor} does not divide the policy's {count} {what}")
+    keys = model.get("num_key_value_heads") or heads
+    if keys and keys % tensor and tensor % keys:
+        raise ValueError(
+            f"inference.tensor_parallel={tensor} is neither a divisor nor a multiple of the policy's {keys} heads for "
+            "keys and values"
+        )
+    if layers and layers < pipeline:
+        raise ValueError(f"inference.pipeline_parallel={pipeline} is more than the policy's {layers} layers")
+    if pipeline > 1 and settings.enforce_eager and cpu_build():
+        raise ValueError(
+            "inference.pipeline_parallel: on a CPU vLLM makes room for what one group of layers sends to the next only "
+            "when it compiles: set inference.enforce_eager=false"
+        )
 
 
 def cpu_build() -> bool:

@@ -22,7 +22,7 @@ from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
-from tasks.inference.devices import deal, devices_of_a_server, visible_devices
+from tasks.inference.devices import deal, visible_devices
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 
@@ -67,7 +67,7 @@ class Engine(Collector):
         self._devices: list[list[str]] = []
         """The GPUs of each server that it starts."""
         if not settings.urls:
-            self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
+            self._devices = deal(visible_devices(), settings.replicas, settings.ranks)
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
         self.history: list[int] = []

@@ -1,6 +1,7 @@
 """A vLLM server that the pipeline starts and always ends, on a Unix socket that only the pipeline's user can open."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ from configs.inference import Inference
 from storage.processes.child import Child
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
-from tasks.inference.devices import cpu_build
+from tasks.inference.devices import check_split, cpu_build
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,23 @@ class Server(Child):
         self.url = f"unix://{self._socket}"
 
     def start_serving(self, model: Path) -> None:
-        """Start the server without waiting; `wait_until_healthy` waits."""
+        """Start the server without waiting; `wait_until_healthy` waits.
+
+        Raises:
+            InferenceError: the model cannot be divided among so many devices.
+        """
+        try:
+            check_split(self.settings, json.loads((model / "config.json").read_bytes()))
+        except ValueError as error:
+            raise InferenceError(str(error)) from None
         self.start(self._command(model), self._environment())
+
+    def stop(self) -> None:
+        """End the server, and remove the memory that its ranks shared on a CPU, which vLLM leaves behind."""
+        meetings = [*self.folder.glob("vllm_dist_*")]
+        super().stop()
+        for left in (left for file in meetings for left in Path("/dev/shm").glob(f"{file.name}-*")):
+            left.unlink(missing_ok=True)
 
     def wait_until_healthy(self) -> None:
         """Block until the server answers.
@@ -65,8 +81,12 @@ class Server(Child):
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
+            *("--tensor-parallel-size", str(settings.tensor_parallel)),
+            *("--pipeline-parallel-size", str(settings.pipeline_parallel)),
             "--disable-uvicorn-access-log",
         ]
+        if settings.ranks > 1:
+            command += ["--distributed-executor-backend", "mp"]  # also below a worker that Ray has started
         if settings.enforce_eager:
             command.append("--enforce-eager")
         if cpu_build():
@@ -85,6 +105,9 @@ class Server(Child):
             # vLLM uses one more process for its worker, only to bind its threads to cores. For a small model that costs
             # a third of the start and half of the tokens/s.
             environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+            if self.settings.ranks > 1:
+                # Otherwise each rank wants a NUMA node of its own, to bind its threads to.
+                environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if self.settings.enforce_eager:
             # Otherwise vLLM still compiles parts of its sampler, which takes seconds and needs a C++ compiler.
             environment["TORCHDYNAMO_DISABLE"] = "1"
@@ -94,6 +117,8 @@ class Server(Child):
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",  # through which its ranks meet
+            "NCCL_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": str(self.settings.threads),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point

@@ -9,11 +9,12 @@ from storage.errors import UnavailableError
 from storage.records import Problem
 from storage.versions import datasets
 from storage.visible import described, printable
+from tasks.inference.devices import check_split
 from tasks.problems import load_problems
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
-from tasks.warm_start.policy_sizes import policy_tokenizer
+from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
 
 
 def check(config: Config) -> str:
@@ -48,6 +49,8 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
     few, config = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]], workspace.config
     with open_verifier(workspace, workers=1) as verifier:
         try:
+            if not config.inference.urls:
+                check_split(config.inference, policy_values(config))
             return try_out(config, policy_tokenizer(config), verifier, few, tell)
         except (UnavailableError, ConfigError):
             raise

@@ -3,14 +3,17 @@
 The plan of a run says how many ranks, servers and GPUs it has and their memory, from the configuration alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from rich.table import Table
 
 from configs import Config, ConfigError, load
+from configs.inference import Inference
 from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
-from tasks.inference.devices import devices_of_a_server, visible_devices
+from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
@@ -46,12 +49,16 @@ def plan(config: Config) -> str:
     """Return GPUs, ranks, servers and their memory, computed from the configuration.
 
     Raises:
-        ValueError: the memory of the policy cannot be computed.
+        ValueError: the memory of the policy cannot be computed, or a server cannot divide it among its GPUs.
         StorageError: the sizes of the policy cannot be read.
     """
     sizes, tokens, knobs, mesh = policy_sizes(config), pass_tokens(config), config.inference, config.ppo.parallel
     memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or config.policy.fork or "a warm start"
-    rank, server, each = sum(memory.values()), served_memory(sizes, knobs), devices_of_a_server(knobs.extra_args)
+    split = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads}
+    check_split(knobs, split | {"intermediate_size": sizes.intermediate, "num_hidden_layers": sizes.layers})
+    (weights, token), each = served_memory(sizes, knobs), knobs.ranks
+    rank, server = sum(memory.values()), each * (weights + token * knobs.max_model_len)
+    contexts = -(-config.rollout.concurrency // knobs.replicas)
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.ppo.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
@@ -63,6 +70,7 @@ def plan(config: Config) -> str:
         f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
         f"together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
         f"{size(mesh.ranks * rank + servers * server)} or more",
+        *(() if knobs.urls else _served(knobs, weights, token * knobs.max_model_len, contexts)),
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
             [
@@ -71,6 +79,36 @@ def plan(config: Config) -> str:
             ],
         ),
     )
+
+
+def _served(knobs: Inference, weights: int, context: int, contexts: int) -> Iterator[Table | str]:
+    """Yield what each GPU of a server holds, and whether this machine's GPUs have room for it.
+
+    Args:
+        knobs: `inference` of the configuration.
+        weights: bytes of the weights on a GPU.
+        context: bytes of a full context's keys and values on a GPU.
+        contexts: the largest number of episodes that play on one server.
+    """
+    full = weights + contexts * context
+    parts = {
+        f"weights in {knobs.dtype}": weights,
+        f"keys and values of one context of {knobs.max_model_len:,} tokens": context,
+        f"of {contexts:,} such contexts (rollout.concurrency / inference.replicas)": contexts * context,
+        "total, an upper bound; vLLM also needs some GB for activations and CUDA graphs": full,
+    }
+    yield table(
+        f"Memory of each GPU of a server, {knobs.tensor_parallel} x {knobs.pipeline_parallel} GPUs (computed)",
+        [{"of": part, "memory": size(count)} for part, count in parts.items()],
+    )
+    if (memory := memory_of_a_gpu()) is None:
+        return
+    most = int(knobs.gpu_memory_utilization * memory)
+    room, takes = (most - weights) // context, f"A server takes {size(most)} of each GPU of this machine"
+    if room < 1:
+        yield f"{takes}, too little for the weights and one context: raise inference.tensor_parallel"
+    else:
+        yield f"{takes}: {min(room, contexts):,} of {contexts:,} full contexts fit; vLLM lets what does not fit wait"
 
 
 def pass_tokens(config: Config) -> int:

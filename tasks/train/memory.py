@@ -1,7 +1,7 @@
 """The memory of a rank of the trainer and of a vLLM server, computed from sizes and knobs; nothing is measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from configs.inference import Inference
@@ -135,10 +135,25 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> dict[str, int]:
     }
 
 
-def served_memory(sizes: ModelSizes, inference: Inference) -> int:
-    """Compute the least bytes of a vLLM server: its weights, and the keys and values of one context."""
-    keys_and_values = 2 * sizes.layers * sizes.kv_heads * sizes.head_size * inference.max_model_len
-    return (4 if inference.dtype == "float32" else 2) * (sizes.parameters + keys_and_values)
+def served_memory(sizes: ModelSizes, inference: Inference) -> tuple[int, int]:
+    """Compute what the fullest GPU of a vLLM server holds: the bytes of its weights, and those of each token.
+
+    Its part of the model is a smaller model of the same width: some of the heads, of the columns of each MLP and of the
+    vocabulary, and all norms. GPUs that are more than the heads for keys and values have copies of them. With several
+    groups of layers the first one has the embedding and the last one the output layer.
+    """
+    tensor, pipeline = inference.tensor_parallel, inference.pipeline_parallel
+    part = replace(
+        sizes,
+        layers=-(-sizes.layers // pipeline),
+        intermediate=sizes.intermediate // tensor,
+        heads=sizes.heads // tensor,
+        kv_heads=max(1, sizes.kv_heads // tensor),
+        vocabulary=-(-sizes.vocabulary // tensor),
+        tied=sizes.tied or pipeline > 1,
+    )
+    number = 4 if inference.dtype == "float32" else 2
+    return number * part.parameters, number * 2 * part.layers * part.kv_heads * part.head_size
 
 
 def saved_by_layer(sizes: ModelSizes, autocast: Literal["none", "bfloat16"]) -> int:

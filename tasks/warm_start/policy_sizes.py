@@ -36,19 +36,31 @@ def policy_sizes(config: Config) -> ModelSizes:
         ValueError: the policy is of a kind that `ModelSizes` does not know, or it has no readable config.json.
         StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
     """
-    if knobs := config.policy.warm_start:
-        tokenizer, _, _ = policy_tokenizer(config)
-        return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})
-    path = policy_place(config)
+    path = config.policy.path
     if path in PUBLIC and not Path(path).is_dir():
         return PUBLIC[path]
+    values = policy_values(config)
+    try:
+        return ModelSizes.of(values)
+    except ValueError as error:
+        raise ValueError(f"policy.path={policy_place(config)!r}: {error}") from None
+
+
+def policy_values(config: Config) -> dict[str, Any]:
+    """Return the values of the policy's config.json; for a warm start those that it will have.
+
+    Raises:
+        ValueError: it has no readable config.json.
+        StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
+    """
+    if knobs := config.policy.warm_start:
+        tokenizer, _, _ = policy_tokenizer(config)
+        return {"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))}
     file = _open_without_weights(config, [_NAME]) / _NAME
     for problem in model_files.problems(file):
         raise ValueError(f"{file} {problem}")
-    try:
-        return ModelSizes.of(json.loads(file.read_bytes()))
-    except ValueError as error:
-        raise ValueError(f"policy.path={path!r}: {error}") from None
+    values: dict[str, Any] = json.loads(file.read_bytes())
+    return values
 
 
 def _open_without_weights(config: Config, wanted: Sequence[str]) -> Path:

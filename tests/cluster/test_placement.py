@@ -2,7 +2,9 @@
 
 import pytest
 
+from configs import load
 from tasks.cluster.placement import LostWorkers, Needs, Node, PlacementError, Seat, check, place, table
+from tasks.cluster.workers import needs_of
 from tasks.inference.api import InferenceError
 from tasks.rollout.remote.messages import Failure, WorkerFailedError, WorkerLostError
 
@@ -75,3 +77,13 @@ def test_a_node_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch
     lost.note("b", WorkerFailedError(Failure.of(InferenceError("no GPU"))), useful=True)
     assert not lost.may_start("b")
     assert isinstance(lost.cause, InferenceError)
+
+
+def test_a_worker_needs_the_gpus_of_its_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`math-32b` divides each of four servers among two GPUs, all on one node, besides the trainer's four."""
+    monkeypatch.setattr("tasks.cluster.workers.cpu_build", lambda: False)
+    needs = needs_of(load("math-32b"), playing=True)
+    assert needs == Needs(gpus=8)
+    assert [seat for seat in place(nodes(*[(32, 0)] * 4, (64, 8)), needs) if seat.plays] == [Seat("4", 0)]
+    with pytest.raises(PlacementError, match=r"8 GPU\(s\) on one node, .* or lower inference.replicas or "):
+        check(parts := nodes((32, 4), (32, 4)), needs, place(parts, needs))

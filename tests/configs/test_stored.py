@@ -101,6 +101,31 @@ def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
         read_stored(begun, "night 1")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "tensor", "pipeline", "replicas", "others"),
+    [
+        ("", 1, 1, 3, ""),
+        ("--max-num-seqs 512 --seed 1", 1, 1, 3, "--max-num-seqs 512 --seed 1"),
+        ("--tensor-parallel-size 2", 2, 1, 3, ""),
+        ("--seed=1 --tensor-parallel-size=4 --max-num-seqs 512", 4, 1, 3, "--seed=1 --max-num-seqs 512"),
+        ("--tensor_parallel_size 2", 2, 1, 3, ""),
+        ("-tp 2 -pp 3 -dcp 2", 2, 3, 3, "-dcp 2"),
+        ("--data-parallel-size 2 -tp 1", 1, 1, 6, ""),
+    ],
+)
+def test_sizes_of_a_server_become_knobs(arguments: str, tensor: int, pipeline: int, replicas: int, others: str) -> None:
+    """A run continues with as many GPUs as it began with. What is no number is refused with the knob's name."""
+    begun = dump()
+    begun["inference"] |= {"extra_args": arguments.split(), "replicas": 3}
+    del begun["inference"]["tensor_parallel"], begun["inference"]["pipeline_parallel"]
+    read = read_stored(begun, "night 1").inference
+    assert (read.tensor_parallel, read.pipeline_parallel, read.replicas) == (tensor, pipeline, replicas)
+    assert read.extra_args == others.split()
+    begun["inference"]["extra_args"] = ["-tp", "two"]
+    with pytest.raises(ConfigError, match=r"inference.extra_args: -tp is refused: .* set inference.tensor_parallel"):
+        read_stored(begun, "night 1")
+
+
 def test_processes_of_a_host_become_workers_of_a_node() -> None:
     """Together they have the servers, episodes and verifiers of before."""
     stored = {"rollout": {"processes": 2, "concurrency": 511}, "inference": {"replicas": 4}, "score": {"workers": 1}}

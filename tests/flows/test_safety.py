@@ -249,6 +249,10 @@ def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path:
         ("--uds=/tmp/x", "open the server"),
         ("--api-key=topsecret", "open the server"),
         ("--model", "the pipeline chooses"),
+        ("--tensor-parallel-size=2", "set inference.tensor_parallel"),
+        ("--tensor_parallel", "set inference.tensor_parallel"),
+        ("-pp", "set inference.pipeline_parallel"),
+        ("-dp", "set inference.replicas"),
     ],
 )
 def test_arguments_that_open_vllm_are_refused(argument: str, reason: str) -> None:

@@ -10,7 +10,7 @@ from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices
 from tasks.inference.api import InferenceError
-from tasks.inference.devices import deal, devices_of_a_server, visible_devices
+from tasks.inference.devices import check_split, deal, memory_of_a_gpu, visible_devices
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 
@@ -40,27 +40,43 @@ def test_too_few_devices_are_an_error(replicas: int, size: int) -> None:
         deal(["7", "8"], replicas, size)
 
 
+QWEN = {"num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960, "num_hidden_layers": 28}
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (2, 28)])
+def test_models_that_can_be_divided_are(tensor: int, pipeline: int) -> None:
+    """GPUs that are more than the heads for keys and values have copies of them; what is unknown is left to vLLM."""
+    for model in (QWEN, {}, {"num_attention_heads": 12, "num_key_value_heads": None}):
+        check_split(Inference(tensor_parallel=tensor, pipeline_parallel=pipeline), model)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "count"),
+    ("knobs", "message"),
     [
-        ("", 1),
-        ("--max-num-seqs 512", 1),
-        ("--tensor-parallel-size 2", 2),
-        ("--tensor-parallel-size=4 --max-num-seqs 512", 4),
-        ("--tensor_parallel_size 2", 2),
-        ("-tp 2 -pp 3 -dcp 2", 6),
-        ("--data-parallel-size 2 -tp 2", 4),
+        ({"tensor_parallel": 5}, "tensor_parallel=5 does not divide the policy's 12 attention heads"),
+        ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the policy's 8960 columns of the MLP"),
+        ({"pipeline_parallel": 29}, "pipeline_parallel=29 is more than the policy's 28 layers"),
+        ({"pipeline_parallel": 2, "enforce_eager": True}, "set inference.enforce_eager=false"),
     ],
 )
-def test_arguments_determine_how_many_devices_a_server_needs(arguments: str, count: int) -> None:
-    """The arguments are parsed in the same way as vLLM parses them."""
-    assert devices_of_a_server(arguments.split()) == count
+def test_sizes_that_do_not_divide_a_model_are_refused(
+    knobs: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one only on a CPU."""
+    monkeypatch.setattr(devices, "cpu_build", lambda: True)
+    with pytest.raises(ValueError, match=message):
+        check_split(Inference.model_validate(knobs), QWEN)
+    with pytest.raises(ValueError, match="=4 is neither a divisor nor a multiple of the policy's 6 heads for keys and"):
+        check_split(Inference(tensor_parallel=4), QWEN | {"num_key_value_heads": 6})
 
 
-def test_arguments_that_are_no_number_are_refused() -> None:
-    """The error names the knob."""
-    with pytest.raises(InferenceError, match=r"inference.extra_args.*--tensor-parallel-size.*'two'"):
-        devices_of_a_server(["--tensor-parallel-size", "two"])
+def test_a_server_that_cannot_divide_its_model_is_not_started(policies: list[Checkpoint], tmp_path: Path) -> None:
+    with (
+        Engine(Inference(tensor_parallel=3), Rollout(), tmp_path) as engine,
+        pytest.raises(InferenceError, match="tensor_parallel=3 does not divide"),
+    ):
+        engine.serve(policies[0])
+    assert not list(tmp_path.iterdir())  # no log
 
 
 @pytest.fixture
@@ -115,6 +131,27 @@ def test_without_cuda_visible_devices_the_driver_is_asked(
     assert visible_devices() == visible
 
 
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(
+    ("visible", "program", "memory"),
+    [
+        ("1,2", "echo 81559; echo 40960", 40960 * 2**20),
+        ("MIG-1", "echo 'No devices were found'; exit 6", None),
+        ("", "echo 81559", None),
+    ],
+)
+def test_the_driver_says_how_much_memory_the_visible_gpus_have(
+    visible: str, program: str, memory: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The smallest one counts. Of a slice of a GPU nothing is said."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\n{program}\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert memory_of_a_gpu() == memory
+    assert not visible or f"--id={visible} " in (tmp_path / "asked").read_text()
+
+
 def test_vllm_for_cpus_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of its servers start, even on a machine with a GPU."""
     monkeypatch.setattr(devices, "cpu_build", lambda: True)
@@ -132,7 +169,7 @@ def test_each_server_gets_its_own_devices(
     monkeypatch.setattr(Server, "start", lambda _, __, environment: started.append(environment["CUDA_VISIBLE_DEVICES"]))
     monkeypatch.setattr(Server, "wait_until_healthy", lambda _: None)
     monkeypatch.setattr(Engine, "_establish", AsyncMock())
-    settings = Inference(replicas=2, extra_args=["--tensor-parallel-size", "2"])
+    settings = Inference(replicas=2, tensor_parallel=2)
     with Engine(settings, Rollout(), tmp_path) as engine:
         engine.serve(policies[0])
         engine.serve(policies[1])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs import load
+from configs.inference import Inference
 from configs.train import PPO, Parallel
 from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
 from tasks.run.configuration import pass_tokens, plan
-from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of
+from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of, served_memory
 from tasks.warm_start.policy_sizes import policy_sizes
 from tests.benchmarks.gpu import Shape, measure_shape, training_flops
 from tests.conftest import SOURCE, TINY
@@ -70,17 +72,42 @@ def test_memory_by_hand() -> None:
     assert copied[GATHERED] == 4 * (2**24 + 152064 * LARGE.hidden)  # gradients in a message, the last one the largest
 
 
-@pytest.mark.parametrize("name", ["gsm8k-1.5b", "gsm8k-7b", "math-32b"])
-def test_recipes_fit_cards_of_80_gb(name: str) -> None:
-    """A twentieth is left for CUDA, NCCL, and small gaps. The smallest model shares its card with vLLM."""
+@pytest.mark.parametrize(("name", "card"), [("gsm8k-1.5b", 80), ("gsm8k-7b", 80), ("math-32b", 80), ("math-72b", 141)])
+def test_recipes_fit_their_cards(name: str, card: int) -> None:
+    """A twentieth is left for CUDA, NCCL, and small gaps. The smallest model shares its card with vLLM.
+
+    A server has room for ten contexts or more, and the larger models have none on one card.
+    """
     config = load(name)
-    served = config.inference.gpu_memory_utilization if name == "gsm8k-1.5b" else 0.0
-    assert sum(memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).values()) < (0.95 - served) * 80e9
+    sizes, settings = policy_sizes(config), config.inference
+    served = settings.gpu_memory_utilization if name == "gsm8k-1.5b" else 0.0
+    assert sum(memory_of(sizes, config.ppo, pass_tokens(config)).values()) < (0.95 - served) * card * 1e9
+    weights, token = served_memory(sizes, settings)
+    most = settings.gpu_memory_utilization * card * 1e9
+    assert weights + 10 * token * settings.max_model_len < most
+    alone, token = served_memory(sizes, settings.model_copy(update={"tensor_parallel": 1}))
+    assert (settings.ranks > 1) == (alone + 10 * token * settings.max_model_len > most)
+
+
+def test_memory_of_a_server_by_hand() -> None:
+    """Norms, and heads for keys and values that are fewer than the GPUs, are on each GPU; the rest is divided."""
+    hidden, layers, vocabulary, width, head = 3584, 28, 152064, 18944, 128
+    for tensor, heads, keys in ((1, 28, 4), (2, 14, 2), (4, 7, 1)):
+        matrices = 2 * hidden * (heads + keys) * head + 3 * hidden * width // tensor
+        layer = matrices + (heads + 2 * keys) * head + 2 * hidden
+        parameters = layers * layer + 2 * hidden * vocabulary // tensor + hidden
+        found = served_memory(LARGE, Inference(dtype="bfloat16", tensor_parallel=tensor))
+        assert found == (2 * parameters, 2 * 2 * layers * keys * head)
+    few = replace(LARGE, heads=32, kv_heads=2)
+    assert served_memory(few, Inference(tensor_parallel=4))[1] == 4 * 2 * layers * 1 * head  # copies
+    assert served_memory(LARGE, Inference()) == (4 * LARGE.parameters, 4 * 2 * layers * 4 * head)
+    halves = served_memory(LARGE, Inference(pipeline_parallel=2))
+    assert halves == (4 * (14 * LARGE.layer_parameters + vocabulary * hidden + hidden), 4 * 2 * 14 * 4 * head)
 
 
 def test_the_plan_names_ranks_servers_and_memory() -> None:
     """A server of Qwen2.5-7B has 15.2 GB of weights in bfloat16, and 0.5 GB for a context; float32 is twice that."""
-    printed = plan(load("gsm8k-7b", ["inference.replicas=2", "inference.extra_args=[-tp, '2']"]))
+    printed = plan(load("gsm8k-7b", ["inference.replicas=2", "inference.tensor_parallel=2"]))
     gpus = "together: GPUs: 8; memory: "
     for said in (
         "replicate 1 x shard 4",
@@ -88,9 +115,33 @@ def test_the_plan_names_ranks_servers_and_memory() -> None:
         "activations",
         gpus,
         "servers: 2; GPUs: 4; memory of each: 15.7 GB",
+        "a server, 2 x 1 GPUs",
+        "of 512 such contexts",
     ):
         assert said in printed
-    assert "http://10.0.0.5:8003" in plan(load("math-32b"))
+    assert "http://10.0.0.5:8003" in plan(load("gsm8k-7b", ["inference.urls=['http://10.0.0.5:8003']"]))
+
+
+@pytest.mark.parametrize(
+    ("gib", "tensor", "said"),
+    [
+        (80, 2, "takes 77.3 GB of each GPU of this machine: 41 of 256 full contexts fit"),
+        (80, 1, ": 5 of 256 full contexts fit; vLLM lets what does not fit wait"),
+        (24, 2, "too little for the weights and one context: raise inference.tensor_parallel"),
+        (1024, 8, "256 of 256 full contexts fit"),
+    ],
+)
+def test_the_plan_looks_at_the_gpus_of_this_machine(
+    gib: int, tensor: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU with 80 GiB a server takes nine tenths; weights of 32B parameters in bfloat16 leave room on two."""
+    monkeypatch.setattr("tasks.run.configuration.memory_of_a_gpu", lambda: gib * 2**30)
+    assert said in plan(load("math-32b", [f"inference.tensor_parallel={tensor}"]))
+
+
+def test_the_plan_divides_no_heads() -> None:
+    with pytest.raises(ValueError, match="inference.tensor_parallel=8 does not divide the policy's 28 attention heads"):
+        plan(load("gsm8k-7b", ["inference.tensor_parallel=8"]))
 
 
 @pytest.mark.slow
