@@ -15,7 +15,7 @@ from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_sets
 from tasks.run.configuration import resolve
 from tasks.run.report import report_evaluations
-from tasks.run.resources import open_workers
+from tasks.run.resources import engine_begun, open_workers
 from tasks.run.workspace import open_unleased
 
 
@@ -49,4 +49,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    main(evaluate, policy="", against="", sets="")
+    main(evaluate, ahead=engine_begun, policy="", against="", sets="")

@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from configs.rollout import Rollout
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
+from tasks.inference.ahead import take_servers
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
@@ -75,6 +76,8 @@ class Engine(Collector):
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What is useful while servers start; called each time that some do."""
         _allow_open_files(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
@@ -116,14 +119,14 @@ class Engine(Collector):
             self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
+        everywhere = self.settings.swap == "restart" or not self._replicas
         if not self._replicas:
-            servers = [
+            servers = take_servers(self.settings) or [
                 Server(self.settings, self._logs / f"vllm-{i}.log", devices) for i, devices in enumerate(self._devices)
             ]
             own = [_Replica(server.url, server) for server in servers]
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-        everywhere = self.settings.swap == "restart"
         self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
         asyncio.run(self._establish(self._replicas, policy))
 
@@ -172,12 +175,12 @@ class Engine(Collector):
         for replica in replicas:
             replica.proven = None
         for server in servers:
-            server.stop()
             logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
             server.start_serving(policy.model)
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")
+        self.meanwhile()
         for server in servers:
             server.wait_until_healthy()
 
