@@ -16,13 +16,14 @@ from prefect import flow
 from flows.launch.cli import main
 from storage.telemetry.spans import span
 from tasks.evaluate.task import evaluate
+from tasks.inference.ahead import servers_begun
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.check import check
 from tasks.run.configuration import resolve
 from tasks.run.progress import iterations, newest_policy
 from tasks.run.report import report
-from tasks.run.resources import engine_begun, open_trainer, open_workers
+from tasks.run.resources import open_trainer, open_workers
 from tasks.run.workspace import open_run
 from tasks.score.task import score
 from tasks.train.task import train
@@ -55,4 +56,4 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
 
 
 if __name__ == "__main__":
-    main(math_mt_ppo, {"check": check}, ahead=engine_begun)
+    main(math_mt_ppo, {"check": check}, servers_begun)

@@ -8,10 +8,11 @@ from prefect import flow
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
 from storage import layout
+from tasks.inference.ahead import servers_begun
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
-from tasks.run.resources import engine_begun, open_workers
+from tasks.run.resources import open_workers
 from tasks.run.workspace import open_run
 from tasks.warm_start.task import first_policy
 
@@ -35,4 +36,4 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
 
 
 if __name__ == "__main__":
-    main(rollout, ahead=engine_begun, iteration=0)
+    main(rollout, ahead=servers_begun, iteration=0)

@@ -30,7 +30,6 @@ Command = Callable[..., str]
 It takes the configuration and perhaps a number, and returns the text to print. The first line of its docstring is its
 help.
 """
-Ahead = Callable[[Config], contextlib.AbstractContextManager[None]]
 ADVICE = "the same command continues from the committed versions"
 _OVERRIDE = r"^[^:/=]+="
 
@@ -38,7 +37,7 @@ _OVERRIDE = r"^[^:/=]+="
 def main(
     run: "Flow[..., Any]",
     commands: Mapping[str, Command] | None = None,
-    ahead: Ahead = lambda _: contextlib.nullcontext(),
+    ahead: Callable[[Config], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     **options: int | str | list[str],
 ) -> NoReturn:
     """Parse `sys.argv` and run the flow or one of its `commands`.
@@ -50,7 +49,7 @@ def main(
     Args:
         run: the flow.
         commands: what may be done instead, by the name of the option.
-        ahead: begins what the flow will need, while the Prefect server starts; the end of its block ends it.
+        ahead: begins what the flow will need, before the Prefect server starts, and ends it after the flow.
         options: the flow's parameters with defaults; a list has the choices, the default first.
     """
     default = inspect.signature(run.fn).parameters["config"].default

@@ -5,41 +5,50 @@ Until an engine says what they serve, they use neither a GPU nor a policy. So th
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from configs import Config
 from configs.inference import Inference
 from tasks.inference.api import InferenceError
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
-from tasks.inference.server import Server
 
-_begun: list[Server] = []
+if TYPE_CHECKING:
+    from tasks.inference.server import Server
+
+_begun: "list[Server]" = []
 
 
-@contextmanager
-def servers_begun(settings: Inference, logs: Path) -> Iterator[None]:
-    """Begin the servers of an engine that serves in the block. What it has not taken ends with the block.
+@contextlib.contextmanager
+def servers_begun(config: Config) -> Iterator[None]:
+    """Begin the servers of the engine that this process will open in the block. What it does not take ends with it.
 
     What prevents them, such as too few GPUs, is left to the engine, which reports it in its turn.
     """
+    from tasks.inference.server import Server
+
+    knobs, logs = config.servers, Path(config.storage.cache) / "logs" / config.run.name
     try:
         with contextlib.suppress(InferenceError, OSError):
-            size = devices_of_a_server(settings.extra_args)
-            for index, devices in enumerate(deal(visible_devices(), settings.replicas, size)):
-                _begun.append(Server(settings, logs / f"vllm-{index}.log", devices))
-                _begun[-1].begin()
+            if not config.plays_apart and not knobs.urls:
+                dealt = deal(visible_devices(), knobs.replicas, devices_of_a_server(knobs.extra_args))
+                _begun.extend(Server(knobs, logs / f"vllm-{i}.log", devices) for i, devices in enumerate(dealt))
+                for server in _begun:
+                    server.begin()
         yield
     finally:
-        while _begun:
-            _begun.pop().close()
+        _end_all()
 
 
-def take_servers(settings: Inference) -> list[Server]:
-    """Return the servers that have begun, for an engine with these settings, which ends them; none if others have."""
-    servers = list(_begun)
+def take_servers(settings: Inference) -> "list[Server]":
+    """Return the servers that have begun, for an engine, which ends them; if they have other settings, end them."""
+    if not all(server.settings == settings for server in _begun):
+        _end_all()
+    taken = list(_begun)
     _begun.clear()
-    if len(servers) == settings.replicas and all(server.settings == settings for server in servers):
-        return servers
-    for server in servers:
-        server.close()
-    return []
+    return taken
+
+
+def _end_all() -> None:
+    while _begun:
+        _begun.pop().close()

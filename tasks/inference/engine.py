@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +76,6 @@ class Engine(Collector):
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
-        self.meanwhile: Callable[[], object] = lambda: None
-        """What is useful while servers start; called each time that some do."""
         _allow_open_files(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
@@ -180,7 +178,6 @@ class Engine(Collector):
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")
-        self.meanwhile()
         for server in servers:
             server.wait_until_healthy()
 

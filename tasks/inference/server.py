@@ -42,10 +42,8 @@ class Server(Child):
         """Start the process, which imports vLLM and then waits for `start_serving`."""
         reading, writing = os.pipe()
         self._pipe = os.fdopen(writing, "w")
-        try:
+        with os.fdopen(reading):
             self.start([sys.executable, "-P", launch.__file__, str(reading)], self._environment(), [reading])
-        finally:
-            os.close(reading)
 
     def start_serving(self, model: Path) -> None:
         """Start the server without waiting, again if it serves already; `wait_until_healthy` waits."""
@@ -56,13 +54,6 @@ class Server(Child):
         with contextlib.suppress(BrokenPipeError), self._pipe as pipe:  # who waits for it sees that it has ended
             json.dump(self._arguments(model), pipe)
         self._pipe = None
-
-    def stop(self) -> None:
-        """See `Child.stop`."""
-        if self._pipe:
-            self._pipe.close()
-        self._pipe = None
-        super().stop()
 
     def wait_until_healthy(self) -> None:
         """Block until the server answers.

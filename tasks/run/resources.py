@@ -3,27 +3,19 @@
 Each is a context manager. Heavy libraries are imported when one is opened.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from configs import Config
 from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
-from tasks.train.orders import DistanceOrder, Made, OrderedTrainer, Progress, UpdateOrder
+from tasks.train.orders import OrderedTrainer
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
     from tasks.rollout.workers import Workers
-
-_BUSY_CORES = 2
-"""So many cores are busy while vLLM starts: where there are no more, torch is imported after the first rollout."""
 
 
 def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
@@ -31,19 +23,7 @@ def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
     from tasks.inference.engine import Engine
 
     config = workspace.config
-    engine = Engine(config.servers, config.rollout, workspace.cache / "logs" / workspace.name)
-    if workspace.trains and len(os.sched_getaffinity(0)) > _BUSY_CORES:
-        engine.meanwhile = _import_trainer
-    return engine
-
-
-def engine_begun(config: Config) -> AbstractContextManager[None]:
-    """Begin vLLM's servers for an engine that is opened in the block, unless it is opened elsewhere, or has URLs."""
-    if config.plays_apart or config.inference.urls:
-        return nullcontext()
-    from tasks.inference.ahead import servers_begun
-
-    return servers_begun(config.servers, Path(config.storage.cache) / "logs" / config.run.name)
+    return Engine(config.servers, config.rollout, workspace.cache / "logs" / workspace.name)
 
 
 @contextmanager
@@ -83,8 +63,9 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     """
     config = workspace.config
     if not config.trains_apart:
-        workspace.trains = True
-        yield _TrainerHere(config)
+        from tasks.train.version_trainer import VersionTrainer
+
+        yield VersionTrainer(config)
         return
     from tasks.cluster.connection import connected
 
@@ -93,28 +74,3 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
 
         with RayTrainer(config, get_run_logger().info) as ranks:
             yield ranks
-
-
-class _TrainerHere:
-    """The trainer in this process. It is imported, with torch, when it is used first, or while vLLM's servers start."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-
-    def update(self, order: UpdateOrder, progress: Progress) -> Made:
-        """See `OrderedTrainer.update`."""
-        return self._trainer.update(order, progress)
-
-    def distance(self, order: DistanceOrder) -> float | None:
-        """See `OrderedTrainer.distance`."""
-        return self._trainer.distance(order)
-
-    @cached_property
-    def _trainer(self) -> OrderedTrainer:
-        return _import_trainer().VersionTrainer(self._config)
-
-
-def _import_trainer() -> ModuleType:
-    from tasks.train import version_trainer
-
-    return version_trainer

@@ -57,8 +57,6 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
-        self.trains = False
-        """True if this process trains, so that it will need torch."""
 
     @property
     def name(self) -> str:
