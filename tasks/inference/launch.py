@@ -27,7 +27,7 @@ def main(descriptor: int) -> None:
         arguments = pipe.read()
     if arguments:
         sys.argv[1:] = json.loads(arguments)
-        entry.main()
+        entry.main()  # type: ignore[no-untyped-call] # vLLM has no types
 
 
 def _fork_engine(platform: Any) -> None:
