@@ -12,6 +12,7 @@ from flows.launch.last_line import tell_last
 from storage import layout
 from storage.versions import checkpoints
 from tasks.evaluate.task import evaluate_sets
+from tasks.inference.ahead import servers_begun
 from tasks.problems.task import import_sets
 from tasks.run.configuration import resolve
 from tasks.run.report import report_evaluations
@@ -49,4 +50,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    main(evaluate, policy="", against="", sets="")
+    main(evaluate, ahead=servers_begun, policy="", against="", sets="")

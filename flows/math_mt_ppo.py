@@ -16,6 +16,7 @@ from prefect import flow
 from flows.launch.cli import main
 from storage.telemetry.spans import span
 from tasks.evaluate.task import evaluate
+from tasks.inference.ahead import servers_begun
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.check import check
@@ -55,4 +56,4 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
 
 
 if __name__ == "__main__":
-    main(math_mt_ppo, {"check": check})
+    main(math_mt_ppo, {"check": check}, servers_begun)

@@ -8,6 +8,7 @@ from prefect import flow
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
 from storage import layout
+from tasks.inference.ahead import servers_begun
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
@@ -35,4 +36,4 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
 
 
 if __name__ == "__main__":
-    main(rollout, iteration=0)
+    main(rollout, ahead=servers_begun, iteration=0)

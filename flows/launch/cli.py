@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from prefect import Flow
 
-from configs import ConfigError, to_yaml
+from configs import Config, ConfigError, to_yaml
 from configs.loader import available
 from flows.launch.console import tell
 from flows.launch.temporary_server import temporary_server
@@ -35,7 +35,10 @@ _OVERRIDE = r"^[^:/=]+="
 
 
 def main(
-    run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, **options: int | str | list[str]
+    run: "Flow[..., Any]",
+    commands: Mapping[str, Command] | None = None,
+    ahead: Callable[[Config], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    **options: int | str | list[str],
 ) -> NoReturn:
     """Parse `sys.argv` and run the flow or one of its `commands`.
 
@@ -46,6 +49,7 @@ def main(
     Args:
         run: the flow.
         commands: what may be done instead, by the name of the option.
+        ahead: begins what the flow will need, before the Prefect server starts, and ends it after the flow.
         options: the flow's parameters with defaults; a list has the choices, the default first.
     """
     default = inspect.signature(run.fn).parameters["config"].default
@@ -70,7 +74,7 @@ def main(
             with reader_may_go():
                 print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
             return
-        with temporary_server():
+        with ahead(resolved), temporary_server():
             run(config=config, overrides=overrides, **given)
 
     interrupts.run(lambda: status(act, verbose=arguments.verbose), ADVICE)

@@ -20,6 +20,7 @@ from configs.rollout import Rollout
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
+from tasks.inference.ahead import take_servers
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, visible_devices
@@ -116,14 +117,14 @@ class Engine(Collector):
             self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
+        everywhere = self.settings.swap == "restart" or not self._replicas
         if not self._replicas:
-            servers = [
+            servers = take_servers(self.settings) or [
                 Server(self.settings, self._logs / f"vllm-{i}.log", devices) for i, devices in enumerate(self._devices)
             ]
             own = [_Replica(server.url, server) for server in servers]
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-        everywhere = self.settings.swap == "restart"
         self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
         asyncio.run(self._establish(self._replicas, policy))
 
@@ -172,7 +173,6 @@ class Engine(Collector):
         for replica in replicas:
             replica.proven = None
         for server in servers:
-            server.stop()
             logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
             server.start_serving(policy.model)
             if self.closed:  # by another thread, which did not end this server

@@ -1,6 +1,7 @@
 """A vLLM server that the pipeline starts and always ends, on a Unix socket that only the pipeline's user can open."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -8,9 +9,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from configs.inference import Inference
 from storage.processes.child import Child
+from tasks.inference import launch
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import check_split, cpu_build
@@ -32,9 +35,18 @@ class Server(Child):
         self.settings, self.devices = settings, devices
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
+        self._pipe: TextIO | None = None
+        """It takes the arguments of a process that has begun."""
+
+    def begin(self) -> None:
+        """Start the process, which imports vLLM and then waits for `start_serving`."""
+        reading, writing = os.pipe()
+        self._pipe = os.fdopen(writing, "w")
+        with os.fdopen(reading):
+            self.start([sys.executable, "-P", launch.__file__, str(reading)], self._environment(), [reading])
 
     def start_serving(self, model: Path) -> None:
-        """Start the server without waiting; `wait_until_healthy` waits.
+        """Start the server without waiting, again if it serves already; `wait_until_healthy` waits.
 
         Raises:
             InferenceError: the model cannot be divided among so many devices.
@@ -43,7 +55,13 @@ class Server(Child):
             check_split(self.settings, json.loads((model / "config.json").read_bytes()))
         except ValueError as error:
             raise InferenceError(str(error)) from None
-        self.start(self._command(model), self._environment())
+        if self._pipe is None or not self.alive:
+            self.stop()
+            self.begin()
+        assert self._pipe
+        with contextlib.suppress(BrokenPipeError), self._pipe as pipe:  # who waits for it sees that it has ended
+            json.dump(self._arguments(model), pipe)
+        self._pipe = None
 
     def stop(self) -> None:
         """End the server, and remove the memory that its ranks shared on a CPU, which vLLM leaves behind."""
@@ -73,10 +91,10 @@ class Server(Child):
                 await asyncio.sleep(0.2)
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
 
-    def _command(self, model: Path) -> list[str]:
+    def _arguments(self, model: Path) -> list[str]:
         settings = self.settings
         command = [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())),
+            *("--model", str(model.resolve())),
             *("--uds", str(self._socket), "--served-model-name", "policy"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),

@@ -5,8 +5,10 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 
 import shutil
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from configs import Config
 from storage import layout
@@ -21,26 +23,40 @@ from storage.versions.fetch import WEIGHTS, fetch, fetch_all, scratch_of, trim_t
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
-from tasks.train.mesh import ALONE, Mesh
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
-from tasks.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tasks.train.mesh import Mesh
+    from tasks.train.trainer import Trainer
 
 _NAMED = 20
 """Number of excluded trajectories that the log names."""
 
 
 class VersionTrainer:
-    """Carries out orders. It keeps the policy in memory between them.
+    """Carries out orders. It keeps the policy in memory between them, and imports torch at the first one.
 
     Args:
         config: the run's configuration.
-        mesh: the ranks that carry out the same orders, each with a trainer of versions.
+        mesh: the ranks that carry out the same orders, each with a trainer of versions; None: this process alone.
     """
 
-    def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
-        self._config, self._mesh, self._trainer = config, mesh, Trainer.of(config, mesh)
+    def __init__(self, config: Config, mesh: "Mesh | None" = None) -> None:
+        self._config, self._ranks = config, mesh
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
         self._version_0 = layout.checkpoint(config.run.name, 0)
+
+    @cached_property
+    def _mesh(self) -> "Mesh":
+        from tasks.train.mesh import ALONE
+
+        return self._ranks or ALONE
+
+    @cached_property
+    def _trainer(self) -> "Trainer":
+        from tasks.train.trainer import Trainer
+
+        return Trainer.of(self._config, self._mesh)
 
     def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
         """Run one update and write the files of the new policy into a draft; several ranks write their own.

@@ -22,6 +22,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import to_score
 from storage.versions import aliases, checkpoints, datasets, manifests
+from tasks.inference import launch
 from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, Point, no_process_left, start
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
@@ -256,11 +257,11 @@ def test_the_command_leaves_no_process(tmp_path: Path) -> None:
         time.sleep(0.1)
     family = psutil.Process(job.pid).children(recursive=True)
     assert any(prefect_server.__file__ in process.cmdline() for process in family)
-    servers = [process for process in family if "vllm.entrypoints.openai.api_server" in process.cmdline()]
-    socket = Path(servers[0].cmdline()[servers[0].cmdline().index("--uds") + 1])
-    assert socket.parent.exists()
+    (server,) = (process for process in family if launch.__file__ in process.cmdline())
+    folder = Path(server.environ()["TMPDIR"])  # of its socket
+    assert folder.exists()
     job.kill()
     job.wait()
     _, left = psutil.wait_procs(family, timeout=300)
     assert left == []
-    assert not socket.parent.exists()
+    assert not folder.exists()

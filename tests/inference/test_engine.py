@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +18,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.chat import load_chat, load_tokenizer
+from tasks.inference import launch
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
@@ -318,8 +318,9 @@ def test_a_completion_says_how_long_it_could_have_been(engine: Engine, policies:
 
 def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error shows the end of the server's log."""
-    failing = [sys.executable, "-c", "import sys; sys.exit('no config.json in this folder')"]
-    monkeypatch.setattr(Server, "_command", lambda *_: failing)
+    failing = tmp_path / "failing.py"
+    failing.write_text("import sys; sys.exit('no config.json in this folder')")
+    monkeypatch.setattr(launch, "__file__", str(failing))
     server = Server(INFERENCE, tmp_path / "vllm.log")
     server.start_serving(tmp_path)
     with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):

@@ -1,0 +1,49 @@
+"""The program of a vLLM server: it imports vLLM, and then reads from a pipe the arguments with which it serves.
+
+The imports take longest and need no arguments, so they may begin before it is known what is served. If the pipe is
+closed without arguments, the program ends.
+
+    python -P launch.py FD
+"""
+
+import gc
+import json
+import os
+import sys
+from typing import Any
+
+
+def main(descriptor: int) -> None:
+    """Import vLLM, read a JSON list of arguments from the pipe `descriptor`, and serve."""
+    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
+    from vllm.entrypoints.launchers.api_server import entry
+    from vllm.platforms import current_platform
+
+    gc.freeze()
+    gc.enable()
+    if current_platform.is_cpu():
+        _fork_engine(type(current_platform))
+    with os.fdopen(descriptor) as pipe:
+        arguments = pipe.read()
+    if arguments:
+        sys.argv[1:] = json.loads(arguments)
+        entry.main()  # type: ignore[no-untyped-call] # vLLM has no types
+
+
+def _fork_engine(platform: Any) -> None:
+    """Let vLLM fork its engine's process on a CPU, as it does on GPUs: a new one would import all of this again.
+
+    Workers in processes of their own are still new ones, since vLLM sets their threads by environment variables.
+    """
+    check = platform.check_and_update_config
+
+    def check_and_fork(config: Any) -> None:
+        check(config)
+        if config.parallel_config.distributed_executor_backend == "uni":
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    platform.check_and_update_config = staticmethod(check_and_fork)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
