@@ -56,7 +56,8 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 def show(store: Store, arguments: argparse.Namespace) -> Output:
     """Show the manifest as tables."""
     manifest = manifests.read(store, aliases.resolve_version(store, arguments.version))
-    collected = store.exists(layout.tombstone(manifest.version))
+    left = manifests.left(store, manifest)
+    gone = [counted(len(manifest.files) - len(left), "object") + " collected by gc"] if left != manifest.files else []
     head = [
         ("version", store.uri(manifest.version)),
         ("kind", manifest.kind),
@@ -67,7 +68,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         ("fencing token", manifest.fence),
         (
             "data",
-            "collected by gc" if collected else f"{counted(len(manifest.files), 'object')}, {size(manifest.bytes)}",
+            ", ".join([counted(len(left), "object"), size(sum(file.bytes for file in left)), *gone]),
         ),
         *(("parent", parent) for parent in manifest.parent_names),
     ]
@@ -79,7 +80,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         parts.append(table(["metric", "value"], [(key, short(value)) for key, value in flatten(manifest.metrics)]))
     if arguments.config:
         parts.append(table(["setting", "value"], flatten(manifest.config)))
-    data = manifest.model_dump(mode="json") | {"collected": collected}
+    data = manifest.model_dump(mode="json") | {"collected": bool(gone)}
     return Output(data if arguments.config else {k: v for k, v in data.items() if k != "config"}, parts)
 
 

@@ -70,7 +70,7 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 
 
 def _missing(store: Store, file: File) -> DamagedError:
-    refuse_collected(store, file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0])
+    refuse_collected(store, file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0], file.name.split("/")[0])
     return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
 
 

@@ -10,9 +10,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from configs import up_to_date
 from storage import layout
 from storage.errors import DamagedError, StorageError
+from storage.logs.log import first_free
 from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
@@ -114,12 +116,38 @@ def committed(store: Store, version: str) -> bool:
     return store.exists(layout.manifest(version))
 
 
-def refuse_collected(store: Store, version: str) -> None:
-    """Raise DamagedError if gc has deleted the data of `version`."""
-    if store.exists(layout.tombstone(version)):
-        raise DamagedError(
-            f"{store.uri(version)} was collected by gc: its manifest and lineage stay, its data are gone"
-        )
+def left(store: Store, manifest: Manifest) -> list[File]:
+    """Return the files of a version that gc has not deleted."""
+    if store.exists(layout.tombstone(manifest.version)):
+        return []
+    state = store.exists(layout.tombstone(manifest.version, layout.STATE))
+    return [file for file in manifest.files if not (state and layout.is_state(file.name))]
+
+
+def refuse_collected(store: Store, version: str, area: str = "") -> None:
+    """Raise DamagedError if gc has deleted the data of `version`, or those in its folder `area`."""
+    for part in dict.fromkeys(["", area]):
+        if store.exists(layout.tombstone(version, part)):
+            gone = f"the files of its {part}/" if part else "its data"
+            raise DamagedError(
+                f"{store.uri(version)} was collected by gc: its manifest and lineage stay, {gone} are gone"
+                f"{_nearest(store, version, area)}"
+            )
+
+
+def _nearest(store: Store, version: str, area: str) -> str:
+    """Name the nearest checkpoint of a run that still has what another one lacks, as the end of a sentence."""
+    if not PolicyVersion.is_place(version):
+        return ""
+    run, number = PolicyVersion(version).run, PolicyVersion(version).number
+
+    def has_data(other: str) -> bool:
+        return not any(store.exists(layout.tombstone(other, part)) for part in {"", area})
+
+    count = first_free(lambda other: committed(store, layout.checkpoint(run, other)))
+    others = (layout.checkpoint(run, other) for other in sorted(range(count), key=lambda n: abs(n - number)))
+    found = next(filter(has_data, others), None)
+    return f". The nearest checkpoint that has them is {found} (storage.keep says what a run keeps)" if found else ""
 
 
 def find(store: Store, version: str) -> Manifest | None:

@@ -4,6 +4,7 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ from configs.loader import unknown
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
+from storage.errors import DamagedError, UnavailableError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
+from storage.maintenance import gc
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.telemetry.endpoint import publish
@@ -33,8 +36,10 @@ from tasks.agents.problem_checks import lacking_room
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
+from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
 
+logger = logging.getLogger(__name__)
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     *("storage.", "tracking", "cost.", "inference.", "trainer.", "cluster.", "retrain.", "audit.", "monitoring."),
@@ -57,6 +62,7 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
+        self._collected = set[str]()
 
     @property
     def name(self) -> str:
@@ -79,6 +85,15 @@ class Workspace:
     def trim_cache(self, *in_use: str) -> None:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
         trim_to_limit(self.store, self.config.storage, in_use)
+
+    def collect(self) -> None:
+        """Delete the data of checkpoints that `storage.keep` does not keep. What hinders this does not end the run."""
+        if not self.lease or not self.config.storage.keep:
+            return
+        try:
+            gc.collect_own(self.store, self.lease, self.config.storage.keep, self._collected, logger.debug)
+        except (UnavailableError, DamagedError, OSError) as error:
+            get_run_logger().warning("what storage.keep does not keep stays, because it cannot be deleted: %s", error)
 
     @property
     def scratch(self) -> Path:
@@ -108,7 +123,8 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
     publish(config.monitoring.prometheus, run.name)
-    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
+    lease = Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label)
+    with telling_full_disks(config), lease as workspace.lease:
         yield workspace
         workspace.trim_cache()
 
@@ -141,7 +157,8 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
     publish(config.monitoring.prometheus, config.run.name)
-    yield workspace
+    with telling_full_disks(config):
+        yield workspace
     workspace.trim_cache()
 
 
