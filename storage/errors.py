@@ -3,7 +3,6 @@
     StorageError                 something stored cannot be used, or a request makes no sense
     ├── DamagedError             missing, damaged, collected, of the wrong kind, or written by a newer program
     ├── UnavailableError         the store does not answer, or refuses this user
-    ├── DiskFullError            a disk of this machine has no room for what is to be written
     └── ConflictError            another writer was faster, or holds the lease
         ├── LeaseHeldError       another flow run holds the run's lease
         ├── LeaseLostError       this flow run has lost the run's lease
@@ -28,10 +27,6 @@ class DamagedError(StorageError):
 
 class UnavailableError(StorageError):
     """The store does not answer, or refuses this user."""
-
-
-class DiskFullError(StorageError):
-    """A disk has no room for what is to be written."""
 
 
 class ConflictError(StorageError):

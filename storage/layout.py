@@ -147,18 +147,13 @@ def manifest(version: str) -> str:
     return f"{version}/manifest.json"
 
 
-STATE = "state"
-"""The folder in a checkpoint that gc may delete alone."""
+STATE = "state/"
+"""The beginning of the names of those files of a checkpoint that gc may delete alone."""
 
 
-def is_state(name: str) -> bool:
-    """Return whether the file `name` of a version is in the folder `STATE`."""
-    return name.startswith(f"{STATE}/")
-
-
-def tombstone(version: str, area: str = "") -> str:
-    """Return the key of the tombstone: gc has deleted the data of `version`, or only those in its folder `area`."""
-    return f"{version}/collected{area and '-'}{area}.json"
+def tombstone(version: str, *, state: bool = False) -> str:
+    """Return the key of the tombstone: gc has deleted the data of `version`, or only its `state`."""
+    return f"{version}/collected{'-state' if state else ''}.json"
 
 
 def journal(version: str) -> str:

@@ -95,7 +95,7 @@ def _refuse(target: Store, versions: Sequence[str]) -> None:
 
 
 def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
-    for tombstone in (layout.tombstone(manifest.version, area) for area in ("", layout.STATE)):
+    for tombstone in (layout.tombstone(manifest.version, state=state) for state in (False, True)):
         if source.exists(tombstone):  # these data are gone there as here
             target.write(tombstone, source.read(tombstone))
     in_parallel(partial(_copy_file, source, target), manifests.left(source, manifest), _FILES_AT_ONCE)

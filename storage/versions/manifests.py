@@ -120,34 +120,31 @@ def left(store: Store, manifest: Manifest) -> list[File]:
     """Return the files of a version that gc has not deleted."""
     if store.exists(layout.tombstone(manifest.version)):
         return []
-    state = store.exists(layout.tombstone(manifest.version, layout.STATE))
-    return [file for file in manifest.files if not (state and layout.is_state(file.name))]
+    whole = not store.exists(layout.tombstone(manifest.version, state=True))
+    return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
 
 
-def refuse_collected(store: Store, version: str, area: str = "") -> None:
-    """Raise DamagedError if gc has deleted the data of `version`, or those in its folder `area`."""
-    for part in dict.fromkeys(["", area]):
-        if store.exists(layout.tombstone(version, part)):
-            gone = f"the files of its {part}/" if part else "its data"
-            raise DamagedError(
-                f"{store.uri(version)} was collected by gc: its manifest and lineage stay, {gone} are gone"
-                f"{_nearest(store, version, area)}"
-            )
+def refuse_collected(store: Store, version: str, *, state: bool = False) -> None:
+    """Raise DamagedError if gc has deleted the data of `version`, or, if it is needed, only its `state`."""
+    alone = state and store.exists(layout.tombstone(version, state=True))
+    if alone or store.exists(layout.tombstone(version)):
+        raise DamagedError(
+            f"{store.uri(version)} was collected by gc: its manifest and lineage stay, "
+            f"{'its train state is' if alone else 'its data are'} gone{_nearest_whole(store, version)}"
+        )
 
 
-def _nearest(store: Store, version: str, area: str) -> str:
-    """Name the nearest checkpoint of a run that still has what another one lacks, as the end of a sentence."""
+def _nearest_whole(store: Store, version: str) -> str:
+    """Name the nearest checkpoint of the same run of which nothing was collected, as the end of a sentence."""
     if not PolicyVersion.is_place(version):
         return ""
-    run, number = PolicyVersion(version).run, PolicyVersion(version).number
-
-    def has_data(other: str) -> bool:
-        return not any(store.exists(layout.tombstone(other, part)) for part in {"", area})
-
-    count = first_free(lambda other: committed(store, layout.checkpoint(run, other)))
-    others = (layout.checkpoint(run, other) for other in sorted(range(count), key=lambda n: abs(n - number)))
-    found = next(filter(has_data, others), None)
-    return f". The nearest checkpoint that has them is {found} (storage.keep says what a run keeps)" if found else ""
+    policy = PolicyVersion(version)
+    count = first_free(lambda number: committed(store, layout.checkpoint(policy.run, number)))
+    for number in sorted(range(count), key=lambda other: abs(other - policy.number)):
+        other = layout.checkpoint(policy.run, number)
+        if not any(store.exists(layout.tombstone(other, state=state)) for state in (False, True)):
+            return f"; the nearest checkpoint that is whole is {other} (storage.keep says which ones a run keeps)"
+    return ""
 
 
 def find(store: Store, version: str) -> Manifest | None:

@@ -11,7 +11,7 @@ from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import devices_of_a_server, visible_devices
-from tasks.run.room import disks, remedy, state_bytes
+from tasks.run.room import disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
@@ -54,8 +54,6 @@ def plan(config: Config) -> str:
     memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or config.policy.fork or "a warm start"
     rank, server, each = sum(memory.values()), served_memory(sizes, knobs), devices_of_a_server(knobs.extra_args)
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.ppo.device != "cpu" else 0
-    weights = 4 * sizes.parameters
-    on_disk = disks(config, weights, state_bytes(weights, config.ppo))
     shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
     return rendered(
@@ -66,8 +64,7 @@ def plan(config: Config) -> str:
         f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
         f"together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
         f"{size(mesh.ranks * rank + servers * server)} or more",
-        *(f"disk: {disk}" for disk in on_disk),
-        *(remedy(config) for disk in on_disk if disk.more > disk.free),
+        *(f"disk: {disk}" for disk in disks(config, 4 * sizes.parameters)),
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
             [

@@ -44,7 +44,7 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     The tokens of the budget count over the whole run, its minutes over this flow run only.
 
     Raises:
-        DiskFullError: the next checkpoint has no room.
+        StorageError: the next checkpoint has no room.
     """
     run, first = workspace.config.run, finished_iterations(workspace)
     workspace.collect()  # first, since a run that found no room may keep less now

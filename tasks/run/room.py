@@ -5,27 +5,22 @@ Only checkpoints are counted, since all else of a run is small beside them. A bu
 
 import re
 import shutil
-import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect.settings import PREFECT_HOME
-
 from configs import Config
-from configs.train import PPO
 from storage import layout
 from storage.commands.program import size
-from storage.errors import DiskFullError
+from storage.errors import StorageError
 from storage.logs.log import first_free
 from storage.objects.store import Store
 from storage.versions import manifests
 
-_FULL = re.compile(r"No space left on device|disk is full|quota exceeded", re.IGNORECASE)
-"""What the system, SQLite and quotas say. Libraries and other processes pass it on in errors of their own."""
-_NO_BYTES = 2**20
-"""A disk with fewer free bytes is full, whatever an error says that comes from Prefect's server."""
+_FULL = re.compile(r"^\S.*(No space left on device|disk is full|quota exceeded).*", re.IGNORECASE | re.MULTILINE)
+"""The line of a traceback that has what the system, SQLite and quotas say, perhaps in an error of a library."""
 
 
 @dataclass(slots=True)
@@ -39,26 +34,20 @@ class Disk:
 
     def __str__(self) -> str:
         return (
-            f"{self.folder} has {size(self.free)} free, and checkpoints of this run need {size(self.next)} for the next "
-            f"one, {size(self.more)} until the last iteration"
+            f"{self.folder} has {size(self.free)} free, and the checkpoints of this run need {size(self.next)} for the "
+            f"next one, {size(self.more)} until the last iteration"
         )
 
 
-def state_bytes(weights: int, ppo: PPO) -> int:
-    """Compute the bytes of a train state: two moments, a critic of its own with two, a moving reference policy."""
-    own_critic = ppo.critic is not None and ppo.critic.model == "own"
-    return weights * (2 + 3 * own_critic + (ppo.kl.kl_ctl > 0 and ppo.kl.reference == "ema"))
-
-
 def stored_bytes(config: Config) -> tuple[int, int]:
-    """Return the bytes of weights and train state of the newest checkpoint, or of the one after number 0."""
+    """Return the bytes of weights and train state of the newest checkpoint, as `disks` takes them."""
     store, name = Store.of(config.storage), config.run.name
     count = first_free(lambda number: manifests.committed(store, layout.checkpoint(name, number)))
     if not count:
         return 0, 0
     newest = manifests.read(store, layout.checkpoint(name, count - 1))
-    state = sum(file.bytes for file in newest.files if layout.is_state(file.name))
-    return newest.bytes - state, state or state_bytes(newest.bytes, config.ppo)
+    state = sum(file.bytes for file in newest.files if file.name.startswith(layout.STATE))
+    return newest.bytes - state, state
 
 
 def held_bytes(config: Config, weights: int, state: int) -> int:
@@ -70,18 +59,29 @@ def held_bytes(config: Config, weights: int, state: int) -> int:
     return weights * (1 + len(evaluated)) + (weights + state) * (len(whole) + 1)
 
 
-def disks(config: Config, weights: int, state: int) -> list[Disk]:
-    """Compare what a run needs with what is free. A checkpoint is written to the cache before it is stored."""
+def disks(config: Config, weights: int, state: int = 0) -> list[Disk]:
+    """Compare what a run needs with what is free. A checkpoint is written to the cache before it is stored.
+
+    Args:
+        config: the run's configuration.
+        weights: the bytes of a checkpoint without its train state.
+        state: those of the train state; 0: computed as those of two moments, of a critic of its own with two moments,
+            and of a moving reference policy.
+    """
+    critic, kl = config.ppo.critic, config.ppo.kl
+    copies = 2 + 3 * (critic is not None and critic.model == "own") + (kl.kl_ctl > 0 and kl.reference == "ema")
+    state = state or copies * weights
     storage, needed, local = config.storage, held_bytes(config, weights, state), Store.of(config.storage).is_local
     place = storage.root if local else storage.cache  # which has copies of what a bucket gets
     limit = needed if local else min(needed, int(storage.cache_gib * 2**30))
     held = sum(item.bytes for item in Store(place).walk(f"runs/{config.run.name}/checkpoints"))
     found = dict[int, Disk]()
-    for folder, more in ((storage.cache, weights + state), (place, max(0, limit - held))):
+    each = weights + state
+    for folder, to_write, more in ((storage.cache, each, each), (place, local * each, max(0, limit - held))):
         path = Path(folder).expanduser().absolute()
         there = next(each for each in (path, *path.parents) if each.exists())
         disk = found.setdefault(there.stat().st_dev, Disk(folder, shutil.disk_usage(there).free))
-        disk.next, disk.more = disk.next + weights + state, disk.more + more
+        disk.next, disk.more = disk.next + to_write, disk.more + more
     return list(found.values())
 
 
@@ -89,11 +89,11 @@ def check_room(config: Config, warn: Callable[[str], None]) -> None:
     """Compare what a run that has checkpoints needs with what is free; `warn` if it will not be enough.
 
     Raises:
-        DiskFullError: not even the next checkpoint has room.
+        StorageError: not even the next checkpoint has room.
     """
     for disk in disks(config, *stored_bytes(config)):
         if disk.next > disk.free:
-            raise DiskFullError(f"{disk}. {remedy(config)}")
+            raise StorageError(f"{disk}. {remedy(config)}")
         if disk.more > disk.free:
             warn(f"{disk}. {remedy(config)}")
 
@@ -108,23 +108,11 @@ def remedy(config: Config) -> str:
 
 @contextmanager
 def telling_full_disks(config: Config) -> Iterator[None]:
-    """Raise an error of the block that came from a full disk as DiskFullError: the folder, the bytes, the remedy."""
+    """Raise an error of the block that came from a full disk as StorageError: the folder, the bytes, the remedy."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFullError) or not (cause := _full_disk(config, error)):
+        if not (said := _FULL.search("".join(traceback.format_exception(error)))):
             raise
         needs = "; ".join(map(str, disks(config, *stored_bytes(config))))
-        raise DiskFullError(f"a disk is full: {cause}. {needs}. {remedy(config)}") from error
-
-
-def _full_disk(config: Config, error: BaseException) -> str:
-    """Return the error in a chain that says that a disk is full, or name a folder without room; empty: neither."""
-    each: BaseException | None = error
-    while each:
-        if _FULL.search(str(each)):
-            return str(each)
-        each = each.__cause__ or each.__context__
-    folders = [config.storage.cache, tempfile.gettempdir(), str(PREFECT_HOME.value())]
-    full = [folder for folder in folders if Path(folder).exists() and shutil.disk_usage(folder).free < _NO_BYTES]
-    return "" if isinstance(error, ValueError) or not full else f"there is no room in {full[0]}"
+        raise StorageError(f"a disk is full: {said[0]}. {needs}. {remedy(config)}") from error

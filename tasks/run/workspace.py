@@ -4,7 +4,6 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ from tasks.problems.exclusions import check_exclusions
 from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
 
-logger = logging.getLogger(__name__)
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     *("storage.", "tracking", "cost.", "inference.", "trainer.", "cluster.", "retrain.", "audit.", "monitoring."),
@@ -47,6 +45,8 @@ MAY_CHANGE = (
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
+_LOOKED_AT = 10
+"""Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
 _TRIED = ("problems", "policy", "agent", "environment", "score")
 """Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
 another program, which has none, may be scored again by other scorers."""
@@ -62,7 +62,6 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
-        self._collected = set[str]()
 
     @property
     def name(self) -> str:
@@ -86,14 +85,18 @@ class Workspace:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
         trim_to_limit(self.store, self.config.storage, in_use)
 
-    def collect(self) -> None:
-        """Delete the data of checkpoints that `storage.keep` does not keep. What hinders this does not end the run."""
-        if not self.lease or not self.config.storage.keep:
-            return
-        try:
-            gc.collect_own(self.store, self.lease, self.config.storage.keep, self._collected, logger.debug)
-        except (UnavailableError, DamagedError, OSError) as error:
-            get_run_logger().warning("what storage.keep does not keep stays, because it cannot be deleted: %s", error)
+    def collect(self, newest: int = 0) -> None:
+        """Delete the data of checkpoints that `storage.keep` does not keep: of all, or of those before `newest`.
+
+        What hinders this does not end the run.
+        """
+        if (keep := self.config.storage.keep) and self.lease:
+            after = max(0, newest - keep.last - _LOOKED_AT)
+            try:
+                rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
+                gc.collect_leased(self.store, self.lease, rules)
+            except (UnavailableError, DamagedError, OSError) as error:
+                get_run_logger().warning("checkpoints that storage.keep does not keep were not deleted: %s", error)
 
     @property
     def scratch(self) -> Path:
@@ -123,8 +126,7 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
     publish(config.monitoring.prometheus, run.name)
-    lease = Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label)
-    with telling_full_disks(config), lease as workspace.lease:
+    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
         yield workspace
         workspace.trim_cache()
 
@@ -138,7 +140,7 @@ def open_run(config: Config) -> Iterator[Workspace]:
             message lists the differences.
         LeaseHeldError: see `open_leased`.
     """
-    with open_leased(config) as workspace:
+    with open_leased(config) as workspace, telling_full_disks(config):
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace)
         with followed(workspace.config):

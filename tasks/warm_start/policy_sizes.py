@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import model_files
 from storage.versions.fetch import WEIGHTS, fetch_folder
-from storage.versions.manifests import read, refuse_collected
+from storage.versions.manifests import read
 from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.problems.arithmetic import generate
@@ -68,16 +68,8 @@ def forked_checkpoint(policy: Policy) -> PolicyVersion:
 
 
 def policy_place(config: Config) -> str:
-    """Return `policy.path`, or the URI of the checkpoint of `policy.fork`.
-
-    Raises:
-        StorageError: gc has deleted its data, or the train state, with which a fork begins.
-    """
-    if config.policy.path:
-        return config.policy.path
-    store, forked = Store.of(config.storage), forked_checkpoint(config.policy)
-    refuse_collected(store, forked, layout.STATE)
-    return store.uri(forked)
+    """Return `policy.path`, or the URI of the checkpoint of `policy.fork`."""
+    return config.policy.path or Store.of(config.storage).uri(forked_checkpoint(config.policy))
 
 
 def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | None, tuple[int, ...]]":

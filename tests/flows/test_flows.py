@@ -316,7 +316,7 @@ def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str]
     assert (answer.updates, answer.unknown) == (2, {})
     assert verify(store, [layout.checkpoint("fork", 1)]).findings == []
     aliases.move(store, "best", layout.checkpoint("fork", 1), None)
-    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [])
+    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [], gc.Rules())
 
 
 @pytest.mark.long
