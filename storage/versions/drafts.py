@@ -97,13 +97,8 @@ class Draft:
         self._scratch.remove()
 
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
-        """Hash and upload the local file `path` as `name`. If that fails, delete what was added: room may be short."""
-        try:
-            self.files.append(file := self._upload(path, name, rows))
-        except OSError:
-            for added in self.files:
-                self.store.delete(added.path)
-            raise
+        """Hash and upload the local file `path` as `name`."""
+        self.files.append(file := self._upload(path, name, rows))
         return file
 
     def _upload(self, path: Path, name: str, rows: int | None) -> File:

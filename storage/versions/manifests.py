@@ -14,7 +14,7 @@ from storage.logs.log import first_free
 from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, version_of
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
@@ -126,19 +126,19 @@ def left(store: Store, manifest: Manifest) -> list[File]:
 
 def refuse_collected(store: Store, version: str, *, state: bool = False) -> None:
     """Raise DamagedError if gc has deleted the data of `version`, or, if it is needed, only its `state`."""
-    alone = state and store.exists(layout.tombstone(version, state=True))
-    if alone or store.exists(layout.tombstone(version)):
-        raise DamagedError(
-            f"{store.uri(version)} was collected by gc: its manifest and lineage stay, "
-            f"{'its train state is' if alone else 'its data are'} gone{_nearest_whole(store, version)}"
-        )
+    for part, lost in ((False, "its data are"), (state, "its train state is")):
+        if store.exists(layout.tombstone(version, state=part)):
+            raise DamagedError(
+                f"{store.uri(version)} was collected by gc: its manifest and lineage stay, {lost} gone"
+                f"{_nearest_whole(store, version)}"
+            )
 
 
 def _nearest_whole(store: Store, version: str) -> str:
     """Name the nearest checkpoint of the same run of which nothing was collected, as the end of a sentence."""
-    if not PolicyVersion.is_place(version):
+    policy = version_of(version)
+    if not isinstance(policy, PolicyVersion):
         return ""
-    policy = PolicyVersion(version)
     count = first_free(lambda number: committed(store, layout.checkpoint(policy.run, number)))
     for number in sorted(range(count), key=lambda other: abs(other - policy.number)):
         other = layout.checkpoint(policy.run, number)

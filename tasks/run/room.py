@@ -81,7 +81,8 @@ def disks(config: Config, weights: int, state: int = 0) -> list[Disk]:
         path = Path(folder).expanduser().absolute()
         there = next(each for each in (path, *path.parents) if each.exists())
         disk = found.setdefault(there.stat().st_dev, Disk(folder, shutil.disk_usage(there).free))
-        disk.next, disk.more = disk.next + to_write, disk.more + more
+        disk.next += to_write
+        disk.more += more
     return list(found.values())
 
 
@@ -101,8 +102,9 @@ def check_room(config: Config, warn: Callable[[str], None]) -> None:
 def remedy(config: Config) -> str:
     """Say what frees room."""
     return (
-        "A run holds less with a lower storage.keep.last, and a higher storage.keep.every and evaluation.every; "
-        f"`python -m storage --root {config.storage.root} gc --delete` frees what no run needs any more"
+        "A run holds less with a lower storage.keep.last and a higher storage.keep.every; "
+        f"`python -m storage --root {config.storage.root} gc --delete --older-than-hours 0` frees what no run needs "
+        "any more, and what failed attempts left"
     )
 
 
@@ -115,4 +117,6 @@ def telling_full_disks(config: Config) -> Iterator[None]:
         if not (said := _FULL.search("".join(traceback.format_exception(error)))):
             raise
         needs = "; ".join(map(str, disks(config, *stored_bytes(config))))
-        raise StorageError(f"a disk is full: {said[0]}. {needs}. {remedy(config)}") from error
+        raise StorageError(
+            f"a disk is full: {said[0]}. {needs}. {remedy(config)}. Then the same command continues"
+        ) from error

@@ -92,8 +92,8 @@ class Workspace:
         """
         if (keep := self.config.storage.keep) and self.lease:
             after = max(0, newest - keep.last - _LOOKED_AT)
+            rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
             try:
-                rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
                 gc.collect_leased(self.store, self.lease, rules)
             except (UnavailableError, DamagedError, OSError) as error:
                 get_run_logger().warning("checkpoints that storage.keep does not keep were not deleted: %s", error)

@@ -1,8 +1,10 @@
 """Room on the disks: what a run will hold, what is compared with it, and what a full disk means."""
 
+import functools
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import load
+from configs.storage import Keep
 from tasks.run.configuration import plan
 from tasks.run.room import disks, held_bytes, telling_full_disks
 from tests.support.paths import ROOT
 
 WEIGHTS, STATE = 10, 21
+smoke = functools.cache(partial(load, "smoke"))
 
 
 @given(st.integers(2, 5), st.integers(0, 7), st.integers(1, 7), st.integers(1, 40), st.booleans())
 def test_a_run_never_holds_more_than_was_said(last: int, every: int, evaluated: int, end: int, keeps: bool) -> None:
     """Between a commit and what is deleted then, there is one checkpoint more; at the end one place is free."""
-    keep = f"storage.keep={{last: {last}, every: {every}}}" if keeps else "storage.keep=null"
-    config = load("smoke", [f"run.iterations={end}", f"evaluation.every={evaluated}", keep])
+    base, keep = smoke(), Keep(last=last, every=every) if keeps else None
+    config = base.model_copy(
+        update={
+            "run": base.run.model_copy(update={"iterations": end}),
+            "evaluation": base.evaluation.model_copy(update={"every": evaluated}),
+            "storage": base.storage.model_copy(update={"keep": keep}),
+        }
+    )
     held = WEIGHTS, 0
     for newest in range(1, end + 1):
         before = held[0] + held[1]
@@ -43,8 +53,8 @@ def test_two_folders_on_one_disk_share_its_room(tmp_path: Path) -> None:
     remote = local.model_copy(update={"storage": local.storage.model_copy(update={"root": "s3://bucket/x"})})
     (cache,) = disks(remote, 100)
     assert (cache.next, cache.more) == (300, total + 300)  # without a state, two moments are computed
-    limited = remote.model_copy(update={"storage": remote.storage.model_copy(update={"cache_gib": 1e-6})})
-    assert disks(limited, 100)[0].more == 300 + int(1e-6 * 2**30)
+    limited = remote.model_copy(update={"storage": remote.storage.model_copy(update={"cache_gib": 4e-7})})
+    assert disks(limited, 100)[0].more == 300 + int(4e-7 * 2**30)
     assert "need 300 bytes for the next one" in str(cache)
 
 

@@ -3,7 +3,9 @@
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from safetensors.numpy import save_file
 from configs import load
 from storage import layout
 from storage.errors import StorageError
+from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions.drafts import Draft, Provenance
@@ -40,14 +43,15 @@ def main(folder: Path) -> None:
 
     def store_weights() -> None:
         with Draft(store, layout.checkpoint("smoke", 1), "checkpoint") as draft:
-            add(draft, 1)
+            add(draft, 0.5)
             add(draft, 2)
 
     def save_weights() -> None:
-        save_file({"weight": np.zeros(10**6)}, folder / "weights")
+        with TemporaryDirectory(dir=folder) as scratch:  # as the trainer does
+            save_file({"weight": np.zeros(10**6)}, f"{scratch}/weights")
 
     def fill_database() -> None:
-        with sqlite3.connect(folder / "logs.sqlite") as database:
+        with closing(sqlite3.connect(folder / "logs.sqlite")) as database:
             database.execute("create table logs (text)")
             database.executemany("insert into logs values (?)", [("x" * 1000,)] * 8000)
 
@@ -62,9 +66,11 @@ def main(folder: Path) -> None:
         for part in (said, f"{folder}/cache has ", "need 1.5 MB for the next one", "gc --delete"):
             assert part in str(told.value), str(told.value)
         assert "\n" not in str(told.value)
-        (folder / "weights").unlink(missing_ok=True)
-        (folder / "logs.sqlite").unlink(missing_ok=True)
-    assert [item.path for item in store.walk("runs") if "/000001/" in item.path or ".tmp" in item.path] == []
+        for path in [*folder.glob("weights"), *folder.glob("logs.sqlite*")]:
+            path.unlink()
+    assert [item.path for item in store.walk() if item.path.endswith((".tmp", ".part"))] == []
+    attempt = [item.path for plan in gc.collect(store, gc.Rules(older_than_s=-1)) for item in plan.leftovers]
+    assert [path.rpartition("/")[2] for path in attempt] == ["weights"]  # the first file of the attempt that failed
     (finding,) = verify(store, [version]).findings
     assert "says that" in finding.problem  # a `run` where checkpoints are, of which everything else is right
     (folder / "fill").write_bytes(bytes(2_500_000))
