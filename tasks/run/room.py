@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.settings import PREFECT_HOME
+
 from configs import Config
 from storage import layout
 from storage.commands.program import size
@@ -21,6 +23,8 @@ from storage.versions import manifests
 
 _FULL = re.compile(r"^\S.*(No space left on device|disk is full|quota exceeded).*", re.IGNORECASE | re.MULTILINE)
 """The line of a traceback that has what the system, SQLite and quotas say, perhaps in an error of a library."""
+_NO_BYTES = 2**20
+"""Free bytes below which an error of Prefect's server, which says nothing, comes from a full disk."""
 
 
 @dataclass(slots=True)
@@ -114,9 +118,11 @@ def telling_full_disks(config: Config) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (said := _FULL.search("".join(traceback.format_exception(error)))):
+        home, said = PREFECT_HOME.value(), _FULL.search("".join(traceback.format_exception(error)))
+        if not said and not (home.exists() and shutil.disk_usage(home).free < _NO_BYTES):
             raise
+        cause = said[0] if said else f"Prefect's database in {home} has no room"
         needs = "; ".join(map(str, disks(config, *stored_bytes(config))))
         raise StorageError(
-            f"a disk is full: {said[0]}. {needs}. {remedy(config)}. Then the same command continues"
+            f"a disk is full: {cause}. {needs}. {remedy(config)}. Then the same command continues"
         ) from error

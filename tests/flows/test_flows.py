@@ -202,6 +202,8 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
     assert [metrics["trajectories/too_old"] for metrics in numbers["training"]] == [0, 0, 0, 0]
     assert all(newest - version <= 2 for version, newest in seen)
     assert {version for version, newest in seen if newest == version} >= {0, 1}
+    report = verify(store, [layout.checkpoint("smoke", 4)])
+    assert (report.findings, report.collected) == ([], 2)  # of checkpoints the last two and number 0 stay
 
 
 @pytest.mark.long

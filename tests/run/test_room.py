@@ -73,7 +73,8 @@ def test_other_errors_stay_as_they_are() -> None:
 def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
     """A real one: the folder, the bytes that are needed, and what frees them. What was stored stays whole."""
     isolated = ["unshare", "--map-root-user", "--mount"]
-    mount = f"mount -t tmpfs -o size=4m none {tmp_path} && exec {sys.executable} -m tests.support.full_disk {tmp_path}"
+    program = f"PREFECT_HOME={tmp_path} exec {sys.executable} -m tests.support.full_disk {tmp_path}"
+    mount = f"mount -t tmpfs -o size=4m none {tmp_path} && {program}"
     tried = [*isolated, "mount", "-t", "tmpfs", "none", str(tmp_path)]
     if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
         pytest.skip("no folder of limited size can be mounted here")

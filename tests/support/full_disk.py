@@ -1,5 +1,6 @@
-"""What happens in a folder of 4 MB: `python -m tests.support.full_disk FOLDER`, in which nothing else is."""
+"""What happens in a folder of 4 MB that is also PREFECT_HOME: `python -m tests.support.full_disk FOLDER`."""
 
+import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -76,6 +77,9 @@ def main(folder: Path) -> None:
     (folder / "fill").write_bytes(bytes(2_500_000))
     with pytest.raises(StorageError, match="need 1.5 MB for the next one"):
         check_room(config, warnings.append)
+    (folder / "more").write_bytes(bytes(shutil.disk_usage(folder).free - 500_000))
+    with pytest.raises(StorageError, match=f"Prefect's database in {folder} has no room"), telling_full_disks(config):
+        raise RuntimeError("Server error '500 Internal Server Error'")
 
 
 if __name__ == "__main__":
