@@ -4,7 +4,18 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
-from configs.knobs import URI, Knobs
+from configs.knobs import URI, Knobs, NonNegativeInt
+
+
+class Keep(Knobs):
+    """What a run keeps of its checkpoints; the data of others are deleted after each update, as by `storage gc`."""
+
+    last: Annotated[int, Field(ge=2)] = 2
+    """Number of newest checkpoints to keep whole. The servers may still read the one before the newest."""
+    every: NonNegativeInt = 20
+    """Keep also every checkpoint whole whose number is a multiple of this, so that forks can begin there; 0: none for
+    this reason. Number 0, and those that an alias points at or another run began with, are always kept whole; those
+    that were evaluated keep their weights, but not the state of the optimizer."""
 
 
 class Storage(Knobs):
@@ -14,3 +25,5 @@ class Storage(Knobs):
     """Local folder for copies of the versions of a remote root, and for logs of servers."""
     cache_gib: PositiveFloat = 100.0
     """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""
+    keep: Keep | None = Keep()
+    """The checkpoints that a run keeps; empty: all of them. A run of an older program keeps all unless this is set."""

@@ -21,6 +21,7 @@ manifest.json                               the commit record
 <nonce>/…                                   data objects of the attempt with that nonce
 journal/<number>.json                       finished shards of a rollout, so that it can be continued
 collected.json                              the tombstone: gc deleted the data; the manifest stays
+collected-state.json                        gc deleted `state/` of a checkpoint, and no more
 
 Logs of numbered entries that are created once (see `storage.logs.log`):
 catalog/<number>.json                       all attempts to commit, in order
@@ -146,9 +147,13 @@ def manifest(version: str) -> str:
     return f"{version}/manifest.json"
 
 
-def tombstone(version: str) -> str:
-    """Return the key of the tombstone: gc has deleted the data of `version`."""
-    return f"{version}/collected.json"
+STATE = "state/"
+"""The beginning of the names of those files of a checkpoint that gc may delete alone."""
+
+
+def tombstone(version: str, *, state: bool = False) -> str:
+    """Return the key of the tombstone: gc has deleted the data of `version`, or only its `state`."""
+    return f"{version}/collected{'-state' if state else ''}.json"
 
 
 def journal(version: str) -> str:

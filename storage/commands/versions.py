@@ -56,7 +56,8 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 def show(store: Store, arguments: argparse.Namespace) -> Output:
     """Show the manifest as tables."""
     manifest = manifests.read(store, aliases.resolve_version(store, arguments.version))
-    collected = store.exists(layout.tombstone(manifest.version))
+    left = manifests.left(store, manifest)
+    rest = "" if left == manifest.files else "; the others were collected by gc"
     head = [
         ("version", store.uri(manifest.version)),
         ("kind", manifest.kind),
@@ -65,10 +66,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         *(("own code", f"{path} {digest[:16]}") for path, digest in manifest.code.items()),
         ("flow run", manifest.prefect_run_id),
         ("fencing token", manifest.fence),
-        (
-            "data",
-            "collected by gc" if collected else f"{counted(len(manifest.files), 'object')}, {size(manifest.bytes)}",
-        ),
+        ("data", f"{counted(len(left), 'object')}, {size(sum(file.bytes for file in left))}{rest}"),
         *(("parent", parent) for parent in manifest.parent_names),
     ]
     parts = [table(["", ""], head)]
@@ -79,7 +77,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         parts.append(table(["metric", "value"], [(key, short(value)) for key, value in flatten(manifest.metrics)]))
     if arguments.config:
         parts.append(table(["setting", "value"], flatten(manifest.config)))
-    data = manifest.model_dump(mode="json") | {"collected": collected}
+    data = manifest.model_dump(mode="json") | {"collected": left != manifest.files}
     return Output(data if arguments.config else {k: v for k, v in data.items() if k != "config"}, parts)
 
 

@@ -55,18 +55,21 @@ def newest_first(store: Store) -> Iterator[CatalogEntry | DamagedError]:
 
 
 def read_all(store: Store) -> list[CatalogEntry]:
-    """Read all entries, oldest first.
+    """Read all entries, oldest first; those that were read from this `store` before are not read again.
 
     A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
 
     Raises:
         StorageError: an entry is damaged.
     """
-    log = Log(store, layout.CATALOG)
-    entries = in_parallel(lambda number: _entry(log, number), range(log.length()))
+    log, known = Log(store, layout.CATALOG), store.entries
+    length = log.length()
+    unread = [number for number in range(length) if number not in known]
+    entries = in_parallel(lambda number: _entry(log, number), unread)
     for damaged in (entry for entry in entries if isinstance(entry, DamagedError)):
         raise damaged
-    return [entry for entry in entries if isinstance(entry, CatalogEntry)]
+    known.update(zip(unread, entries, strict=True))
+    return [known[number] for number in range(length) if known[number]]
 
 
 def _entry(log: Log, number: int) -> CatalogEntry | DamagedError | None:

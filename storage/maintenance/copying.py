@@ -95,11 +95,10 @@ def _refuse(target: Store, versions: Sequence[str]) -> None:
 
 
 def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
-    tombstone = layout.tombstone(manifest.version)
-    if source.exists(tombstone):  # its data are gone there as here
-        target.write(tombstone, source.read(tombstone))
-    else:
-        in_parallel(partial(_copy_file, source, target), manifest.files, _FILES_AT_ONCE)
+    for tombstone in (layout.tombstone(manifest.version, state=state) for state in (False, True)):
+        if source.exists(tombstone):  # these data are gone there as here
+            target.write(tombstone, source.read(tombstone))
+    in_parallel(partial(_copy_file, source, target), manifests.left(source, manifest), _FILES_AT_ONCE)
     catalog.enter(target, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
     if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
         _refuse(target, [manifest.version])

@@ -4,9 +4,12 @@ Manifests stay, so lineage and metrics stay readable. A tombstone distinguishes 
 
 - versions that an alias points at, and all their ancestors; for the alias `<run>/latest`, which the pipeline moves
   itself, only the version;
+- checkpoints with which other runs began;
 - of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more if its settings need them;
 - data sets that were not trained on yet, and shards with which a killed rollout can be continued;
 - everything of a run that is being written, and leftovers younger than `older_than_s`.
+
+A run that is being written collects its own checkpoints after each update, by the rules of `storage.keep`.
 """
 
 import re
@@ -24,7 +27,7 @@ from storage.objects.seal import seal
 from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
-from storage.versions.lineage import ancestors
+from storage.versions.lineage import climb_down
 from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "scores", "evaluation")
@@ -42,12 +45,18 @@ class Rules:
         keep_every: keep also every version whose number is a multiple of this; 0: no version for this reason.
         kinds: kinds of versions that are collected at all.
         older_than_s: leftovers younger than this are kept.
+        ancestors: keep also the ancestors of what aliases point at.
+        evaluated: keep also the checkpoints that were evaluated, but for their train state.
+        after: leave alone all leftovers, and versions with this number or a lower one; 0: none.
     """
 
     keep_last: int = 3
     keep_every: int = 0
     kinds: tuple[str, ...] = ("checkpoint",)
     older_than_s: float = 24 * 3600
+    ancestors: bool = True
+    evaluated: bool = False
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -69,18 +78,24 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
     done = []
     for planned in plan(store, rules):
         if planned.run is None:
-            _delete_planned(store, planned, progress, lambda: None)
+            _delete(store, planned, rules, progress, lambda: None)
             done.append(planned)
             continue
         try:
             with leases.Lease(store, planned.run, label="gc") as lease:
-                for leased in plan(store, rules, planned.run):  # again, now under the lease
-                    _delete_planned(store, leased, progress, lease.check)
-                    done.append(leased)
+                done += collect_leased(store, lease, rules, progress)
         except LeaseHeldError as error:
             progress(f"left alone: {error}")
             done.append(Plan(planned.run, held_by=str(error)))
     return done
+
+
+def collect_leased(store: Store, lease: leases.Lease, rules: Rules, progress: Progress = lambda _: None) -> list[Plan]:
+    """Delete what the rules do not keep of one run, which the caller may write under `lease`, and return it."""
+    plans = plan(store, rules, lease.run)
+    for planned in plans:
+        _delete(store, planned, rules, progress, lease.check)
+    return plans
 
 
 def plan(store: Store, rules: Rules, run: str | None = None) -> list[Plan]:
@@ -92,9 +107,9 @@ def plan(store: Store, rules: Rules, run: str | None = None) -> list[Plan]:
         name = layout.run_of(key)
         return plans.setdefault(name, Plan(name))
 
-    for manifest in deletable(store, entries, kept(store, entries), rules, run):
+    for manifest in deletable(store, entries, rules, run):
         plan_of(manifest.version).versions.append(manifest)
-    for item in _leftovers(store, rules, folder):
+    for item in [] if rules.after else _leftovers(store, rules, folder):
         plan_of(item.path).leftovers.append(item)
     if run is None:
         for name, run_plan in plans.items():
@@ -129,7 +144,7 @@ def _needed(store: Store, version: str) -> set[str]:
     return set(drafts.shards(store, version))
 
 
-def _delete_planned(store: Store, planned: Plan, progress: Progress, check: Callable[[], object]) -> None:
+def _delete(store: Store, planned: Plan, rules: Rules, progress: Progress, check: Callable[[], object]) -> None:
     """Write tombstones, read the aliases a second time, then delete the data.
 
     Moving an alias checks for a tombstone after the move. So either the move or this second read sees the other.
@@ -138,12 +153,12 @@ def _delete_planned(store: Store, planned: Plan, progress: Progress, check: Call
     check()
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
-        store.write(layout.tombstone(manifest.version), seal(mark))
-    keep = kept(store, catalog.read_all(store)) if planned.versions else set()
+        store.write(_tombstone(manifest), seal(mark))
+    keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
     for manifest in list(planned.versions):
         if manifest.version in keep:
             planned.versions.remove(manifest)
-            store.delete(layout.tombstone(manifest.version))
+            store.delete(_tombstone(manifest))
     for manifest in planned.versions:
         check()
         for file in manifest.files:
@@ -155,33 +170,43 @@ def _delete_planned(store: Store, planned: Plan, progress: Progress, check: Call
         progress(f"deleted {item.path}: {item.bytes:,} bytes")
 
 
-def kept(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
-    """Return the versions that aliases keep: those they point at, their ancestors, and their evaluations."""
-    versions, pointed = set[str](), set[str]()
-    for name, moves in aliases.names(store).items():
-        if newest := aliases.current(store, name, moves):
-            needed = [] if name.endswith("/latest") else ancestors(store, newest.version)
-            versions |= {newest.version, *(node.version for node in needed)}
-            pointed.add(newest.version)
-    return versions | {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
+def _tombstone(planned: Manifest) -> str:
+    """Return the key of the tombstone for the files of a planned manifest: all, or those of the train state."""
+    return layout.tombstone(planned.version, state=planned.files[0].name.startswith(layout.STATE))
 
 
-def deletable(
-    store: Store, entries: Sequence[catalog.CatalogEntry], keep: set[str], rules: Rules, run: str | None
-) -> list[Manifest]:
-    """Return the manifests of committed, not yet collected versions that no rule keeps."""
+def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
+    """Return the versions that aliases keep (those they point at, their ancestors and evaluations) or forks keep."""
+    newest = {name: aliases.current(store, name, moves) for name, moves in aliases.names(store).items()}
+    pointed = {move.version for move in newest.values() if move}
+    heads = [move.version for name, move in newest.items() if move and not name.endswith("/latest")]
+    older = {node.version for node in climb_down(store, heads)} if rules.ancestors else set[str]()
+    evaluations = {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
+    made = ((entry.version, parent) for entry in entries if entry.kind == "checkpoint" for parent in entry.parents)
+    forked = {parent for version, parent in made if layout.run_of(parent) != layout.run_of(version)}
+    return pointed | older | evaluations | forked
+
+
+def deletable(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules, run: str | None) -> list[Manifest]:
+    """Return the manifests of committed, not yet collected versions that no rule keeps, with the files to delete."""
     series: dict[tuple[str, str], set[str]] = defaultdict(set)
     for entry in entries:
         owner = layout.run_of(entry.version)
         if entry.kind in rules.kinds and owner and owner == (run or owner):
             series[owner, entry.kind].add(entry.version)
     candidates = {version for versions in series.values() for version in _without_rule(store, versions, rules)}
+    evaluated = {layout.evaluated_policy(entry.version) for entry in entries} if rules.evaluated else set()
 
     def read(version: str) -> Manifest | None:
-        manifest = manifests.find(store, version)  # gc deletes the last object last
-        return manifest if manifest and manifest.files and store.exists(manifest.files[-1].path) else None
+        manifest = manifests.find(store, version)
+        stored = manifest.files if manifest else []
+        files = [file for file in stored if version not in evaluated or file.name.startswith(layout.STATE)]
+        # gc deletes the last object last. If only the state is gone, the canary is left, as the first or the last.
+        ends = {file.path for file in (*files[:1], *files[-1:])}
+        return manifest.model_copy(update={"files": files}) if manifest and any(map(store.exists, ends)) else None
 
-    return [manifest for manifest in in_parallel(read, sorted(candidates - keep)) if manifest]
+    needless = sorted(candidates - kept(store, entries, rules)) if candidates else []
+    return [manifest for manifest in in_parallel(read, needless) if manifest]
 
 
 def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
@@ -195,7 +220,7 @@ def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
     return [
         version
         for version, number in numbers.items()
-        if 0 < number < first_kept  # reference policies and critics begin at 0
+        if rules.after < number < first_kept  # reference policies and critics begin at 0
         and not (rules.keep_every and number % rules.keep_every == 0)
         and not _is_untrained(store, version)
     ]

@@ -87,18 +87,19 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
         report.findings += [Finding(manifest.version, key, problem) for problem in problems]
 
     add(layout.manifest(manifest.version), _manifest_problems(manifest))
-    if store.exists(layout.tombstone(manifest.version)):
+    if manifest.files and not manifests.left(store, manifest):
         report.collected += 1
         return
     before = len(report.findings)
     rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
-    for file in manifest.files:
+    for file in manifests.left(store, manifest):
         report.objects += 1
         report.bytes += file.bytes
         try:
             path = fetch_file(store, file, folder)
         except (DamagedError, OSError) as error:
-            add(file.path, [str(error)])
+            if file in manifests.left(store, manifest):  # else its run has deleted it meanwhile
+                add(file.path, [str(error)])
             continue
         add(file.path, _content_problems(manifest.kind, file, path, rows, deep))
         if not store.is_local and not (deep and file.name.startswith("model/")):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.storage import Storage
 from storage.errors import StorageError
@@ -38,6 +38,8 @@ class Store:
         self.root = root if separator else root.rstrip("/") or root
         self.positions: dict[str, int] = {}
         """Known lengths of logs by their prefix, for `storage.logs.log`."""
+        self.entries: dict[int, Any] = {}
+        """Known entries of the catalog by their number, for `storage.logs.catalog`."""
         self.backend: LocalBackend | S3Backend
         if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())

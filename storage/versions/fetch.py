@@ -70,7 +70,8 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 
 
 def _missing(store: Store, file: File) -> DamagedError:
-    refuse_collected(store, file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0])
+    version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
+    refuse_collected(store, version, state=file.name.startswith(layout.STATE))
     return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
 
 

@@ -10,9 +10,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from configs import up_to_date
 from storage import layout
 from storage.errors import DamagedError, StorageError
+from storage.logs.log import first_free
 from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion, version_of
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
@@ -114,12 +116,35 @@ def committed(store: Store, version: str) -> bool:
     return store.exists(layout.manifest(version))
 
 
-def refuse_collected(store: Store, version: str) -> None:
-    """Raise DamagedError if gc has deleted the data of `version`."""
-    if store.exists(layout.tombstone(version)):
-        raise DamagedError(
-            f"{store.uri(version)} was collected by gc: its manifest and lineage stay, its data are gone"
-        )
+def left(store: Store, manifest: Manifest) -> list[File]:
+    """Return the files of a version that gc has not deleted."""
+    if store.exists(layout.tombstone(manifest.version)):
+        return []
+    whole = not store.exists(layout.tombstone(manifest.version, state=True))
+    return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
+
+
+def refuse_collected(store: Store, version: str, *, state: bool = False) -> None:
+    """Raise DamagedError if gc has deleted the data of `version`, or, if it is needed, only its `state`."""
+    for part, lost in ((False, "its data are"), (state, "its train state is")):
+        if store.exists(layout.tombstone(version, state=part)):
+            raise DamagedError(
+                f"{store.uri(version)} was collected by gc: its manifest and lineage stay, {lost} gone"
+                f"{_nearest_whole(store, version)}"
+            )
+
+
+def _nearest_whole(store: Store, version: str) -> str:
+    """Name the nearest checkpoint of the same run of which nothing was collected, as the end of a sentence."""
+    policy = version_of(version)
+    if not isinstance(policy, PolicyVersion):
+        return ""
+    count = first_free(lambda number: committed(store, layout.checkpoint(policy.run, number)))
+    for number in sorted(range(count), key=lambda other: abs(other - policy.number)):
+        other = layout.checkpoint(policy.run, number)
+        if not any(store.exists(layout.tombstone(other, state=state)) for state in (False, True)):
+            return f"; the nearest checkpoint that is whole is {other} (storage.keep says which ones a run keeps)"
+    return ""
 
 
 def find(store: Store, version: str) -> Manifest | None:

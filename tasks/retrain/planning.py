@@ -73,7 +73,10 @@ def continued(night: Night, config: Config) -> Config:
     Raises:
         ConfigError: a newer program began the night, with knobs that this one does not know.
     """
-    kept = with_knobs(up_to_date(night.config), config.model_dump(mode="json"), KEEPS)
+    begun = up_to_date(night.config)
+    kept = with_knobs(begun, config.model_dump(mode="json"), KEEPS)
+    if "keep" not in config.storage.model_fields_set:  # a night that an older program began keeps all
+        kept = with_knobs(kept, begun, ["storage.keep"])
     return read_stored(kept, f"night {night.number}")
 
 

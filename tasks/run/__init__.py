@@ -4,5 +4,5 @@
 episode before a new run. `workspace` opens a run
 under its lease, refuses a configuration that differs from the one the run began with, and iterates over the remaining
 iterations. `resources` opens engine, verifier and trainer for the duration of a flow. `report` writes the report at the
-end.
+end. `room` compares what checkpoints need with what is free, and says what a full disk means.
 """

@@ -14,6 +14,7 @@ from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
+from tasks.run.room import disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
@@ -46,7 +47,7 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
 
 
 def plan(config: Config) -> str:
-    """Return GPUs, ranks, servers and their memory, computed from the configuration.
+    """Return GPUs, ranks, servers and their memory, computed from the configuration, and the room on the disks.
 
     Raises:
         ValueError: the memory of the policy cannot be computed, or a server cannot divide it among its GPUs.
@@ -70,6 +71,7 @@ def plan(config: Config) -> str:
         f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
         f"together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
         f"{size(mesh.ranks * rank + servers * server)} or more",
+        *(f"disk: {disk}" for disk in disks(config, 4 * sizes.parameters)),
         *(() if knobs.urls else _served(knobs, weights, token * knobs.max_model_len, contexts)),
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",

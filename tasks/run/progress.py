@@ -18,6 +18,7 @@ from storage.visible import Fleeting
 from tasks.metrics.line import cells, iteration_line, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
+from tasks.run.room import check_room
 from tasks.run.workspace import Workspace, finished_iterations
 
 _SHOWN = 20
@@ -41,8 +42,14 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     """Iterate over the iterations without a checkpoint, within the run's budget; tell and show their numbers.
 
     The tokens of the budget count over the whole run, its minutes over this flow run only.
+
+    Raises:
+        StorageError: the next checkpoint has no room.
     """
     run, first = workspace.config.run, finished_iterations(workspace)
+    workspace.collect()  # first, since a run that found no room may keep less now
+    if first < run.iterations:
+        check_room(workspace.config, get_run_logger().warning)
     started, begun = time.monotonic(), datetime.now(UTC)
     progress = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
     table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")

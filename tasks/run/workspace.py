@@ -18,9 +18,11 @@ from configs.loader import unknown
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
+from storage.errors import DamagedError, UnavailableError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
+from storage.maintenance import gc
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.telemetry.endpoint import publish
@@ -33,6 +35,7 @@ from tasks.agents.problem_checks import lacking_room
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
+from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
 
 MAY_CHANGE = (
@@ -42,6 +45,8 @@ MAY_CHANGE = (
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
+_LOOKED_AT = 10
+"""Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
 _TRIED = ("problems", "policy", "agent", "environment", "score")
 """Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
 another program, which has none, may be scored again by other scorers."""
@@ -79,6 +84,19 @@ class Workspace:
     def trim_cache(self, *in_use: str) -> None:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
         trim_to_limit(self.store, self.config.storage, in_use)
+
+    def collect(self, newest: int = 0) -> None:
+        """Delete the data of checkpoints that `storage.keep` does not keep: of all, or of those before `newest`.
+
+        What hinders this does not end the run.
+        """
+        if (keep := self.config.storage.keep) and self.lease:
+            after = max(0, newest - keep.last - _LOOKED_AT)
+            rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
+            try:
+                gc.collect_leased(self.store, self.lease, rules)
+            except (UnavailableError, DamagedError, OSError) as error:
+                get_run_logger().warning("checkpoints that storage.keep does not keep were not deleted: %s", error)
 
     @property
     def scratch(self) -> Path:
@@ -122,7 +140,7 @@ def open_run(config: Config) -> Iterator[Workspace]:
             message lists the differences.
         LeaseHeldError: see `open_leased`.
     """
-    with open_leased(config) as workspace:
+    with open_leased(config) as workspace, telling_full_disks(config):
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace)
         with followed(workspace.config):
@@ -141,7 +159,8 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
     publish(config.monitoring.prometheus, config.run.name)
-    yield workspace
+    with telling_full_disks(config):
+        yield workspace
     workspace.trim_cache()
 
 

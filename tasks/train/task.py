@@ -36,4 +36,5 @@ def train(
         workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
     aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
     workspace.record(version)
+    workspace.collect(version.number)
     return version

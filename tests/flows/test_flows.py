@@ -202,6 +202,8 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
     assert [metrics["trajectories/too_old"] for metrics in numbers["training"]] == [0, 0, 0, 0]
     assert all(newest - version <= 2 for version, newest in seen)
     assert {version for version, newest in seen if newest == version} >= {0, 1}
+    report = verify(store, [layout.checkpoint("smoke", 4)])
+    assert (report.findings, report.collected) == ([], 2)  # of checkpoints the last two and number 0 stay
 
 
 @pytest.mark.long
@@ -316,7 +318,7 @@ def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str]
     assert (answer.updates, answer.unknown) == (2, {})
     assert verify(store, [layout.checkpoint("fork", 1)]).findings == []
     aliases.move(store, "best", layout.checkpoint("fork", 1), None)
-    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [])
+    assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [], gc.Rules())
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import pytest
 
 from configs import load
 from configs.evaluate import Gate
+from configs.storage import Keep, Storage
 from storage.logs.nights import Ending, Record
 from tasks.retrain.gate import GateEvidence, decide, level_of
 from tasks.retrain.planning import continued, looks
@@ -90,6 +91,15 @@ def test_a_continued_night_may_be_helped() -> None:
     night = NIGHT.model_copy(update={"config": load("smoke", ["ppo.eps_clip=0.3"]).model_dump(mode="json")})
     helped = ["optimizer.lr=1e-7", "ppo.c_clip=2.0", "problems.exclusions=[exclusions/1f0c]", "run.accept_code=true"]
     assert continued(night, load("smoke", helped)) == load("smoke", [*helped, "ppo.eps_clip=0.3"])
+
+
+def test_a_night_of_an_older_program_keeps_its_checkpoints() -> None:
+    """A run begins to delete only if it was begun so, or if it is said to now."""
+    begun = load("smoke").model_dump(mode="json")
+    del begun["storage"]["keep"]
+    night = NIGHT.model_copy(update={"config": begun})
+    assert continued(night, load("smoke", ["storage.root=elsewhere"])).storage == Storage(root="elsewhere", keep=None)
+    assert continued(night, load("smoke", ["storage.keep.last=3"])).storage.keep == Keep(last=3)
 
 
 def test_looks_are_counted_from_the_log() -> None:

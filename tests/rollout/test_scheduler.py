@@ -15,8 +15,10 @@ import pytest
 
 from configs import Config, load
 from storage import layout
+from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
+from storage.version_names import PolicyVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.rollout.plan import RolloutPlan, draw
@@ -195,6 +197,31 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
             with pytest.raises(Exception, match="there was no worker for 5 s") as raised:
                 play_batch(made, settings())
             assert "No space left" in str(raised.value.__cause__)
+
+
+def test_a_worker_that_lags_skips_a_policy_that_was_collected(store: Store, verifier: Verifier) -> None:
+    """While it fetched a policy a newer one came, and the run deleted the older. It serves the newer one."""
+    prepare(store, 2)
+    with team(store, verifier, 1, heavy_tail) as made:
+        worker, served = made.workers[0].worker, list[str]()
+        serve = worker._local.serve
+
+        def lag(asked: PolicyVersion) -> None:
+            served.append(asked)
+            if asked == policy(0).version:
+                made.scheduler.serve(policy(1).version)
+                while worker._asked == asked:
+                    time.sleep(0.01)
+                raise DamagedError("was collected by gc")
+            serve(asked)
+
+        worker._local.serve = lag  # type: ignore[assignment]
+        made.scheduler.serve(policy(0).version)
+        deadline = time.monotonic() + 60
+        while worker._served != policy(1).version and not worker._failure and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (worker._served, worker._failure) == (policy(1).version, None)
+        assert served == [policy(0).version, policy(1).version]
 
 
 @pytest.mark.parametrize("loss", [False, True])

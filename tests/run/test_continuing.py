@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError, load
+from configs.storage import Keep
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tasks.run import workspace as run_workspace
 from tasks.run.workspace import Workspace
+from tests.support.chain_helpers import rewrite
 
 CHANGED = [
     "optimizer.lr=1e-6",
@@ -60,6 +62,15 @@ def test_learning_rates_and_bounds_may_change(begun: list[str], caplog: pytest.L
     assert "from the next update on" not in caplog.text
     start(*begun)
     assert "from the next update on: optimizer.lr: 1e-06 -> " in caplog.text
+
+
+def test_a_run_of_an_older_program_keeps_all_checkpoints(begun: list[str]) -> None:
+    """It begins to delete only when it is said to, as any run may at any time."""
+    version = layout.run("smoke")
+    assert start(*begun).config.storage.keep == Keep()
+    rewrite(start(*begun).store, version, lambda values: values["config"]["storage"].pop("keep"))
+    assert start(*begun).config.storage.keep is None
+    assert start(*begun, "storage.keep.every=5").config.storage.keep == Keep(every=5)
 
 
 @pytest.mark.parametrize("override", ["ppo.eps_clip=0.3", "ppo.behaviour_weight.level=sequence", "run.seed=2"])

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from storage.errors import StorageError
 from storage.logs import leases
 from storage.logs.leases import Lease
 from storage.maintenance import gc as garbage
+from storage.maintenance.copying import copy_run
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.versions import aliases, manifests
+from storage.version_names import PolicyVersion
+from storage.versions import aliases, checkpoints, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.fetch import fetch
 from storage.versions.manifests import read
@@ -35,7 +38,8 @@ def commit(store: Store, version: str, kind: manifests.Kind, parents: list[str],
             for name in ("canary.json", "model/config.json"):
                 draft.add(path, name)
             save_file({"weight": np.zeros(3, dtype=np.float32)}, path)
-            draft.add(path, "model/model.safetensors")
+            for name in ("model/model.safetensors", "state/optimizer.safetensors"):
+                draft.add(path, name)
         draft.commit(Provenance(config=config), parents)
     return version
 
@@ -87,6 +91,42 @@ def test_what_an_alias_needs_stays(store: Store) -> None:
     aliases.advance(store, "r/latest", versions[7])  # the pipeline's own alias keeps only its version
     garbage.collect(store, Rules(keep_last=1))
     assert with_data(store, versions) == [0, 1, 2, 3, 4, 7]
+
+
+def test_a_run_keeps_what_it_needs_by_itself(any_store: Store, tmp_path: Path) -> None:
+    """It keeps the last two, every fifth, the first, what an alias points at, and where a fork began, whole.
+
+    What was evaluated keeps its weights. `gc` takes these later, and a copy of the run lacks nothing else.
+    """
+    versions = chain(any_store, "r", 11)
+    commit(any_store, layout.checkpoint("fork", 0), "checkpoint", [layout.run("r"), versions[1]], {})
+    aliases.move(any_store, "best", versions[3], None)
+    for number in (2, 4):
+        protocol = layout.evaluation(PolicyVersion(versions[number]), "held-out", "greedy-1f")
+        commit(any_store, protocol, "evaluation", [versions[number]], {})
+    own = Rules(keep_last=2, keep_every=5, ancestors=False, evaluated=True)
+    with Lease(any_store, "r") as lease:
+        assert [len(plan.versions) for plan in garbage.collect_leased(any_store, lease, replace(own, after=6))] == [2]
+        assert [len(plan.versions) for plan in garbage.collect_leased(any_store, lease, own)] == [3]
+        assert garbage.collect_leased(any_store, lease, own) == []
+    left = [{file.name for file in manifests.left(any_store, read(any_store, version))} for version in versions]
+    whole, weights = left[0], {name for name in left[0] if not name.startswith("state/")}
+    assert left == [whole, whole, weights, whole, weights, whole, set(), set(), set(), whole, whole]
+    with pytest.raises(
+        StorageError, match=r"its train state is gone; the nearest .* whole is runs/r/checkpoints/000003"
+    ):
+        fetch(any_store, read(any_store, versions[4]), "state/optimizer.safetensors", tmp_path)
+    with pytest.raises(StorageError, match=r"its data are gone; the nearest .* whole is runs/r/checkpoints/000009"):
+        checkpoints.resolve_policy(any_store, versions[8])
+    report, target = verify(any_store, versions), Store(str(tmp_path / "copy"))
+    assert (report.findings, report.collected) == ([], 3)
+    copy_run(any_store, target, "r")
+    assert verify(target, versions).findings == []
+    assert manifests.left(target, read(target, versions[4])) == manifests.left(any_store, read(any_store, versions[4]))
+    garbage.collect(any_store, Rules(keep_last=1, kinds=("checkpoint",)))
+    assert with_data(any_store, versions) == [0, 1, 3, 10]
+    canaries = [any_store.exists(read(any_store, versions[number]).files[1].path) for number in (2, 4)]
+    assert canaries == [True, False]  # `best` was made from number 2
 
 
 def test_data_sets_are_collected_only_if_asked(store: Store) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.version_names import PolicyVersion
@@ -137,7 +138,12 @@ class Worker:
 
     def _serve(self, policy: PolicyVersion) -> None:
         if policy == self._asked != self._served and not self._closed and not self._failure:  # no newer order waits
-            self._local.serve(policy)
+            try:
+                self._local.serve(policy)
+            except DamagedError:
+                if policy != self._asked:  # it was collected while a newer one came, which is served next
+                    return
+                raise
             self._served = policy
             self.note()
 

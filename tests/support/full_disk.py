@@ -1,0 +1,86 @@
+"""What happens in a folder of 4 MB that is also PREFECT_HOME: `python -m tests.support.full_disk FOLDER`."""
+
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from configs import load
+from storage import layout
+from storage.errors import StorageError
+from storage.maintenance import gc
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.versions.drafts import Draft, Provenance
+from tasks.run.room import check_room, telling_full_disks
+
+
+def main(folder: Path) -> None:
+    """Write until it is full, in every way that a run writes; raise AssertionError if anything else is told."""
+    overrides = [f"storage.root={folder}/var", f"storage.cache={folder}/cache", "storage.keep=null"]
+    config, version = load("smoke", [*overrides, "run.iterations=2"]), layout.checkpoint("smoke", 0)
+    store, warnings = Store.of(config.storage), list[str]()
+
+    def add(draft: Draft, megabytes: float) -> None:
+        path = folder / "weights"
+        path.write_bytes(bytes(int(megabytes * 1e6)))
+        draft.add(path, "model/weights")
+        path.unlink()
+
+    with Draft(store, version, "run") as draft:
+        add(draft, 0.25)
+        draft.commit(Provenance(config={}), [])
+    check_room(config, warnings.append)
+    assert warnings == []
+    check_room(load("smoke", [*overrides, "run.iterations=9"]), warnings.append)
+    assert "free, and the checkpoints of this run need 1.5 MB for the next one" in warnings[0]
+
+    def store_weights() -> None:
+        with Draft(store, layout.checkpoint("smoke", 1), "checkpoint") as draft:
+            add(draft, 0.5)
+            add(draft, 2)
+
+    def save_weights() -> None:
+        with TemporaryDirectory(dir=folder) as scratch:  # as the trainer does
+            save_file({"weight": np.zeros(10**6)}, f"{scratch}/weights")
+
+    def fill_database() -> None:
+        with closing(sqlite3.connect(folder / "logs.sqlite")) as database:
+            database.execute("create table logs (text)")
+            database.executemany("insert into logs values (?)", [("x" * 1000,)] * 8000)
+
+    ways: dict[str, Callable[[], None]] = {
+        f"OSError: [Errno 28] No space left on device: '{folder}/weights' -> '{store.path('runs')}": store_weights,
+        "No space left on device": save_weights,
+        "database or disk is full": fill_database,
+    }
+    for said, way in ways.items():
+        with pytest.raises(StorageError, match="^a disk is full: ") as told, telling_full_disks(config):
+            way()
+        for part in (said, f"{folder}/cache has ", "need 1.5 MB for the next one", "gc --delete"):
+            assert part in str(told.value), str(told.value)
+        assert "\n" not in str(told.value)
+        for path in [*folder.glob("weights"), *folder.glob("logs.sqlite*")]:
+            path.unlink()
+    assert [item.path for item in store.walk() if item.path.endswith((".tmp", ".part"))] == []
+    attempt = [item.path for plan in gc.collect(store, gc.Rules(older_than_s=-1)) for item in plan.leftovers]
+    assert [path.rpartition("/")[2] for path in attempt] == ["weights"]  # the first file of the attempt that failed
+    (finding,) = verify(store, [version]).findings
+    assert "says that" in finding.problem  # a `run` where checkpoints are, of which everything else is right
+    (folder / "fill").write_bytes(bytes(2_500_000))
+    with pytest.raises(StorageError, match="need 1.5 MB for the next one"):
+        check_room(config, warnings.append)
+    (folder / "more").write_bytes(bytes(shutil.disk_usage(folder).free - 500_000))
+    with pytest.raises(StorageError, match=f"Prefect's database in {folder} has no room"), telling_full_disks(config):
+        raise RuntimeError("Server error '500 Internal Server Error'")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
