@@ -184,6 +184,10 @@ class PPO(Knobs):
     """Device of the trainer."""
     autocast: Literal["none", "bfloat16"] = "none"
     """Number format of the forward pass; weights and optimizer stay float32."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """What computes passes with `autocast=bfloat16` on a GPU. auto: for Llama, Qwen2 and Qwen3 packed rows, an output
+    layer on tensor cores, and copies of the weights that live through a step; plain: padded rows, all by transformers.
+    """
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     threads: Workers = 2

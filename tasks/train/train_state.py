@@ -306,4 +306,12 @@ def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs
         for chosen, decay in ((matrices, knobs.weight_decay), (others, 0.0)):
             if chosen:
                 groups.append({"params": chosen, "full_lr": lr, "weight_decay": decay})
-    return torch.optim.AdamW(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
+    adamw = torch.optim.AdamW(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
+    adamw.register_step_post_hook(_count_changes)
+    return adamw
+
+
+def _count_changes(adamw: torch.optim.Optimizer, *_: object) -> None:
+    """Tell autograd that the weights have changed, as copies of them must know: a fused step does not."""
+    for group in adamw.param_groups:
+        torch.autograd.graph.increment_version(group["params"])
