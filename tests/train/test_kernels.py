@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_packed_passes_hold_everything_once_within_the_budget(lengths: list[int]
     held = [[len(segment.tokens) for segment in segments] for segments in passes]
     assert [length for of_pass in held for length in of_pass] == sorted(lengths, reverse=True)
     assert all(sum(of_pass) <= budget or len(of_pass) == 1 for of_pass in held)
-    assert all(sum(now) + following[0] > budget for now, following in zip(held, held[1:], strict=False))
+    assert all(sum(now) + following[0] > budget for now, following in pairwise(held))
 
 
 def packing(model: PreTrainedModel) -> PreTrainedModel:
