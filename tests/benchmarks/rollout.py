@@ -90,9 +90,9 @@ def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured
 
     config, requests, post = plan.config, [], Client._post
 
-    async def recorded(client: Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def recorded(client: Client, path: str, body: dict[str, Any], *limit: Any) -> dict[str, Any]:
         requests.append((path, body))
-        return await post(client, path, body)
+        return await post(client, path, body, *limit)
 
     problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
     drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -49,6 +49,7 @@ def test_a_packed_row_by_hand() -> None:
     assert (places.rows.tolist(), places.columns.tolist(), places.before.tolist()) == ([0, 0, 0], [2, 2, 4], [1, 2, 3])
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 150))
 def test_packed_passes_hold_everything_once_within_the_budget(lengths: list[int], budget: int) -> None:
     """Passes are as full as they can be in the order of lengths; a longer sequence is a pass alone."""
@@ -107,12 +108,11 @@ def test_packed_rows_give_the_same_gradient(
             assert found[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_everything_together_is_as_far_from_float32_as_autocast_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three updates with two steps each, checkpointing, packed rows, fused norms and copies: the copies follow."""
-    rows, scores, folder = *random_rows(), save_tiny(tmp_path, kind)
+    """Two updates with two steps each, checkpointing, packed rows, fused norms and copies: the copies follow."""
+    rows, scores, folder = *random_rows(), save_tiny(tmp_path)
     options: dict[str, Any] = {"ppo_n_minibatches": 2, "micro_batch_tokens": 100}
     moved = {}
     for name in ("exact", "autocast", "kernels"):
@@ -123,7 +123,7 @@ def test_everything_together_is_as_far_from_float32_as_autocast_is(
         trainer = make_trainer(folder, **options)
         model = trainer._train_state.model
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-        for _ in range(3):
+        for _ in range(2):
             trainer.update(rows, scores, version=2)
         moved[name] = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
     assert isinstance(model.base_model.layers[0].mlp.up_proj, CopiedLinear)
