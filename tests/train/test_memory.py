@@ -63,6 +63,10 @@ def test_memory_by_hand() -> None:
     assert list(alone.values())[:3] == [4 * parameters, 4 * parameters, 8 * parameters]
     assert (alone[OTHERS], alone[GATHERED], alone["bfloat16 casts of weights"]) == (0, 0, 0)
     assert alone["logits of 4,096 tokens"] == 16 * 152064 * 10
+    assert memory_of(LARGE, PPO(moments="host"), 10)["moments of AdamW"] == 0
+    half, casts = {"autocast": "bfloat16", "gradient_checkpointing": True}, "bfloat16 casts of weights"
+    assert memory_of(LARGE, PPO.model_validate(half), 10)[casts] == 2 * LARGE.layers * LARGE.layer_parameters
+    assert memory_of(LARGE, PPO.model_validate({**half, "kernels": "plain"}), 10)[casts] == 2 * LARGE.layer_parameters
     both = PPO.model_validate({**OWN_CRITIC, "kl": {"kl_ctl": 0.1}})
     assert memory_of(LARGE, both, 10)[OTHERS] == 20 * parameters
     sharded = memory_of(LARGE, PPO(parallel=Parallel(shard=4)), 10)
