@@ -322,9 +322,8 @@ def _pack(sequences: list[Ints], device: torch.device) -> Rows:
     padded = [*sequences, np.zeros(_up(used + 1, _TILE) - used, np.int64)]
     lengths = [len(sequence) for sequence in padded]
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    tokens, positions = np.concatenate(padded)[None], np.concatenate([*map(np.arange, lengths)])[None]
-    row = (torch.from_numpy(array).to(device) for array in (tokens, positions))
-    return Rows(*row, ends=ends.to(device), longest=max(lengths))
+    arrays = np.stack([np.concatenate(padded), np.concatenate([*map(np.arange, lengths)])])[:, None]
+    return Rows(*torch.from_numpy(arrays).to(device), ends=ends.to(device), longest=max(lengths))
 
 
 def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: Batching) -> Places:

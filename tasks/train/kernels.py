@@ -68,8 +68,7 @@ def packed_attention(
         others: what PyTorch's own attention takes.
     """
     if cu_seq_lens_q is None:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-        return output, None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     q, k, v = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
     if q.is_cuda and q.dtype != torch.float32:
         return _by_kernel(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
