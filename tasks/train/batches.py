@@ -313,7 +313,8 @@ def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
         for path in segment.paths:
             positions[row, path] = np.arange(len(path))
             mask[row, 0][np.ix_(path, path)] = np.tri(len(path), dtype=np.bool_)
-    return Rows(*(torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)))
+    on_device = [torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)]
+    return Rows(on_device[0], on_device[1], on_device[2])
 
 
 def _pack(sequences: list[Ints], device: torch.device) -> Rows:
@@ -323,7 +324,8 @@ def _pack(sequences: list[Ints], device: torch.device) -> Rows:
     lengths = [len(sequence) for sequence in padded]
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     arrays = np.stack([np.concatenate(padded), np.concatenate([*map(np.arange, lengths)])])[:, None]
-    return Rows(*torch.from_numpy(arrays).to(device), ends=ends.to(device), longest=max(lengths))
+    tokens, positions = torch.from_numpy(arrays).to(device)
+    return Rows(tokens, positions, ends=ends.to(device), longest=max(lengths))
 
 
 def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: Batching) -> Places:

@@ -17,7 +17,7 @@ class HostAdamW(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # nobody gives one
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # nobody gives one
         changed = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
         for group, parameter in changed:
             state = self.state[parameter]
@@ -25,10 +25,10 @@ class HostAdamW(torch.optim.AdamW):
                 empty = {key: self.home(torch.zeros_like(parameter, device="cpu")) for key in MOMENTS}
                 state.update(step=torch.zeros((), device=parameter.device), **empty)
             sent = [state[key].to(parameter.device, non_blocking=True) for key in MOMENTS]
-            options = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-            betas = dict(zip(("beta1", "beta2"), group["betas"], strict=True))
-            lists = ([each] for each in (parameter, parameter.grad, *sent))
-            adamw(*lists, [], [state["step"]], fused=True, **betas, **options)
+            options: dict[str, Any] = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+            options |= zip(("beta1", "beta2"), group["betas"], strict=True)
+            first, second = ([moment] for moment in sent)
+            adamw([parameter], [parameter.grad], first, second, [], [state["step"]], fused=True, **options)
             for key, moment in zip(MOMENTS, sent, strict=True):
                 state[key].copy_(moment, non_blocking=True)
         if torch.cuda.is_available():

@@ -36,7 +36,9 @@ def suits(device: torch.device, ppo: PPO) -> bool:
 def accelerate(model: PreTrainedModel, ppo: PPO) -> None:
     """Give a plain decoder everything of this file; its parameters and their names stay the same."""
     model.set_attn_implementation(PACKED)
-    fuse_norms(model.base_model)
+    for name, module in model.base_model.named_modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(_fused_norm, module, name.endswith("layernorm"))
     model.get_output_embeddings().on_tensor_cores = True
     if ppo.parallel.shard == 1:  # a copy of a weight that ranks share would have to be gathered
         use_copies(model.base_model)
@@ -81,16 +83,15 @@ def _by_kernel(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scal
         options["enable_gqa"] = True
     else:
         k, v = (states.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for states in (k, v))
-    output: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, **options)
-    return output
+    return varlen_attn(q, k, v, ends, ends, longest, longest, **options)  # type: ignore[return-value]  # never a pair
 
 
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None) -> Tensor:
     """Compute the same sequence by sequence, on any device and in any format: for tests, and what they compare with."""
     bounds, outputs = ends.tolist(), []
     for start, end in pairwise(bounds):
-        of_one = (states[start:end].transpose(0, 1)[None] for states in (q, k, v))
-        attended = scaled_dot_product_attention(*of_one, is_causal=True, scale=scaling, enable_gqa=True)
+        one, of_keys, of_values = (states[start:end].transpose(0, 1)[None] for states in (q, k, v))
+        attended = scaled_dot_product_attention(one, of_keys, of_values, is_causal=True, scale=scaling, enable_gqa=True)
         outputs.append(attended[0].transpose(0, 1))
     return torch.cat(outputs)
 
@@ -179,15 +180,8 @@ def _tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def fuse_norms(model: nn.Module) -> None:
-    """Let PyTorch's one kernel compute the RMS norms of a plain decoder, instead of six."""
-    for name, module in model.named_modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = partial(_fused_norm, module, name.endswith("layernorm"))
-
-
 def _fused_norm(norm: Any, rounds: bool, hidden_states: Tensor) -> Tensor:
-    """Compute `norm(hidden_states)` in float32; round it if linear layers alone read it, since each would do so."""
+    """Compute `norm(hidden_states)` by one kernel in float32; round it if linear layers alone read it, as they would."""
     kind = hidden_states.device.type
     normed = rms_norm(hidden_states.float(), norm.weight.shape, norm.weight, norm.variance_epsilon)
     return normed.to(torch.get_autocast_dtype(kind)) if rounds and torch.is_autocast_enabled(kind) else normed

@@ -77,9 +77,9 @@ def main() -> int:
     for name in names:
         results[name] = list(_supervised(name, arguments.device, deadline, out))
         versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in PACKAGES}
-        about = {"versions": versions, "gpu": _gpu(), "device": arguments.device, "machine": platform.platform()}
+        report = {"versions": versions, "gpu": _gpu(), "device": arguments.device, "machine": platform.platform()}
         checks = {name: [asdict(check) for check in of_name] for name, of_name in results.items()}
-        (out / "report.json").write_text(json.dumps(about | {"checks": checks}, indent=1) + "\n")
+        (out / "report.json").write_text(json.dumps({**report, "checks": checks}, indent=1) + "\n")
     return _show(results, out)
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import HashStore, destroy_process_group
+from torch.distributed import destroy_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from configs.score import Reward
 from configs.train import PPO, Optimizer
 from tasks.train.batches import Batching, batching_for, cut, pieces
 from tasks.train.kernels import PACKED, float32_logits, suits
-from tasks.train.mesh import Mesh, join_group
+from tasks.train.mesh import Mesh, join_group, new_notes
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Sample, build_samples
 from tasks.train.sharding import shard, whole
@@ -142,7 +142,8 @@ def attention(setting: Setting) -> Iterator[Check]:
     trees = [each for each in cut(samples, pieces(samples, range(len(samples))), cases[-1][2]) if each[0].is_tree]
     yield Check("the samples have trees", "pass" if trees else "fail", {"passes of trees": float(len(trees))})
     for kind in KINDS:
-        made = model(kind, 2, 64 if setting.rehearsal else 512).to(device)
+        made = model(kind, 2, 64 if setting.rehearsal else 512)
+        made.to(device)  # type: ignore[arg-type]  # wrapped by a decorator without types
         exact = logprobs_of(made, samples, "sdpa", cases[0][2], autocast=False)
         for case in cases:
             name = f"bfloat16, {kind}, {case[1]} rows, {case[0]}"
@@ -229,7 +230,7 @@ def _held(trainer: Trainer) -> list[Tensor]:
 
 def ranks(setting: Setting, folder: Path) -> Iterator[Check]:
     """Train in a group of one rank, and with weights that FSDP divides among this rank alone."""
-    join_group(0, 1, setting.device, HashStore(), "127.0.0.1", 60)
+    join_group(0, 1, setting.device, new_notes(), "127.0.0.1", 60)
     try:
         trainers = [make_trainer(folder, OPTIMIZER, device=setting.device, autocast="bfloat16") for _ in range(2)]
         mesh = Mesh(devices=init_device_mesh(setting.device, (1,)))

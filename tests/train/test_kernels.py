@@ -121,7 +121,7 @@ def test_everything_together_is_as_far_from_float32_as_autocast_is(
         if name == "kernels":
             monkeypatch.setattr("tasks.train.policy.suits", lambda device, ppo: True)
         trainer = make_trainer(folder, **options)
-        model = trainer._train_state.model
+        model: Any = trainer._train_state.model
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
         for _ in range(2):
             trainer.update(rows, scores, version=2)
