@@ -181,7 +181,7 @@ def _tf32() -> Iterator[None]:
 
 
 def _fused_norm(norm: Any, rounds: bool, hidden_states: Tensor) -> Tensor:
-    """Compute `norm(hidden_states)` by one kernel in float32; round it if linear layers alone read it, as they would."""
+    """Compute `norm(hidden_states)` by one kernel in float32; round it if only linear layers read it, as they would."""
     kind = hidden_states.device.type
     normed = rms_norm(hidden_states.float(), norm.weight.shape, norm.weight, norm.variance_epsilon)
     return normed.to(torch.get_autocast_dtype(kind)) if rounds and torch.is_autocast_enabled(kind) else normed
