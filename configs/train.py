@@ -184,6 +184,13 @@ class PPO(Knobs):
     """Device of the trainer."""
     autocast: Literal["none", "bfloat16"] = "none"
     """Number format of the forward pass; weights and optimizer stay float32."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """What computes passes with `autocast=bfloat16` on a GPU. auto: for Llama, Qwen2 and Qwen3 packed rows, an output
+    layer on tensor cores, and copies of the weights that live through a step; plain: padded rows, all by transformers.
+    """
+    moments: Literal["device", "host"] = "device"
+    """Where AdamW's moments are. host: in the memory of the host, from which each step sends them to the GPU and back:
+    8 bytes for each parameter less on the GPU, for one whose model just fits."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     threads: Workers = 2
@@ -212,6 +219,8 @@ class PPO(Knobs):
             refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
         if advantage.normalisation == "none":
             refuse_idle(advantage, "bound", why="with advantage.normalisation=none")
+        if self.moments == "host" and self.parallel.shard > 1:
+            raise ValueError("moments=host is for models that are not divided among ranks: set parallel.shard=1")
         if self.objective != "decoupled":
             why = f"in behaviour_weight: w is 1 with objective={self.objective}"
             refuse_idle(self.behaviour_weight, "cap", "floor", "level", why=why)

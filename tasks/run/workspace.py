@@ -41,10 +41,11 @@ from tasks.tracking.follow import followed
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     *("storage.", "tracking", "cost.", "inference.", "trainer.", "cluster.", "retrain.", "audit.", "monitoring."),
-    *("ppo.parallel", "problems.exclusions", *FROM_NEXT_UPDATE),
+    *("ppo.parallel", "ppo.kernels", "ppo.moments", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
-(`ppo.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose manifests say so."""
+(`ppo.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose
+manifests say so."""
 _LOOKED_AT = 10
 """Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
 _TRIED = ("problems", "policy", "agent", "environment", "score")

@@ -1,4 +1,4 @@
-"""Minibatches, and the rows of their forward passes: padded, or as trees that compute a common beginning once.
+"""Minibatches, and the rows of their forward passes: padded, packed, or as trees that compute a common beginning once.
 
 Why trees: the samples of a group have the same prompt, and often the same first words. A causal model computes the same
 states for a token whenever the tokens before it are the same. So a group is one row of tokens, in which each token
@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from configs.train import PPO
+from tasks.train.kernels import PACKED
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.samples import Floats, Ints, Logprobs, Sample, Tokens, by_problem
@@ -25,12 +26,16 @@ _GRID = 8
 """Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN
 compiles its kernels for each shape, which takes time and memory, so there are few shapes."""
 
+_TILE = 128
+"""A packed row has a multiple of so many columns, as the tiles of a GPU's products have rows."""
+
 _LONGEST_TREE = 1024
 """Largest number of tokens in a tree, because its attention computes all pairs of them."""
 _TREE_FRACTION = 0.5
 """A tree pays if it has at most this fraction of the tokens of its sequences."""
 _TREE_MODELS = ("llama", "qwen2", "qwen3")
-"""Models for which tests show that trees are right: all layers obey the mask, and no layer has a state or a window."""
+"""Models for which tests show that trees and packed rows are right: all layers obey the mask, and no layer has a state
+or a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,20 @@ class Batching:
     budget: int  # largest number of tokens in one pass, padding included
     device: torch.device
     trees: bool = False  # a group is one row if that pays; else each sequence is a row of its own
+    packed: bool = False  # sequences that are in no tree are one row together, without padding between them
     mesh: Mesh = ALONE  # the ranks to which the passes are dealt out
 
 
 def batching_for(model: PreTrainedModel, ppo: PPO, mesh: Mesh = ALONE) -> Batching:
     """Return the batching that is fastest for a model."""
-    trees = model.config.model_type in _TREE_MODELS and not getattr(model.config, "use_sliding_window", False)
     budget = ppo.micro_batch_tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
-    return Batching(budget, model.device, trees, mesh)
+    packed = model.config._attn_implementation == PACKED
+    return Batching(budget, model.device, is_plain(model.config), packed, mesh)
+
+
+def is_plain(config: PretrainedConfig) -> bool:
+    """Return whether trees and packed rows of a model are right."""
+    return config.model_type in _TREE_MODELS and not getattr(config, "use_sliding_window", False)
 
 
 class Rows(NamedTuple):
@@ -56,12 +67,15 @@ class Rows(NamedTuple):
     Example of the sequences 5 6 7 and 5 8:
 
         padded    tokens [[5, 6, 7, 0 …], [5, 8, 0 …], …]
+        packed    tokens [[5, 6, 7, 5, 8, 0 …]]     positions [[0, 1, 2, 0, 1, 0 …]]     ends [0, 3, 5, 128]
         trees     tokens [[5, 6, 7, 8]]     positions [[0, 1, 2, 1]]     the mask lets 8 read 5 and 8
     """
 
     tokens: Int[Tensor, "rows columns"]
     positions: Int[Tensor, "rows columns"] | None = None  # the position of each token in its sequence; None: its column
     mask: Bool[Tensor, "rows 1 columns columns"] | None = None  # what each column reads; None: the earlier ones
+    ends: Int[Tensor, " ends"] | None = None  # of a packed row: 0 and where its sequences end; the last one is padding
+    longest: int = 0  # length of the longest of them
 
 
 class Places(NamedTuple):
@@ -225,7 +239,7 @@ def cut(samples: Sequence[Tokens], sequences: Iterable[Piece], batching: Batchin
     dealt: list[list[Segment]] = [[] for _ in range(batching.mesh.size)]
     for segment, rank in zip(segments, deal_out([len(s.tokens) for s in segments], batching.mesh.size), strict=True):
         dealt[rank].append(segment)
-    passes = [_passes(of_rank, batching.budget) for of_rank in dealt]
+    passes = [_passes(of_rank, batching) for of_rank in dealt]
     own = passes[batching.mesh.rank]
     return own + [[]] * (max(map(len, passes)) - len(own))
 
@@ -246,7 +260,7 @@ def _segments(samples: Sequence[Tokens], sequences: Iterable[Piece], longest: in
                 yield Segment([piece], of_piece, [np.arange(len(of_piece))])
 
 
-def _passes(segments: Iterable[Segment], budget: int) -> list[list[Segment]]:
+def _passes(segments: Iterable[Segment], batching: Batching) -> list[list[Segment]]:
     """Cut the segments of a rank into passes: first its trees, then the others."""
     passes = []
     longest_first = sorted(
@@ -255,24 +269,37 @@ def _passes(segments: Iterable[Segment], budget: int) -> list[list[Segment]]:
     for _, of_kind in groupby(longest_first, lambda segment: segment.is_tree):
         rest = list(of_kind)
         while rest:
-            fitting = budget // rest[0].width
-            count = max(1, fitting // _GRID * _GRID or fitting)
+            count = _fitting(rest, batching)
             passes.append(rest[:count])
             rest = rest[count:]
     return passes
 
 
-def _up(number: int) -> int:
-    return -(-number // _GRID) * _GRID
+def _fitting(segments: Sequence[Segment], batching: Batching) -> int:
+    """Return how many of the segments, the longest first, one pass has."""
+    if _in_one_row(segments, batching):
+        return max(1, int(np.searchsorted(np.cumsum([len(s.tokens) for s in segments]), batching.budget, "right")))
+    fitting = batching.budget // segments[0].width
+    return max(1, fitting // _GRID * _GRID or fitting)
+
+
+def _in_one_row(segments: Sequence[Segment], batching: Batching) -> bool:
+    return batching.packed and not segments[0].is_tree
+
+
+def _up(number: int, grid: int = _GRID) -> int:
+    return -(-number // grid) * grid
 
 
 def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
-    """Give each segment a row of its own, padded with 0 at the right.
+    """Give each segment a row of its own, padded with 0 at the right, or pack all into one.
 
     Without segments, return a row of two tokens: the rank still takes part in a pass.
     """
     if not segments:
         return Rows(torch.zeros((1, 2), dtype=torch.int64, device=batching.device))
+    if _in_one_row(segments, batching):
+        return _pack([segment.tokens for segment in segments], batching.device)
     # The rows after the last segment stay empty.
     rows = _up(len(segments)) if len(segments) > _GRID else len(segments)
     width = max(segment.width for segment in segments)
@@ -286,7 +313,19 @@ def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
         for path in segment.paths:
             positions[row, path] = np.arange(len(path))
             mask[row, 0][np.ix_(path, path)] = np.tri(len(path), dtype=np.bool_)
-    return Rows(*(torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)))
+    on_device = [torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)]
+    return Rows(on_device[0], on_device[1], on_device[2])
+
+
+def _pack(sequences: list[Ints], device: torch.device) -> Rows:
+    """Put sequences into one row; its padding is a sequence, too."""
+    used = sum(map(len, sequences))
+    padded = [*sequences, np.zeros(_up(used + 1, _TILE) - used, np.int64)]
+    lengths = [len(sequence) for sequence in padded]
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    arrays = np.stack([np.concatenate(padded), np.concatenate([*map(np.arange, lengths)])])[:, None]
+    tokens, positions = torch.from_numpy(arrays).to(device)
+    return Rows(tokens, positions, ends=ends.to(device), longest=max(lengths))
 
 
 def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: Batching) -> Places:
@@ -300,6 +339,9 @@ def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: B
     """
     rows, columns, before = ([np.empty(0, np.int64)] for _ in range(3))
     paths = [(row, path) for row, segment in enumerate(segments) for path in segment.paths]
+    if segments and _in_one_row(segments, batching):
+        starts = np.cumsum([0, *(len(segment.tokens) for segment in segments)])
+        paths = [(0, path + start) for (_, path), start in zip(paths, starts, strict=False)]
     for (row, path), positions in zip(paths, chosen, strict=True):
         rows.append(np.full(len(positions), row))
         columns.append(path[np.minimum(positions, len(path) - 1)])

@@ -119,15 +119,18 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> dict[str, int]:
         gathered = 4 * ((2 + reference + critic) * root + 5 * layer)
     elif ppo.parallel.replicate > 1:  # copies join gradients before they send them
         gathered = 4 * min((1 + critic) * parameters, BUCKET + sizes.vocabulary * sizes.hidden)
+    of_moments = 8 if ppo.moments == "device" else 0
     saved, all_layers = saved_by_layer(sizes, ppo.autocast), sizes.layers
     activations, casts = saved * all_layers, 2 * layer * all_layers
     if ppo.gradient_checkpointing:  # a hidden state for each layer, and one layer at a time as without it
         activations, casts = saved + 4 * sizes.hidden * all_layers, 2 * layer
+    if ppo.kernels == "auto" and ppo.device != "cpu" and shard == 1:  # copies of all, which live through a step
+        casts = 2 * layer * all_layers * (1 + reference + critic)
     return {
         "weights, float32": 4 * parameters // shard,
         "gradients, float32": 4 * parameters // shard,
-        "moments of AdamW": 8 * parameters // shard,
-        "reference policy, critic of its own": (4 * reference + 16 * critic) * parameters // shard,
+        "moments of AdamW": of_moments * parameters // shard,
+        "reference policy, critic of its own": (4 * reference + (8 + of_moments) * critic) * parameters // shard,
         "what FSDP holds whole for a while": gathered,  # without shards, gradients in a message
         "bfloat16 casts of weights": casts if ppo.autocast == "bfloat16" else 0,
         "activations for the backward pass": activations * tokens,

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from storage.errors import first_few
 from tasks.train.batches import Batching, Places, Rows, arrange, cut, find_places, pieces
+from tasks.train.kernels import float32_logits
 from tasks.train.memory import CHUNK_TOKENS
 from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import within
@@ -58,15 +59,17 @@ def hidden_states(
     A padded batch may be wider than the model's context: `with_last` leaves out the columns beyond it.
 
     Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
-    the left. Trees have a mask.
+    the left. Trees have a mask, packed rows the ends of their sequences.
     """
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
-    end = context if with_last else -1
+    end = context if with_last or rows.ends is not None else -1
+    ends = {} if rows.ends is None else {"cu_seq_lens_q": rows.ends, "max_length_q": rows.longest}
     outputs = model.base_model(
         input_ids=rows.tokens[:, :end],
         position_ids=None if rows.positions is None else rows.positions[:, :end],
         attention_mask=None if rows.mask is None else rows.mask[:, :, :end, :end],
         use_cache=False,
+        **ends,
     )
     states: Tensor = outputs.last_hidden_state
     return states
@@ -93,7 +96,8 @@ def read_out(
     """
 
     def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = output_logits(head, states) / temperature  # [A, V]
+        logits = output_logits(head, states)  # [A, V]
+        logits = logits if temperature == 1 else logits / temperature
         logprobs = logits.log_softmax(-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -111,8 +115,11 @@ def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Fl
 
     In training these are float32: large logits in bfloat16 have errors of 0.03.
     """
+    rounded = torch.is_autocast_enabled(states.device.type)
     with torch.autocast(states.device.type, enabled=False):
         weight: Tensor = head.weight  # type: ignore[assignment]
+        if rounded and getattr(head, "on_tensor_cores", False):
+            return float32_logits(states.float(), weight)
         logits: Tensor = head(states.to(weight.dtype)).float()
     return logits
 

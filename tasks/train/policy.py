@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from configs.train import PPO
 from storage.versions.checkpoints import Canary
 from storage.versions.weights import empty_model, load_model
-from tasks.train.batches import Places, Rows
+from tasks.train.batches import Places, Rows, is_plain
+from tasks.train.kernels import accelerate, suits
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer
 from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard
@@ -67,7 +68,9 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
 
 
 def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> PreTrainedModel:
-    if device.type == "cpu":
+    if is_plain(policy.config) and suits(device, ppo):
+        accelerate(policy, ppo)
+    elif device.type == "cpu":
         use_onednn(policy.base_model)
     if ppo.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False})

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from configs.train import PPO, Optimizer
 from tasks.train.batches import Places, Rows
+from tasks.train.host_moments import HostAdamW, bring_home
 from tasks.train.mesh import Mesh
 from tasks.train.passes import hidden_states, predicting
 from tasks.train.policy import load_policy, save_policy
@@ -105,7 +106,7 @@ class Critic:
         shard(self.head, mesh)
         if self.knobs.model == "own":
             self.own = load_policy(version_0, ppo, mesh)
-            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer)
+            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer, ppo.moments)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Iterate over the parameters of the critic alone, without the output layer of a language model."""
@@ -199,7 +200,7 @@ def load_train_state(
         model=policy,
         critic=critic,
         reference=load_policy(begin, ppo, mesh).requires_grad_(False) if ppo.kl.kl_ctl else None,
-        adamw=make_adamw(parameters, optimizer),
+        adamw=make_adamw(parameters, optimizer, ppo.moments),
         mesh=mesh,
         generator=torch.Generator().manual_seed(seed),
         steps=0,
@@ -291,9 +292,14 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
             key: like(parameter, functools.partial(stored.rows, f"{key}/{name}")) for key in ("exp_avg", "exp_avg_sq")
         }
         adamw.state[parameter] = {"step": stored.read(f"step/{name}").to(parameter.device), **moments}
+        bring_home(adamw, parameter)
 
 
-def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs: Optimizer) -> torch.optim.AdamW:
+def make_adamw(
+    parameters: Iterable[tuple[float, Iterable[nn.Parameter]]],
+    knobs: Optimizer,
+    moments: Literal["device", "host"] = "device",
+) -> torch.optim.AdamW:
     """Make AdamW for groups of parameters, each given with its learning rate after warm-up.
 
     Weight decay applies to matrices, not to norms and biases: their size does not cause overfitting, and a pull
@@ -306,4 +312,13 @@ def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs
         for chosen, decay in ((matrices, knobs.weight_decay), (others, 0.0)):
             if chosen:
                 groups.append({"params": chosen, "full_lr": lr, "weight_decay": decay})
-    return torch.optim.AdamW(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
+    kind = HostAdamW if moments == "host" else torch.optim.AdamW
+    adamw = kind(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
+    adamw.register_step_post_hook(_count_changes)
+    return adamw
+
+
+def _count_changes(adamw: torch.optim.Optimizer, *_: object) -> None:
+    """Tell autograd that the weights have changed, as copies of them must know: a fused step does not."""
+    for group in adamw.param_groups:
+        torch.autograd.graph.increment_version(group["params"])

@@ -23,7 +23,6 @@ BENCHMARKS = {
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
     "training": "the training pass against a bare forward-backward loop",
     "ranks": "a trainer of several ranks: overhead, speed, memory, with 30 million parameters",
-    "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",
     "cluster": "simulated nodes: episodes/s of 1 to 16, the score stage on 2, and what Ray costs on one machine",
     "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",

@@ -32,7 +32,16 @@ class _Measured:
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Alternate between an iteration of the stage and the same bare requests, each time with new problems and seeds."""
+    """Compare iterations of the stage with the same bare requests."""
+    return [_row(*pairs_of(lab))]
+
+
+def pairs_of(lab: Lab) -> tuple[list[tuple[_Measured, _Measured]], float]:
+    """Alternate between an iteration of the stage and the same bare requests, each time with new problems and seeds.
+
+    Returns:
+        the pairs after those of the warm-up, and the answers that were graded in an iteration.
+    """
     from tasks.inference.engine import Engine
     from tasks.rollout.workers import LocalWorker
     from tasks.score.verifier import Verifier
@@ -46,7 +55,7 @@ def measure(lab: Lab) -> list[Row]:
             stage, requests = _stage(lab, _plan(lab, config, number), workers)
             pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests))))
         graded = verifier.sent / len(pairs)
-    return [_row(pairs[WARM_UP:], graded)]
+    return pairs[WARM_UP:], graded
 
 
 def _row(pairs: list[tuple[_Measured, _Measured]], graded: float) -> Row:
@@ -81,9 +90,9 @@ def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured
 
     config, requests, post = plan.config, [], Client._post
 
-    async def recorded(client: Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def recorded(client: Client, path: str, body: dict[str, Any], *limit: Any) -> dict[str, Any]:
         requests.append((path, body))
-        return await post(client, path, body)
+        return await post(client, path, body, *limit)
 
     problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
     drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)

@@ -19,8 +19,9 @@ from storage.versions.checkpoints import Checkpoint
 from tasks.run.configuration import pass_tokens, plan
 from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of, served_memory
 from tasks.warm_start.policy_sizes import policy_sizes
-from tests.benchmarks.gpu import Shape, measure_shape, training_flops
 from tests.conftest import SOURCE, TINY
+from tests.gpu.speed import TINY as SHAPE
+from tests.gpu.speed import make_random_trainer, timed_updates, training_flops
 from tests.support.paths import ROOT
 
 SMALL = {
@@ -64,6 +65,10 @@ def test_memory_by_hand() -> None:
     assert list(alone.values())[:3] == [4 * parameters, 4 * parameters, 8 * parameters]
     assert (alone[OTHERS], alone[GATHERED], alone["bfloat16 casts of weights"]) == (0, 0, 0)
     assert alone["logits of 4,096 tokens"] == 16 * 152064 * 10
+    assert memory_of(LARGE, PPO(moments="host"), 10)["moments of AdamW"] == 0
+    half, casts = {"autocast": "bfloat16", "gradient_checkpointing": True}, "bfloat16 casts of weights"
+    assert memory_of(LARGE, PPO.model_validate(half), 10)[casts] == 2 * LARGE.layers * LARGE.layer_parameters
+    assert memory_of(LARGE, PPO.model_validate({**half, "kernels": "plain"}), 10)[casts] == 2 * LARGE.layer_parameters
     both = PPO.model_validate({**OWN_CRITIC, "kl": {"kl_ctl": 0.1}})
     assert memory_of(LARGE, both, 10)[OTHERS] == 20 * parameters
     sharded = memory_of(LARGE, PPO(parallel=Parallel(shard=4)), 10)
@@ -194,15 +199,12 @@ def test_an_unknown_name_is_reported(tmp_path: Path) -> None:
         policy_sizes(load("demo", [f"policy={{path: {tmp_path}/none}}"]))
 
 
-SHAPE = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, ppo={"threads": 1})
-
-
 def test_flops_by_hand() -> None:
     """A token costs 6 FLOPs for each parameter of a matrix; attention 12 * layers * hidden * T² / 2."""
     parameters = 2 * (2 * 32 * 8 * (4 + 2) + 3 * 32 * 64) + 32 * 50
     assert SHAPE.matrix_parameters == parameters == 20032
     assert training_flops(SHAPE, [10]) == 6 * 20032 * 10 + 12 * 2 * 32 * 10 * 10 / 2
     assert training_flops(SHAPE, [10, 10]) == 2 * training_flops(SHAPE, [10])
-    runs = measure_shape(SHAPE, "cpu")  # the code that times a GPU runs on the CPU, too
-    assert len(runs) == 3
+    runs = timed_updates(SHAPE, make_random_trainer(SHAPE, "cpu"))  # the code that times a GPU runs on the CPU, too
+    assert len(runs) == 2
     assert all(run.tokens > 0 and run.flops > 0 and 0 < run.seconds < run.whole for run in runs)

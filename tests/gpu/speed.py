@@ -1,24 +1,25 @@
-"""The training pass of large models on a GPU: tokens/s, MFU and peak memory. The models are random; nothing is loaded.
-
-On a machine without a GPU it says so. `python -m tests.benchmarks gpu` ends with status 0 there, too.
-"""
+"""The training pass of large models, which are random, on a GPU: tokens/s, MFU and peak memory."""
 
 import gc
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from configs.score import Reward
 from configs.train import PPO, Optimizer
-from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row, spread
+from tasks.train.memory import PUBLIC, memory_of
+from tests.gpu.checks import Check, Numbers, Setting, attempt
 from tests.support.train_helpers import random_rows
 
 if TYPE_CHECKING:
     from tasks.train.trainer import Trainer
 
-WARM_UP, ROUNDS = 1, 3
+WARM_UP, ROUNDS = 1, 2
 OPTIMIZER = Optimizer(lr=1e-6, eps=1e-8)
+TOKENS = 8192
+"""In a pass: as many as fit without checkpointing."""
 PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0}
 """Peak of dense bfloat16 products by a part of the device's name, the first that fits. Source: NVIDIA's data sheets."""
 
@@ -54,34 +55,66 @@ SHAPES = (
 """The numbers in the config.json of these models."""
 
 
-def measure(_: Lab) -> list[Row]:
-    """Time updates of each of `SHAPES`, or say that there is no GPU."""
+TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, ppo={"threads": 1})
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain, moments=host": {"kernels": "plain", "gradient_checkpointing": True, "moments": "host"},
+    "plain": {"kernels": "plain", "gradient_checkpointing": True},
+    "kernels": {"gradient_checkpointing": True},
+    "kernels, no checkpointing": {"gradient_checkpointing": False},
+}
+"""What is timed; all with bfloat16 autocast."""
+
+
+def _speed(setting: Setting, *, shape: Shape) -> Iterator[Check]:
+    """Time updates of a shape with each of `SETTINGS` that fits, and profile one of the smallest shape."""
     import torch
 
-    if not torch.cuda.is_available():
-        return [Row("gpu", "no GPU on this machine: nothing was measured")]
-    return [_row(shape) for shape in SHAPES]
+    timed, trainer = TINY if setting.rehearsal else shape, None
+    for name, ppo in SETTINGS.items():
+        title = f"training pass, {shape.name}, {name}"
+        chosen = replace(timed, ppo={"autocast": "bfloat16", "micro_batch_tokens": TOKENS, **ppo})
+        needed = sum(memory_of(PUBLIC[f"Qwen/{shape.name}-Instruct"], PPO.model_validate(chosen.ppo), TOKENS).values())
+        total = 0 if setting.rehearsal else torch.cuda.get_device_properties(0).total_memory
+        if total and needed > total:
+            yield Check(title, "skipped", {"GB needed": needed / 1e9, "GB there": total / 1e9}, "does not fit")
+            continue
+        trainer = None  # before the next one is made
+        gc.collect()
+        if not setting.rehearsal:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        trainer = make_random_trainer(chosen, setting.device)
+        yield attempt(title, partial(_timed, title, chosen, trainer, setting))
+    if trainer is not None and shape is SHAPES[0]:
+        yield _profile(chosen, trainer, setting)
 
 
-def _row(shape: Shape) -> Row:
+def _timed(title: str, shape: Shape, trainer: "Trainer", setting: Setting) -> Check:
     import torch
 
-    name, total = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        runs = measure_shape(shape)
-    except torch.cuda.OutOfMemoryError:
-        return Row(f"training pass, {shape.name}", "does not fit", detail=f"{name}, {total / 2**30:.0f} GiB")
-    gc.collect()
-    peak, tflops = torch.cuda.max_memory_allocated(), peak_tflops(name)
-    torch.cuda.empty_cache()
-    shares = [mfu(run.flops, run.seconds, tflops) for run in runs] if tflops else []
-    return Row(
-        benchmark=f"training pass, {shape.name}",
-        measured=f"MFU {spread(shares, '{:.2f}'.format)}" if shares else "MFU unknown: no peak for this device",
-        detail=f"{name}: {median(run.tokens / run.seconds for run in runs):.0f} tokens/s in the update pass, "
-        f"{median(run.tokens / run.whole for run in runs):.0f} in the whole update, {peak / 2**30:.1f} GiB at most",
-    )
+    runs = timed_updates(shape, trainer)
+    numbers: Numbers = {
+        "tokens/s": median(run.tokens / run.seconds for run in runs),
+        "tokens/s of the whole update": median(run.tokens / run.whole for run in runs),
+    }
+    if setting.rehearsal:
+        return Check(title, "pass", numbers, "tiny; MFU and peak memory need CUDA")
+    if tflops := peak_tflops(torch.cuda.get_device_name()):
+        numbers["MFU"] = median(mfu(run.flops, run.seconds, tflops) for run in runs)
+    numbers["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    return Check(title, "pass", numbers, "" if tflops else "MFU unknown: no peak for this device")
+
+
+def _profile(shape: Shape, trainer: "Trainer", setting: Setting) -> Check:
+    """Return the kernels that take the most time of an update."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU if setting.rehearsal else ProfilerActivity.CUDA]
+    with profile(activities=kinds) as profiled:
+        timed_updates(shape, trainer, rounds=0)
+    key = "self_cpu_time_total" if setting.rehearsal else "self_device_time_total"
+    events = sorted(profiled.key_averages(), key=lambda event: -getattr(event, key))[:15]
+    return Check("profile, seconds by kernel", "pass", {event.key[:70]: getattr(event, key) / 1e6 for event in events})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +127,11 @@ class Run:
     whole: float  # with the preparation
 
 
-def measure_shape(shape: Shape, device: str = "cuda") -> list[Run]:
-    """Update a random model of this shape on random trajectories."""
+def timed_updates(shape: Shape, trainer: "Trainer", rounds: int = ROUNDS) -> list[Run]:
+    """Update a trainer on random trajectories of this shape, after a round of warm-up."""
     rows, scores = random_rows(problems=shape.trajectories // 4, vocabulary=shape.vocabulary, longest=shape.longest)
-    lengths, trainer = [len(row.token_ids) for row in rows], _trainer(shape, device)
-    runs = []
-    for _ in range(WARM_UP + ROUNDS):
+    lengths, runs = [len(row.token_ids) for row in rows], []
+    for _ in range(WARM_UP + rounds):
         metrics = trainer.update(rows, scores, version=2)
         seconds = metrics["seconds/update"]
         runs.append(
@@ -129,7 +161,8 @@ def peak_tflops(device: str) -> float | None:
     return next((tflops for part, tflops in PEAK_TFLOPS.items() if part in device), None)
 
 
-def _trainer(shape: Shape, device: str) -> "Trainer":
+def make_random_trainer(shape: Shape, device: str) -> "Trainer":
+    """Make a trainer of a random model."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -157,10 +190,13 @@ def _trainer(shape: Shape, device: str) -> "Trainer":
         model=model,
         critic=None,
         reference=None,
-        adamw=make_adamw([(OPTIMIZER.lr, model.parameters())], OPTIMIZER),
+        adamw=make_adamw([(OPTIMIZER.lr, model.parameters())], OPTIMIZER, knobs.moments),
         mesh=ALONE,
         generator=torch.Generator().manual_seed(0),
         steps=0,
         kl_ctl=0.0,
     )
     return trainer
+
+
+small, large = (partial(_speed, shape=shape) for shape in SHAPES)
