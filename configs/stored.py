@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from configs.inference import FLOAT32_TOLERANCE
 from configs.knobs import section_of
 from configs.schema import Config
 
@@ -168,6 +169,11 @@ def _address(args: Any) -> Any:
     return {name: value for name, value in args.items() if name != "listen"}
 
 
+def _tolerance(stored: Any) -> Any:
+    """Convert the only default there was to the one that follows the number format, and is the same in float32."""
+    return None if stored == FLOAT32_TOLERANCE else stored
+
+
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
@@ -177,6 +183,7 @@ MIGRATIONS: Sequence[Migration] = (
     changed("storage.cache", _folder),
     changed("trainer", _trainer),
     changed("agent.args", _address),
+    changed("inference.canary_tolerance", _tolerance),
     _objective,
     _forget_limits,
     *(removed(key, without=value) for key, value in FIXED.items()),

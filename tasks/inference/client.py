@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.weight_sums import merged
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Client:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._longest_s, self._max_model_len = longest_s or timeout_s, max_model_len
         self._session: aiohttp.ClientSession
+        self._extended: bool | None = None
 
     async def __aenter__(self) -> "Client":
         connector, self._base = connect(self.url)
@@ -145,10 +147,11 @@ class Client:
         entries = answer["prompt_logprobs"][1:]
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
 
-    async def weight_checksums(self) -> dict[str, str]:
-        """Return the server's checksums of its parameters by name; takes about a second per gigabyte."""
-        checksums: dict[str, str] = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
-        return checksums
+    async def weight_sums(self) -> dict[str, int] | None:
+        """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
+        if not await self.extended():
+            return None
+        return merged((await self._post("/collective_rpc", {"method": "weight_sums"}))["results"])
 
     async def weight_version(self) -> str:
         """Return the weight version that the server reports."""
@@ -169,13 +172,15 @@ class Client:
 
     async def extended(self) -> bool:
         """Return whether the server's workers have the methods of `tasks.inference.worker`."""
-        try:
-            await self._post("/collective_rpc", {"method": "is_policy_worker"})
-        except aiohttp.ClientResponseError as error:
-            if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # no such method
-                return False
-            raise
-        return True
+        if self._extended is None:
+            try:
+                await self._post("/collective_rpc", {"method": "is_policy_worker"})
+                self._extended = True
+            except aiohttp.ClientResponseError as error:
+                if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise
+                self._extended = False  # it has no such method
+        return self._extended
 
     async def _reload(self, model: Path, version: int) -> None:
         method = "reload_policy" if await self.extended() else "reload_weights"
