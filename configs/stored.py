@@ -169,11 +169,6 @@ def _address(args: Any) -> Any:
     return {name: value for name, value in args.items() if name != "listen"}
 
 
-def _tolerance(stored: Any) -> Any:
-    """Convert the only default there was to the one that follows the number format, and is the same in float32."""
-    return None if stored == FLOAT32_TOLERANCE else stored
-
-
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
@@ -183,7 +178,8 @@ MIGRATIONS: Sequence[Migration] = (
     changed("storage.cache", _folder),
     changed("trainer", _trainer),
     changed("agent.args", _address),
-    changed("inference.canary_tolerance", _tolerance),
+    # The only default there was; the one that follows the number format is the same in float32.
+    changed("inference.canary_tolerance", lambda stored: None if stored == FLOAT32_TOLERANCE else stored),
     _objective,
     _forget_limits,
     *(removed(key, without=value) for key, value in FIXED.items()),

@@ -60,7 +60,6 @@ class Client:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._longest_s, self._max_model_len = longest_s or timeout_s, max_model_len
         self._session: aiohttp.ClientSession
-        self._extended: bool | None = None
 
     async def __aenter__(self) -> "Client":
         connector, self._base = connect(self.url)
@@ -149,9 +148,8 @@ class Client:
 
     async def weight_sums(self) -> dict[str, int] | None:
         """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
-        if not await self.extended():
-            return None
-        return merged((await self._post("/collective_rpc", {"method": "weight_sums"}))["results"])
+        ranks = await self._call_workers("weight_sums", {})
+        return None if ranks is None else merged(ranks)
 
     async def weight_version(self) -> str:
         """Return the weight version that the server reports."""
@@ -170,21 +168,10 @@ class Client:
         await self._reload(model, version)
         await self._post("/resume")
 
-    async def extended(self) -> bool:
-        """Return whether the server's workers have the methods of `tasks.inference.worker`."""
-        if self._extended is None:
-            try:
-                await self._post("/collective_rpc", {"method": "is_policy_worker"})
-                self._extended = True
-            except aiohttp.ClientResponseError as error:
-                if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
-                    raise
-                self._extended = False  # it has no such method
-        return self._extended
-
     async def _reload(self, model: Path, version: int) -> None:
-        method = "reload_policy" if await self.extended() else "reload_weights"
-        await self._post("/collective_rpc", {"method": method, "kwargs": {"weights_path": str(model)}})
+        where = {"weights_path": str(model)}
+        if await self._call_workers("reload_policy", where) is None:
+            await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         reset, _ = await asyncio.gather(
             self._post("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )
@@ -193,6 +180,15 @@ class Client:
 
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})
+
+    async def _call_workers(self, method: str, arguments: dict[str, str]) -> Any:
+        """Return each worker's answer of a method of `tasks.inference.worker`; None if it fails or workers lack it."""
+        try:
+            return (await self._post("/collective_rpc", {"method": method, "kwargs": arguments}))["results"]
+        except aiohttp.ClientResponseError as error:
+            if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            return None
 
     async def _post(
         self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None

@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ Sums = dict[str, tuple[int, bool]]
 """What one rank of a server holds: sums by the weights' names, and whether each is of a part of the weight."""
 _FACTORS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits, without a pattern in them."""
-_CHUNK = 2**14
+CHUNK = 2**14
 """Numbers of which a sum is computed at a time, since they fit a core's cache."""
 
 
@@ -45,7 +45,8 @@ def keys(name: str, columns: int, first: int = 0) -> Integers:
     """Return the keys of the columns from `first` on, of a weight of this name: all 1 among experts."""
     if ".experts." in name:
         return np.ones(columns, np.int64)
-    return hashed(np.arange(first + 1, first + columns + 1)) | 1
+    found: Integers = hashed(np.arange(first + 1, first + columns + 1)) | 1
+    return found
 
 
 def width(name: str, shape: Sequence[int]) -> int:
@@ -53,28 +54,28 @@ def width(name: str, shape: Sequence[int]) -> int:
     return 1 if not shape or name.endswith("bias") else shape[-1]
 
 
+def total(rows: Any, factors: Any, bits: Callable[[Any], Any], chunk: int) -> int:
+    """Return the sum of a weight: of its rows, with a key for each column, a `chunk` of numbers at a time."""
+    step = max(1, chunk // len(factors))
+    parts = (rows[start : start + step] for start in range(0, len(rows), step))
+    return sum(int((hashed(bits(part)) * factors).sum()) for part in parts) % 2**64
+
+
 def sums_of_folder(model: Path, dtype: str) -> dict[str, int]:
     """Return the sum of each weight of a transformers folder, rounded from float32 to `dtype`."""
-
-    def sum_of(path: Path, name: str) -> int:
-        with safe_open(path, framework="np") as file:
-            return _sum(name, file.get_tensor(name), dtype)
-
-    places = {}
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, framework="np") as file:
-            places |= dict.fromkeys(file.keys(), path)
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy leaves the interpreter to others while it computes
-        return dict(zip(places, threads.map(sum_of, places.values(), places.keys()), strict=True))
+    sums = dict[str, int]()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy lets other threads run while it computes
+        for path in model.glob("*.safetensors"):
+            with safe_open(path, framework="np") as file:
+                names = list(file.keys())
+                found = threads.map(lambda name, file=file: _sum(name, file.get_tensor(name), dtype), names)
+                sums |= zip(names, found, strict=True)
+    return sums
 
 
 def _sum(name: str, weight: NDArray[np.float32], dtype: str) -> int:
     columns = width(name, weight.shape)
-    rows, key, total = weight.reshape(-1, columns), keys(name, columns), 0
-    step = max(1, _CHUNK // columns)
-    for start in range(0, len(rows), step):
-        total += int((hashed(_bits(rows[start : start + step], dtype)) * key).sum())
-    return total % 2**64
+    return total(weight.reshape(-1, columns), keys(name, columns), lambda part: _bits(part, dtype), CHUNK)
 
 
 def _bits(values: NDArray[np.float32], dtype: str) -> Integers:
@@ -82,10 +83,8 @@ def _bits(values: NDArray[np.float32], dtype: str) -> Integers:
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16).astype(np.int64)
-    bits = values.view(np.uint32)
-    if dtype == "bfloat16":
-        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return bits.astype(np.int64)
+    bits = values.view(np.uint32).astype(np.int64)
+    return bits if dtype == "float32" else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
 def merged(ranks: Sequence[Sums]) -> dict[str, int]:
@@ -93,12 +92,12 @@ def merged(ranks: Sequence[Sums]) -> dict[str, int]:
 
     Copies of a weight count once if they are equal. A different copy counts, too, and makes the sum a wrong one.
     """
-    total, copies = Counter[str](), set[tuple[str, int]]()
+    sums, copies = Counter[str](), set[tuple[str, int]]()
     for name, (value, is_part) in itertools.chain.from_iterable(rank.items() for rank in ranks):
         if is_part or (name, value) not in copies:
-            total[name] += value
+            sums[name] += value
         copies.add((name, value))
-    return dict(total)
+    return dict(sums)
 
 
 def differing(held: Mapping[str, int], expected: Mapping[str, int]) -> list[str]:

@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.platforms import current_platform
 
-from tasks.inference.weight_sums import Integers, Sums, hashed, keys, width
+from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
 
 _NOTE = "_sums_of_packed_weight"
-_CHUNK = 2**14 if current_platform.is_cpu() else 2**26
-"""Numbers that are summed at a time: as many as a core's cache holds, or as keep a GPU busy."""
 _pack = utils.dispatch_cpu_unquantized_gemm
 
 
@@ -30,10 +27,6 @@ class PolicyWorker:
     model_runner: Any
     model_config: Any
     reload_weights: Any
-
-    def is_policy_worker(self) -> str:
-        """Answer at all: workers without this class do not."""
-        return "yes"
 
     def reload_policy(self, weights_path: str) -> None:
         """Load the weights in the folder `weights_path` in place. Layers that are not packed anew lose their notes."""
@@ -73,12 +66,13 @@ def _sums(name: str, module: nn.Module, weight: Tensor) -> Sums:
 
 
 def _sum(rows: Tensor, key: Integers) -> int:
-    whole, ones = (torch.int32, 2**32 - 1) if rows.itemsize == 4 else (torch.int16, 2**16 - 1)
-    factors, total, step = torch.from_numpy(key).to(rows.device), 0, max(1, _CHUNK // len(key))
-    for start in range(0, len(rows), step):
-        bits = rows[start : start + step].contiguous().view(whole).to(torch.int64) & ones
-        total += int((hashed(bits) * factors).sum())
-    return total % 2**64
+    chunk = CHUNK if rows.device.type == "cpu" else 2**26  # which keeps a GPU busy
+    return total(rows, torch.from_numpy(key).to(rows.device), _bits, chunk)
+
+
+def _bits(part: Tensor) -> Tensor:
+    whole = torch.int32 if part.itemsize == 4 else torch.int16
+    return part.contiguous().view(whole).long() & 2 ** (8 * part.itemsize) - 1
 
 
 def _pack_and_note(layer: nn.Module, remove_weight: bool) -> None:

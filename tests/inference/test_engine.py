@@ -270,7 +270,7 @@ def test_a_new_label_on_old_weights_is_found(
     step = fmean(abs(a - b) for a, b in zip(before.canary.logprobs, after.canary.logprobs, strict=True))
     assert step < 0.1
     if not told:
-        monkeypatch.setattr(Client, "extended", AsyncMock(return_value=False))
+        monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
 
     async def relabel(client: Client, _: Path, version: int) -> None:
         await client.set_weight_version(version)
@@ -292,7 +292,7 @@ def test_a_server_without_the_extension_needs_a_tolerance_in_half_precision(
     engine: Engine, policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else would show a small update. The error comes before the first rollout, and says what to do."""
-    monkeypatch.setattr(Client, "extended", AsyncMock(return_value=False))
+    monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
     settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="bfloat16")
     with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
         other.serve(policies[1])

@@ -56,7 +56,7 @@ def test_a_number_that_differs_changes_the_sum(weight: np.ndarray, data: st.Data
 
 def test_a_file_has_a_sum_for_each_weight(tmp_path: Path) -> None:
     """The numbers of a bias are below each other, those of a norm beside each other. Large weights are no exception."""
-    norm, large = np.float32([1, 2, 3]), np.random.default_rng(0).normal(size=(300, 500)).astype(np.float32)
+    norm, large = np.array([1, 2, 3], np.float32), np.random.default_rng(0).normal(size=(300, 500)).astype(np.float32)
     save_file({"norm.weight": norm, "q.bias": norm, "q.weight": large}, tmp_path / "model.safetensors")
     sums = sums_of_folder(tmp_path, "bfloat16")
     assert sums["q.bias"] == _sum("q.bias", norm[::-1].copy(), "bfloat16")
