@@ -72,10 +72,11 @@ def _sum(rows: Tensor, key: Integers) -> int:
 
 def _bits(part: Tensor) -> Tensor:
     whole = torch.int32 if part.itemsize == 4 else torch.int16
-    return part.contiguous().view(whole).long() & 2 ** (8 * part.itemsize) - 1
+    bits: Tensor = part.contiguous().view(whole).long() & 2 ** (8 * part.itemsize) - 1
+    return bits
 
 
-def _pack_and_note(layer: nn.Module, remove_weight: bool) -> None:
+def _pack_and_note(layer: Any, remove_weight: bool) -> None:
     """Note the sums of a weight, and pack it as vLLM does."""
     if not layer.weight.is_meta:
         setattr(layer, _NOTE, _sums("weight", layer, layer.weight))
@@ -88,9 +89,10 @@ def _pack_tied(model: nn.Module) -> None:
     A reload packs those layers anew for which it finds a tensor in the files, and an output layer that shares the
     weight of the embedding has none.
     """
-    first: dict[int, nn.Module] = {}
-    for module in model.modules():
-        if hasattr(module, "cpu_linear") and first.setdefault(id(module.weight), module) is not module:
+    first = dict[int, nn.Module]()
+    packed: list[Any] = [module for module in model.modules() if hasattr(module, "cpu_linear")]
+    for module in packed:
+        if first.setdefault(id(module.weight), module) is not module:
             module.quant_method.process_weights_after_loading(module)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,8 +37,13 @@ class Policy:
         for each in self._folders:
             shutil.copytree(like.model, each)
         torch.manual_seed(0)
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 128}
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+        sizes: dict[str, Any] = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "max_position_embeddings": 128,
+        }
+        heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
         vocabulary = len(load_tokenizer(like.model))
         self._model = Qwen2ForCausalLM(
             Qwen2Config(vocab_size=vocabulary, initializer_range=0.1, **sizes, **heads)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors.numpy import save_file
 
-from tasks.inference.weight_sums import _bits, _sum, differing, merged, sums_of_folder
+from tasks.inference.weight_sums import _bits, _sum, differing, keys, merged, sums_of_folder, total
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-weights = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=finite)
+weights = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=6), elements=finite)
 
 
 @given(weights)
@@ -32,10 +32,11 @@ def test_parts_of_a_weight_have_its_sum(weight: np.ndarray, data: st.DataObject)
     order = data.draw(st.permutations(range(len(weight))))
     assert (_sum("w", weight[:cut], "bfloat16") + _sum("w", weight[cut:], "bfloat16")) % size == whole
     assert _sum("w", np.concatenate([weight[order], np.zeros_like(weight)]), "bfloat16") == whole
-    column = data.draw(st.integers(0, weight.shape[1]))
-    left, right = np.zeros_like(weight), weight.copy()
-    left[:, :column], right[:, :column] = weight[:, :column], 0
-    assert (_sum("w", left, "bfloat16") + _sum("w", right, "bfloat16")) % size == whole
+    columns = weight.shape[1]
+    column = data.draw(st.integers(1, columns - 1))
+    left, right = np.ascontiguousarray(weight[:, :column]), np.ascontiguousarray(weight[:, column:])
+    parts = [(left, keys("w", column)), (right, keys("w", columns - column, first=column))]
+    assert sum(total(*part, lambda rows: _bits(rows, "bfloat16"), 4) for part in parts) % size == whole
     experts = "m.experts.0.w"
     assert _sum(experts, np.ascontiguousarray(weight.T), "float16") == _sum(experts, weight, "float16")
 
