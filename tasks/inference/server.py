@@ -19,6 +19,7 @@ from tasks.inference.client import Client
 from tasks.inference.devices import check_split, cpu_build
 
 logger = logging.getLogger(__name__)
+_PROJECT = str(Path(__file__).parents[2])
 
 
 class Server(Child):
@@ -97,6 +98,7 @@ class Server(Child):
             *("--model", str(model.resolve())),
             *("--uds", str(self._socket), "--served-model-name", "policy"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *("--worker-extension-cls", "tasks.inference.worker.PolicyWorker"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *("--tensor-parallel-size", str(settings.tensor_parallel)),
@@ -132,6 +134,7 @@ class Server(Child):
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         return environment | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [_PROJECT, os.environ.get("PYTHONPATH")])),  # for its workers
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",
