@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.experts import experts_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +51,23 @@ class Client:
         timeout_s: limit for one request.
         max_model_len: the server's context length, for clear errors.
         longest_s: a completion that takes longer is cut; None: `timeout_s`.
+        experts: whether the server returns the experts that it chose, as it must then.
     """
 
     def __init__(
-        self, url: str, api_key: str | None, timeout_s: float, max_model_len: int, longest_s: float | None = None
+        self,
+        url: str,
+        api_key: str | None,
+        timeout_s: float,
+        max_model_len: int,
+        longest_s: float | None = None,
+        *,
+        experts: bool = False,
     ) -> None:
         self.url, self._base = url, ""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._longest_s, self._max_model_len = longest_s or timeout_s, max_model_len
+        self._longest_s, self._max_model_len, self._experts = longest_s or timeout_s, max_model_len, experts
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Client":
@@ -119,7 +129,11 @@ class Client:
                 choice["finish_reason"] = "length"
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
             raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
-        return [_completion(choice, limit) for choice in choices]
+        completions = [_completion(choice, limit) for choice in choices]
+        if self._experts:
+            experts = [experts_of(choice, len(token_ids), cut=cut) for choice in choices]
+            completions = [replace(each, experts=of_it) for each, of_it in zip(completions, experts, strict=True)]
+        return completions
 
     async def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the server's answer to a request for completions, and whether they were cut because of the time."""

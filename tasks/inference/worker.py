@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from tasks.inference.experts import forget_packing
+
 
 class PolicyWorker:
     """Methods that vLLM's worker gets in addition to its own."""
@@ -21,6 +23,7 @@ class PolicyWorker:
 
     def reload_policy(self, weights_path: str) -> None:
         """Load the weights in the folder `weights_path` in place."""
+        forget_packing(self.model_runner.get_model())
         self.reload_weights(weights_path=weights_path)
         _pack_tied(self.model_runner.get_model())
 
