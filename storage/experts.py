@@ -26,9 +26,9 @@ def unpack(stored: bytes) -> Experts:
         ValueError: it is not such a file.
     """
     try:
-        experts: Experts = np.load(io.BytesIO(stored), allow_pickle=False).astype(np.int16)
-    except (OSError, EOFError, TypeError) as error:
-        raise ValueError(f"not a file in NumPy's format .npy: {error}") from None
+        experts: Experts = np.lib.format.read_array(io.BytesIO(stored), allow_pickle=False).astype(np.int16)
+    except ValueError as error:
+        raise ValueError(f"experts are not a file in NumPy's format .npy: {error}") from None
     if experts.ndim != 3:
         raise ValueError(f"experts of the shape {experts.shape}, not [tokens, layers, experts per token]")
     return experts
