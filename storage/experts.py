@@ -26,7 +26,8 @@ def unpack(stored: bytes) -> Experts:
         ValueError: it is not such a file.
     """
     try:
-        experts: Experts = np.lib.format.read_array(io.BytesIO(stored), allow_pickle=False).astype(np.int16)
+        read = np.lib.format.read_array(io.BytesIO(stored), allow_pickle=False)  # type: ignore[no-untyped-call]
+        experts: Experts = read.astype(np.int16)
     except ValueError as error:
         raise ValueError(f"experts are not a file in NumPy's format .npy: {error}") from None
     if experts.ndim != 3:

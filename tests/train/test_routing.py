@@ -17,6 +17,7 @@ from storage.records import Trajectory
 from tasks.train.batches import Batching
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import set_up
+from tasks.train.recompute import StoredTokens, recompute
 from tasks.train.routing import chosen_weights, give_experts, replay_routing
 from tasks.train.samples import Sample, build_samples
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, tiny_model, with_random_experts
@@ -96,6 +97,16 @@ def test_the_drift_is_rounding_alone_when_routing_is_forced_alike() -> None:
     assert without.max() > 0.3
     assert (logprobs(replaying(trainer), samples) - sampled).abs().max() < 0.06
     assert torch.equal(logprobs(replaying(equal), samples), sampled)
+
+
+def test_an_audit_recomputes_with_the_experts_of_the_engine(tmp_path: Path) -> None:
+    rows, scores = random_rows(problems=2)
+    routed = [with_random_experts(row, seed) for seed, row in enumerate(rows)]
+    stored = [StoredTokens(r.trajectory_id, r.token_ids, r.action_mask, [0], r.experts) for r in routed]
+    recomputed = recompute(save_tiny(tmp_path, "qwen3_moe"), stored, 1.0)
+    expected = logprobs(replaying(tiny_model("qwen3_moe")), samples_of(routed, [*scores]))
+    torch.testing.assert_close(torch.from_numpy(np.concatenate(recomputed)), expected, rtol=0, atol=1e-5)
+    assert recompute(tmp_path, [], 1.0) == []
 
 
 def test_padding_and_other_rows_change_no_experts() -> None:
