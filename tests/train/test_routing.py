@@ -15,11 +15,13 @@ from configs.train import PPO
 from storage.experts import pack
 from storage.records import Trajectory
 from tasks.train.batches import Batching
+from tasks.train.experts import FileNames
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import set_up
 from tasks.train.recompute import StoredTokens, recompute
 from tasks.train.routing import chosen_weights, give_experts, replay_routing
 from tasks.train.samples import Sample, build_samples
+from tasks.train.sharding import StoredTensors
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, tiny_model, with_random_experts
 
 ON_CPU = Batching(4096, torch.device("cpu"))
@@ -138,6 +140,17 @@ def test_an_update_trains_experts_and_routers(tmp_path: Path) -> None:
         trainer.update(short, scores, version=2)
     with pytest.raises(ValueError, match="t000: experts are not a file in NumPy's format"):
         trainer.update([replace(row, experts=b"x") for row in rows], scores, version=2)
+
+
+def test_ranks_read_whole_experts_and_some_none(tmp_path: Path) -> None:
+    """Five experts are dealt out to four ranks as 2, 2, 1 and 0."""
+    model = tiny_model("qwen3_moe")
+    files, stored = FileNames(model), StoredTensors(save_tiny(tmp_path, "qwen3_moe"), "model")
+    for name, whole in model.named_parameters():
+        for start, end in ((0, 2), (2, 4), (4, 5), (5, 5)):
+            read = files.rows(stored, name, start, end)
+            assert read.shape == whole[start:end].shape
+            assert torch.equal(read, whole[start:end])
 
 
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
