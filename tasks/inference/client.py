@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +127,8 @@ class Client:
                 choice["finish_reason"] = "length"
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
             raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
-        completions = [_completion(choice, limit) for choice in choices]
-        if self._experts:
-            experts = [experts_of(choice, len(token_ids), cut=cut) for choice in choices]
-            completions = [replace(each, experts=of_it) for each, of_it in zip(completions, experts, strict=True)]
-        return completions
+        experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
+        return [_completion(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
 
     async def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the server's answer to a request for completions, and whether they were cut because of the time."""
@@ -181,19 +176,8 @@ class Client:
         await self._reload(model, version)
         await self._post("/resume")
 
-    async def extended(self) -> bool:
-        """Return whether the server's workers have the methods of `tasks.inference.worker`."""
-        try:
-            await self._post("/collective_rpc", {"method": "is_policy_worker"})
-        except aiohttp.ClientResponseError as error:
-            if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # no such method
-                return False
-            raise
-        return True
-
     async def _reload(self, model: Path, version: int) -> None:
-        method = "reload_policy" if await self.extended() else "reload_weights"
-        await self._post("/collective_rpc", {"method": method, "kwargs": {"weights_path": str(model)}})
+        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
         reset, _ = await asyncio.gather(
             self._post("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )
@@ -220,7 +204,7 @@ async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return body
 
 
-def _completion(choice: dict[str, Any], limit: int) -> Completion:
+def _completion(choice: dict[str, Any], limit: int, experts: bytes) -> Completion:
     versions: list[int] = []
     for span in choice["weight_versions"]:
         versions += [int(span["version"])] * (span["end"] - span["start"])
@@ -230,4 +214,5 @@ def _completion(choice: dict[str, Any], limit: int) -> Completion:
         versions=versions,
         finish_reason=choice["finish_reason"],
         limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,
+        experts=experts,
     )
