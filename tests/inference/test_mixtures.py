@@ -1,5 +1,6 @@
 """Mixtures of experts go from two ranks to a running vLLM server, by files in which each expert has its name."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,10 @@ def commit(store: Store, number: int, folder: Path, dense: Path, scratch: Path) 
     return checkpoints.open_checkpoint(store, key, scratch)
 
 
+@pytest.mark.skipif(not find_spec("tasks.inference.worker"), reason="the extension of vLLM's workers reloads experts")
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_running_server_loads_what_two_ranks_have_trained(policy_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tasks.inference.worker", reason="the extension of vLLM's workers reloads experts")
     save_mixture(tmp_path / "0" / "model", policy_folder)
     run_ranks(2, update_on_ranks, tmp_path / "0" / "model", tmp_path, log=tmp_path / "log")
     store = Store(str(tmp_path / "store"))
