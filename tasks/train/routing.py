@@ -31,10 +31,9 @@ def replay_routing(model: PreTrainedModel) -> None:
     if model.config.model_type not in KNOWN:
         what = f"ppo.routing_replay=true needs a mixture of experts of type {', '.join(KNOWN)}"
         raise ValueError(f"{what}, but the policy's model_type is {model.config.model_type!r}: leave the knob out")
-    for layer in model.base_model.layers:
-        if router := getattr(layer.mlp, "gate", None):
-            router.given = None
-            router.register_forward_hook(_route_as_given)
+    for _, router in _routers(model):
+        router.given = None
+        router.register_forward_hook(_route_as_given)
 
 
 def give_experts(model: PreTrainedModel, experts: Experts | None) -> None:
@@ -42,8 +41,9 @@ def give_experts(model: PreTrainedModel, experts: Experts | None) -> None:
 
     Models without `replay_routing` ignore them.
     """
-    for number, router in _replaying(model):
-        router.given = None if experts is None else experts[:, :, number].flatten(0, 1).long()
+    for number, router in _routers(model):
+        if hasattr(router, "given"):
+            router.given = None if experts is None else experts[:, :, number].flatten(0, 1).long()
 
 
 def chosen_weights(
@@ -70,11 +70,10 @@ def refuse_noise(model: PreTrainedModel) -> None:
         )
 
 
-def _replaying(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
-    """Iterate over the routers that replay, with the numbers of their layers."""
+def _routers(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
+    """Iterate over the routers, with the numbers of their layers; some layers have none, nor have dense models."""
     for number, layer in enumerate(getattr(model.base_model, "layers", ())):
-        router = getattr(getattr(layer, "mlp", None), "gate", None)
-        if hasattr(router, "given"):
+        if (router := getattr(getattr(layer, "mlp", None), "gate", None)) is not None:
             yield number, router
 
 

@@ -161,7 +161,7 @@ def save_tensors(
         save_file({name: value.detach().cpu() for name, value in tensors.items()}, folder / f"{stem}.safetensors")
         return
     sizes = [value.numel() * value.element_size() for value in tensors.values()]
-    owners, own = dict(zip(tensors, deal_out(sizes, mesh.size), strict=True)), {}
+    owners, own = dict(zip(tensors, deal_out(sizes, mesh.size), strict=True)), dict[str, Tensor]()
     for name, value in tensors.items():
         gathered = whole(value.detach())  # by all ranks, but only the owner keeps it
         if owners[name] == mesh.rank:
