@@ -8,6 +8,8 @@ from configs.knobs import URI, Knobs, Share
 from configs.safety import check_extra_args
 
 _SERVER = r"^((?i:https?)://[^/].*|unix://.+)$"
+RETURN_EXPERTS = "--enable-return-routed-experts"
+"""The argument of vLLM with which it returns the experts that it chose."""
 
 FLOAT32_TOLERANCE = 1e-4
 """Largest mean difference of logprobs that float32 explains, in nats."""

@@ -14,7 +14,7 @@ from configs.agent import Agent, Environment
 from configs.audit import Audit
 from configs.cluster import Cluster, Trainer
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
-from configs.inference import Inference
+from configs.inference import RETURN_EXPERTS, Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.monitoring import Monitoring
 from configs.policy import Policy
@@ -104,7 +104,8 @@ class Config(Knobs):
     def servers(self) -> Inference:
         """`inference` for the servers. vLLM counts what it does, at some cost, only if its metrics are served."""
         quiet = [] if self.monitoring.prometheus else ["--disable-log-stats"]
-        return self.inference.model_copy(update={"extra_args": [*self.inference.extra_args, *quiet]})
+        routed = [RETURN_EXPERTS] if self.ppo.routing_replay else []
+        return self.inference.model_copy(update={"extra_args": [*self.inference.extra_args, *quiet, *routed]})
 
     @property
     def ray_address(self) -> str | None:

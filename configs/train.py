@@ -173,6 +173,9 @@ class PPO(Knobs):
     """A minibatch whose mean ratio is above this does not change the policy, and is counted; empty: no limit."""
     mask_truncated: bool = False
     """Exclude turns that the token limit cut from the loss."""
+    routing_replay: bool = False
+    """Train a mixture of experts with the experts that the engine chose for each token, which are stored with it. Needs
+    servers that return them: on a GPU, since the CPU build has no such part."""
     epochs: PositiveInt = 1
     """Number of passes of an update over its data (sample reuse)."""
     ppo_n_minibatches: PositiveInt = 4

@@ -15,9 +15,10 @@ Int64 = Annotated[int, "64 bits"]
 Float64 = Annotated[float, "64 bits"]
 """A number that needs 64 bits in a column; others have 32."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """2: sequence_starts. 3: unplayed_turns. 4: calls, branches, parts of rewards, source and metadata; rewards of
-scores. 5: the fault at an end without a verdict, answers, limits, and the order in which turns were asked and paid."""
+scores. 5: the fault at an end without a verdict, answers, limits, and the order in which turns were asked and paid. 6:
+the experts that the engine chose."""
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
 """completed: the agent ended the episode. truncated: the token limit cut its last turn, or the context had no room for
@@ -158,6 +159,7 @@ class Trajectory:
     # K, how many completions the agent had when this turn's reward was given, which pays all of them; 0: none was given
     paid: list[int] = field(default_factory=list)
     # received, asked and paid are [] in a chain, where turn k is asked with k completions and paid with k + 1
+    experts: bytes = b""  # of a mixture of experts, that the engine chose for each token (`storage.experts`), or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,7 @@ class Exclusion:
 
 _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
+    bytes: pa.binary(),
     bool: pa.bool_(),
     int: pa.int32(),
     float: pa.float32(),
@@ -314,7 +317,7 @@ def to_trajectory(row: dict[str, Any]) -> Trajectory:
 
     In files of schema 1 each row is one sequence. Files before schema 3 do not have the number of unplayed turns, those
     before schema 4 neither calls nor branches, reward parts or the problem's source and metadata, those before schema 5
-    neither faults, answers nor limits.
+    neither faults, answers nor limits, those before schema 6 no experts.
     """
     records = {name: [record(**each) for each in row.get(name, ())] for name, record in _STRUCTS.items()}
     parts = [dict(parts) for parts in row.get("reward_parts", ())]

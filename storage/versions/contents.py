@@ -32,6 +32,7 @@ _NEW_IN_TRAJECTORIES = {
     3: {"unplayed_turns"},
     4: {"source", "metadata", "calls", "ungraded", "follows", "reward_parts"},
     5: {"fault", "answers", "limits", "received", "asked", "paid"},
+    6: {"experts"},
 }
 _NEW_IN = {"trajectories": _NEW_IN_TRAJECTORIES, "evaluation": _NEW_IN_TRAJECTORIES, "scores": {4: {"reward", "parts"}}}
 """Columns that files of an older schema lack, by kind and by the schema version that added them."""

@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.experts import experts_of
 from tasks.inference.weight_sums import merged
 
 logger = logging.getLogger(__name__)
@@ -50,15 +51,23 @@ class Client:
         timeout_s: limit for one request.
         max_model_len: the server's context length, for clear errors.
         longest_s: a completion that takes longer is cut; None: `timeout_s`.
+        experts: whether the server returns the experts that it chose, as it must then.
     """
 
     def __init__(
-        self, url: str, api_key: str | None, timeout_s: float, max_model_len: int, longest_s: float | None = None
+        self,
+        url: str,
+        api_key: str | None,
+        timeout_s: float,
+        max_model_len: int,
+        longest_s: float | None = None,
+        *,
+        experts: bool = False,
     ) -> None:
         self.url, self._base = url, ""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._longest_s, self._max_model_len = longest_s or timeout_s, max_model_len
+        self._longest_s, self._max_model_len, self._experts = longest_s or timeout_s, max_model_len, experts
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Client":
@@ -120,7 +129,8 @@ class Client:
                 choice["finish_reason"] = "length"
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
             raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
-        return [_completion(choice, limit) for choice in choices]
+        experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
+        return [_completion(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
 
     async def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the server's answer to a request for completions, and whether they were cut because of the time."""
@@ -207,7 +217,7 @@ async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return body
 
 
-def _completion(choice: dict[str, Any], limit: int) -> Completion:
+def _completion(choice: dict[str, Any], limit: int, experts: bytes) -> Completion:
     versions: list[int] = []
     for span in choice["weight_versions"]:
         versions += [int(span["version"])] * (span["end"] - span["start"])
@@ -217,4 +227,5 @@ def _completion(choice: dict[str, Any], limit: int) -> Completion:
         versions=versions,
         finish_reason=choice["finish_reason"],
         limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,
+        experts=experts,
     )

@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from configs.inference import Inference
+from configs.inference import RETURN_EXPERTS, Inference
 from configs.rollout import Rollout
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
@@ -24,6 +24,7 @@ from tasks.inference.ahead import take_servers
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, visible_devices
+from tasks.inference.experts import refuse_without_runner
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 from tasks.inference.weight_sums import sums_of_folder
@@ -61,7 +62,7 @@ class Engine(Collector):
         logs: folder for the servers' logs.
 
     Raises:
-        InferenceError: this machine has fewer GPUs than the servers need.
+        InferenceError: this machine has fewer GPUs than the servers need, or its build of vLLM lacks a part.
     """
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
@@ -69,6 +70,7 @@ class Engine(Collector):
         self._devices: list[list[str]] = []
         """The GPUs of each server that it starts."""
         if not settings.urls:
+            refuse_without_runner(settings.extra_args)
             self._devices = deal(visible_devices(), settings.replicas, settings.ranks)
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
@@ -185,7 +187,8 @@ class Engine(Collector):
     def _client(self, replica: _Replica) -> Client:
         key = None if replica.server else os.environ.get("VLLM_API_KEY")
         longest_s = self.rollout.longest_completion_s
-        return Client(replica.url, key, REQUEST_TIMEOUT_S, self.settings.max_model_len, longest_s)
+        experts = RETURN_EXPERTS in self.settings.extra_args
+        return Client(replica.url, key, REQUEST_TIMEOUT_S, self.settings.max_model_len, longest_s, experts=experts)
 
     async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         """Swap the weights in and prove them, on all replicas at the same time."""

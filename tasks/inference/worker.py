@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
 
 from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
 
@@ -33,6 +34,7 @@ class PolicyWorker:
         model = self.model_runner.get_model()
         for module in model.modules():
             vars(module).pop(_NOTE, None)
+        _forget_packed_experts(model)
         self.reload_weights(weights_path=weights_path)
         _pack_tied(model)
 
@@ -81,6 +83,18 @@ def _pack_and_note(layer: Any, remove_weight: bool) -> None:
     if not layer.weight.is_meta:
         setattr(layer, _NOTE, _sums("weight", layer, layer.weight))
     _pack(layer, remove_weight)
+
+
+def _forget_packed_experts(model: nn.Module) -> None:
+    """Let vLLM pack experts at the next reload as at its start, on a CPU.
+
+    A reload into a layer whose kernel exists would leave its experts as they are in the files, and the kernel would
+    read them as if they were packed.
+    """
+    methods = [getattr(module, "quant_method", None) for module in model.modules() if current_platform.is_cpu()]
+    for method in methods:
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def _pack_tied(model: nn.Module) -> None:

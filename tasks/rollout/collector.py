@@ -23,6 +23,7 @@ from tasks.inference.api import ContextLengthError, GenerationConfig, Generator,
 from tasks.rollout.admission import RefusedError
 from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.plan import Group
+from tasks.rollout.routing import with_experts
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.watch import Watch
 
@@ -110,7 +111,10 @@ class Collector:
             await group_slots.acquire()
             try:
                 with PLAYING.track_inprogress():
-                    return await self._episode(Conversation(prompt, turns, self))
+                    conversation = Conversation(prompt, turns, self)
+                    played = await self._episode(conversation)
+                trained = group.plan.selecting  # no evaluation, which is not
+                return [with_experts(row, conversation.engine.exchanges) for row in played] if trained else played
             finally:
                 slots.release()
 

@@ -11,7 +11,8 @@ runs in the flow's process, or in several Ray actors (`tasks.cluster.trainer`) t
 logprobs for audits.
 
 `mesh` holds the messages between ranks. `sharding` divides models among them, and reads and writes each rank's
-tensors of a checkpoint. `memory` computes what a rank needs.
+tensors of a checkpoint. `memory` computes what a rank needs. In mixtures of experts, `experts` knows the names of their
+weights in files, and `routing` sends tokens to the experts that the engine chose.
 
 The folder has more than twelve files because each is a subject that is read alone: the steps of an update, and the
 formulas that they use.

@@ -17,9 +17,11 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from configs.train import PPO
+from storage.experts import Experts as StoredExperts
 from tasks.train.kernels import PACKED
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
+from tasks.train.routing import Experts
 from tasks.train.samples import Floats, Ints, Logprobs, Sample, Tokens, by_problem
 
 _GRID = 8
@@ -76,6 +78,7 @@ class Rows(NamedTuple):
     mask: Bool[Tensor, "rows 1 columns columns"] | None = None  # what each column reads; None: the earlier ones
     ends: Int[Tensor, " ends"] | None = None  # of a packed row: 0 and where its sequences end; the last one is padding
     longest: int = 0  # length of the longest of them
+    experts: Experts | None = None  # those that the engine chose for each token; None: the model chooses
 
 
 class Places(NamedTuple):
@@ -106,6 +109,7 @@ class Segment:
     pieces: list[Piece]
     tokens: Ints  # L
     paths: list[Ints]  # for each piece, the index in `tokens` of each of its tokens
+    experts: StoredExperts | None = None  # L, of one piece
 
     @property
     def is_tree(self) -> bool:
@@ -257,7 +261,9 @@ def _segments(samples: Sequence[Tokens], sequences: Iterable[Piece], longest: in
             yield Segment(of_group, *tree)
         else:
             for piece, of_piece in zip(of_group, tokens, strict=True):
-                yield Segment([piece], of_piece, [np.arange(len(of_piece))])
+                experts = samples[piece.sample].experts
+                of_engine = None if experts is None else experts[piece.start : piece.end]
+                yield Segment([piece], of_piece, [np.arange(len(of_piece))], of_engine)
 
 
 def _passes(segments: Iterable[Segment], batching: Batching) -> list[list[Segment]]:
@@ -307,7 +313,7 @@ def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
     for row, segment in zip(tokens, segments, strict=False):
         row[: len(segment.tokens)] = segment.tokens
     if not segments[0].is_tree:
-        return Rows(torch.from_numpy(tokens).to(batching.device))
+        return Rows(torch.from_numpy(tokens).to(batching.device), experts=_arrange_experts(segments, tokens, batching))
     mask = np.tile(np.eye(width, dtype=np.bool_), (rows, 1, 1, 1))
     for row, segment in enumerate(segments):
         for path in segment.paths:
@@ -326,6 +332,16 @@ def _pack(sequences: list[Ints], device: torch.device) -> Rows:
     arrays = np.stack([np.concatenate(padded), np.concatenate([*map(np.arange, lengths)])])[:, None]
     tokens, positions = torch.from_numpy(arrays).to(device)
     return Rows(tokens, positions, ends=ends.to(device), longest=max(lengths))
+
+
+def _arrange_experts(segments: Sequence[Segment], tokens: Ints, batching: Batching) -> Experts | None:
+    """Arrange the experts of segments, which all have them or none has, like their `tokens`."""
+    if segments[0].experts is None:
+        return None
+    experts = np.full((*tokens.shape, *segments[0].experts.shape[1:]), -1, np.int16)
+    for row, segment in zip(experts, segments, strict=False):
+        row[: len(segment.tokens)] = segment.experts
+    return torch.from_numpy(experts).to(batching.device)
 
 
 def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: Batching) -> Places:

@@ -17,6 +17,7 @@ from storage.errors import first_few
 from tasks.train.batches import Batching, Places, Rows, arrange, cut, find_places, pieces
 from tasks.train.kernels import float32_logits
 from tasks.train.memory import CHUNK_TOKENS
+from tasks.train.routing import give_experts
 from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import within
 
@@ -64,6 +65,7 @@ def hidden_states(
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
     end = context if with_last or rows.ends is not None else -1
     ends = {} if rows.ends is None else {"cu_seq_lens_q": rows.ends, "max_length_q": rows.longest}
+    give_experts(model, None if rows.experts is None else rows.experts[:, :end])
     outputs = model.base_model(
         input_ids=rows.tokens[:, :end],
         position_ids=None if rows.positions is None else rows.positions[:, :end],

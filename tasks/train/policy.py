@@ -20,9 +20,11 @@ from configs.train import PPO
 from storage.versions.checkpoints import Canary
 from storage.versions.weights import empty_model, load_model
 from tasks.train.batches import Places, Rows, is_plain
+from tasks.train.experts import FileNames
 from tasks.train.kernels import accelerate, suits
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer
+from tasks.train.routing import refuse_noise
 from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard
 
 CANARY_TOKENS = 256
@@ -41,16 +43,18 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
     if mesh.size == 1:
         return set_up(load_model(folder), ppo)
     model, device, stored = empty_model(folder), device_of(ppo), StoredTensors(folder, "model")
+    files = FileNames(model)
     stored_buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
-    if others := stored_buffers | {name for name, _ in model.named_parameters()} - stored.names:
+    expected = {of_file for name, value in model.named_parameters() for of_file in files.split(name, value)}
+    if others := stored_buffers | expected - stored.names:
         raise ValueError(
             f"{folder} has no weights {min(others)} ({len(others)} in all): models whose files name other weights than "
-            "the model itself, such as mixtures of experts, or hold more than weights are trained in one process"
+            "the model itself, except experts one by one, or hold more than weights are trained in one process"
         )
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     shard(_for_training(model, device, ppo), mesh)
-    fill(model, lambda name, start, end: stored.rows(name, start, end).float(), device)
+    fill(model, lambda name, start, end: files.rows(stored, name, start, end).float(), device)
     return model
 
 
@@ -73,6 +77,7 @@ def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> Pr
     elif device.type == "cpu":
         use_onednn(policy.base_model)
     if ppo.gradient_checkpointing:
+        refuse_noise(policy)
         policy.gradient_checkpointing_enable({"use_reentrant": False})
     policy.train(ppo.gradient_checkpointing)
     return policy
@@ -86,7 +91,7 @@ def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> Non
     if mesh.size == 1:
         model.save_pretrained(folder, max_shard_size="1TB")
         return
-    save_tensors(folder, "model", dict(model.named_parameters()), mesh)
+    save_tensors(folder, "model", dict(model.named_parameters()), mesh, FileNames(model).split)
     if mesh.rank == 0:
         config = copy.deepcopy(model.config)
         config.architectures, config.dtype = [class_of(model).__name__], "float32"

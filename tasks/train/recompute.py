@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from configs.train import PPO
+from storage.experts import unpack
 from tasks.train.batches import batching_for
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import load_policy
+from tasks.train.routing import replay_routing
 from tasks.train.samples import Logprobs, Tokens
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
@@ -25,12 +27,15 @@ class StoredTokens:
     token_ids: list[int]  # T
     action_mask: list[bool]  # T
     sequence_starts: list[int]  # 1 or more
+    experts: bytes | None = None  # that the engine chose (`storage.experts`); empty or None: unknown
 
 
 def recompute(
     folder: Path, rows: Sequence[StoredTokens], temperature: float, number_format: NumberFormat = "float32"
 ) -> list[Logprobs | None]:
     """Compute the logprobs [A] of each row's sampled tokens, or None for a row that no model can score.
+
+    If all rows have the experts of the engine, tokens go to these.
 
     A row cannot be scored if it has no sampled tokens, a sampled token where a sequence begins, ids that the vocabulary
     does not have, a mask of another length than its tokens, or starts that do not begin at 0 and rise.
@@ -48,8 +53,10 @@ def recompute(
     torch.set_num_threads(ppo.threads)
     model = load_policy(folder, ppo).to(getattr(torch, number_format))
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
-    scorer = logprob_scorer(model, temperature)
-    logprobs = score_action_tokens(scorer, [_tokens(row) for row in rows], usable, batching_for(model, ppo))
+    if replayed := bool(rows) and all(row.experts for row in rows):
+        replay_routing(model)
+    scorer, tokens = logprob_scorer(model, temperature), [_tokens(row, replayed=replayed) for row in rows]
+    logprobs = score_action_tokens(scorer, tokens, usable, batching_for(model, ppo))
     return [logprobs.get(index) for index in range(len(rows))]
 
 
@@ -66,6 +73,7 @@ def _usable(row: StoredTokens, vocabulary: int) -> bool:
     )
 
 
-def _tokens(row: StoredTokens) -> Tokens:
+def _tokens(row: StoredTokens, *, replayed: bool) -> Tokens:
     starts, actions = np.array(row.sequence_starts), np.flatnonzero(row.action_mask)
-    return Tokens(row.trajectory_id, "", np.array(row.token_ids), starts, actions)
+    experts = unpack(row.experts) if replayed and row.experts else None
+    return Tokens(row.trajectory_id, "", np.array(row.token_ids), starts, actions, experts=experts)

@@ -17,7 +17,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from configs.score import Reward
 from storage.errors import first_few
+from storage.experts import Experts, unpack
 from storage.records import Score, Trajectory
 from tasks.train import returns
 from tasks.train.returns import Bools as Bools
@@ -49,6 +50,7 @@ class Tokens:
     token_ids: Ints  # T
     starts: Ints  # S, the start of each sequence in token_ids; [0] unless a chat template rewrote history
     actions: Ints  # A, positions of the action tokens in token_ids, rising, and none of them in starts
+    experts: Experts | None = field(default=None, kw_only=True)  # T, that the trainer uses, too; None: its own choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def build_samples(
     scorers: Scorers = MATH_VERIFY,
     credit: Credit = "causes",
     mask_truncated: bool = False,
+    replay: bool = False,
 ) -> list[Sample]:
     """Build a sample from each trainable trajectory (`returns.is_trainable`) and its scores.
 
@@ -94,10 +97,11 @@ def build_samples(
         scorers: who gave the scores; where `reward.shape` is empty, the shape follows from it.
         credit: `ppo.advantage.credit`, which rewards a return adds up.
         mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
+        replay: train with the experts that the engine chose.
 
     Raises:
-        ValueError: an id occurs twice, a turn has no score or two, or a reward is not finite; the message names the
-            trajectories.
+        ValueError: an id occurs twice, a turn has no score or two, a reward is not finite, or experts are missing; the
+            message names the trajectories.
     """
     rows = sorted((row for row in trajectories if returns.is_trainable(row, reward)), key=lambda row: row.trajectory_id)
     by_turn: dict[tuple[str, int], Score] = {}
@@ -112,7 +116,12 @@ def build_samples(
         for row, of_row in zip(rows, scored, strict=True)
         if not all(math.isfinite(score.reward) and math.isfinite(score.success) for score in of_row)
     ]
-    for fault, ids in (("occur more than once", twice), ("have NaN or infinite rewards", broken)):
+    unrouted = [row.trajectory_id for row in rows if replay and not row.experts]
+    for fault, ids in (
+        ("occur more than once", twice),
+        ("have NaN or infinite rewards", broken),
+        ("have no experts of the engine, which ppo.routing_replay=true needs", unrouted),
+    ):
         if ids:
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
     names = [scorers.get(row.source, scorers["default"]) for row in rows]
@@ -120,10 +129,26 @@ def build_samples(
     for name, of_row in zip(names, scored, strict=True):
         given[name] += [score.reward for score in of_row if score.verdict != "none"]
     knobs = {name: returns.settled(reward, name, rewards) for name, rewards in given.items()}
-    return [
+    samples = [
         _sample(row, of_row, name, knobs[name], credit, mask_truncated)
         for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
+    return [_routed(sample, row) for sample, row in zip(samples, rows, strict=True)] if replay else samples
+
+
+def _routed(sample: Sample, row: Trajectory) -> Sample:
+    """Add the experts that the engine chose.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    try:
+        experts = unpack(row.experts)
+    except ValueError as error:
+        raise ValueError(f"{row.trajectory_id}: {error}") from None
+    if len(experts) != len(row.token_ids):
+        raise ValueError(f"{row.trajectory_id} has experts of {len(experts)} tokens, but {len(row.token_ids)} tokens")
+    return replace(sample, experts=experts)
 
 
 def by_problem(samples: Sequence[Tokens]) -> list[list[int]]:

@@ -27,6 +27,8 @@ from tasks.train.mesh import ALONE, Mesh, deal_out
 Result = TypeVar("Result")
 ReadRows = Callable[[str, int, int], Tensor]
 """A function that reads the rows start:end of the parameter with a name."""
+Split = Callable[[str, Tensor], dict[str, Tensor]]
+"""A function that returns the tensors in files, by name, that hold the tensor with a name."""
 _WITHIN = "_within"
 
 
@@ -143,22 +145,33 @@ class StoredTensors:
         return value.clone()
 
 
-def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: Mesh = ALONE) -> None:
-    """Write tensors into one file; on a mesh, write this rank's share, and the first rank writes the index."""
+def _as_it_is(name: str, value: Tensor) -> dict[str, Tensor]:
+    return {name: value}
+
+
+def save_tensors(
+    folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: Mesh = ALONE, split: Split = _as_it_is
+) -> None:
+    """Write tensors into one file; on a mesh, write this rank's share, and the first rank writes the index.
+
+    With several ranks `split` says what a tensor is in files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if mesh.size == 1:
         save_file({name: value.detach().cpu() for name, value in tensors.items()}, folder / f"{stem}.safetensors")
         return
     sizes = [value.numel() * value.element_size() for value in tensors.values()]
-    owners, own = dict(zip(tensors, deal_out(sizes, mesh.size), strict=True)), {}
+    owners, own = dict(zip(tensors, deal_out(sizes, mesh.size), strict=True)), dict[str, Tensor]()
     for name, value in tensors.items():
         gathered = whole(value.detach())  # by all ranks, but only the owner keeps it
         if owners[name] == mesh.rank:
-            own[name] = gathered.cpu().contiguous()
+            own |= split(name, gathered.cpu().contiguous())
         del gathered  # before the next one is gathered
     files = [f"{stem}-{rank + 1:05d}-of-{mesh.size:05d}.safetensors" for rank in range(mesh.size)]
     if own:
         save_file(own, folder / files[mesh.rank], {"format": "pt"})
     if mesh.rank == 0:
-        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": {name: files[owners[name]] for name in tensors}}
+        names = {name: split(name, torch.empty(value.shape, device="meta")) for name, value in tensors.items()}
+        weight_map = {of_file: files[owners[name]] for name, parts in names.items() for of_file in parts}
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -34,6 +34,7 @@ from tasks.train.host_moments import HostAdamW, bring_home
 from tasks.train.mesh import Mesh
 from tasks.train.passes import hidden_states, predicting
 from tasks.train.policy import load_policy, save_policy
+from tasks.train.routing import replay_routing
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
 
 _OPTIMIZER, _CRITIC, _REFERENCE, _COUNTS, _ANEW = "optimizer", "critic", "reference", "state.json", "anew"
@@ -191,6 +192,8 @@ def load_train_state(
     fixed_reference = ppo.kl.kl_ctl > 0 and ppo.kl.reference == "fixed"
     assert version_0 or state is None or not fixed_reference, "the policy would be compared with itself"
     policy, begin = load_policy(model, ppo, mesh), version_0 or model
+    if ppo.routing_replay:
+        replay_routing(policy)
     critic = Critic(policy, begin, ppo, optimizer, mesh) if ppo.critic else None
     parameters = [(optimizer.lr, list(policy.parameters()))]
     if critic and critic.own is None:

@@ -182,7 +182,7 @@ class Trainer:
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter.
         """
-        trainable = self._built(trajectories, scores)
+        trainable = self._built(trajectories, scores, replay=self._ppo.routing_replay)
         recent = trainable if self._max_staleness is None else within_staleness(trainable, version, self._max_staleness)
         samples = recent if self._ppo.critic else with_known_returns(recent)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
@@ -200,10 +200,18 @@ class Trainer:
             logger.warning(_NOTHING_RIGHT, len(samples))
         return samples, left_out
 
-    def _built(self, trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> list[Sample]:
+    def _built(
+        self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
+    ) -> list[Sample]:
         credit, masked = self._ppo.advantage.credit, self._ppo.mask_truncated
         return build_samples(
-            trajectories, scores, self._reward, scorers=self._scorers, credit=credit, mask_truncated=masked
+            trajectories,
+            scores,
+            self._reward,
+            scorers=self._scorers,
+            credit=credit,
+            mask_truncated=masked,
+            replay=replay,
         )
 
     def _train(

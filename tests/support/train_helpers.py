@@ -1,19 +1,24 @@
 """Hand-made rows and tiny random models for the tests of `tasks.train`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from configs.score import Reward
 from configs.train import PPO, Optimizer
+from storage.experts import pack
 from storage.records import Score, Status, Trajectory, Turn
 from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
+EXPERTS, CHOSEN = 5, 2
+"""Experts in each layer of a mixture, and how many of them a token goes to."""
 UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)
 GAE: dict[str, Any] = {"advantage": {"type": "gae", "gae_lambda": 0.9, "discount": 0.95, "normalisation": "none"}}
 EVERYTHING: dict[str, Any] = {
@@ -117,7 +122,9 @@ def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTra
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        kinds = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+        kinds = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
+        if kind == "qwen3_moe":
+            sizes |= {"moe_intermediate_size": 16, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
         model = AutoModelForCausalLM.from_config(kinds[kind](**sizes))
     assert isinstance(model, PreTrainedModel)
     model.eval()
@@ -127,6 +134,12 @@ def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTra
 def save_tiny(folder: Path, kind: str = "qwen3", tied: bool = False) -> Path:
     tiny_model(kind, tied).save_pretrained(folder)
     return folder
+
+
+def with_random_experts(row: Trajectory, seed: int = 0) -> Trajectory:
+    """Add the experts of a `tiny_model` of two layers that an engine might have chosen: others than the trainer's."""
+    scores = np.random.default_rng(seed).random((len(row.token_ids), 2, EXPERTS))
+    return replace(row, experts=pack(scores.argsort(-1)[..., :CHOSEN].astype(np.int16)))
 
 
 def make_trainer(

@@ -14,12 +14,14 @@ from torch import Tensor
 from configs.score import Reward
 from configs.train import PPO, Optimizer
 from storage.records import Score, Trajectory
+from storage.versions.weights import load_model
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.sharding import whole
+from tasks.train.policy import load_policy, save_policy
+from tasks.train.sharding import StoredTensors, whole
 from tasks.train.trainer import Trainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
-from tests.support.train_helpers import EVERYTHING, GAE, random_rows, save_tiny
+from tests.support.train_helpers import EVERYTHING, GAE, random_rows, save_tiny, with_random_experts
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -43,7 +45,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
     "gradient checkpointing": {"gradient_checkpointing": True},
     "autocast": {"autocast": "bfloat16"},
+    "mixture of experts": {**EVERYTHING, "routing_replay": True, "gradient_checkpointing": True},
 }
+MIXTURE = "mixture of experts"
+"""The option whose policy is one."""
 LOOSE = {"autocast": 2e-2}
 """Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
 UPDATES = 5
@@ -63,6 +68,21 @@ def rows() -> tuple[list[Trajectory], list[Score]]:
     rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
     return rows, scores
+
+
+def rows_for(ppo: PPO) -> tuple[list[Trajectory], list[Score]]:
+    made, scores = rows()
+    return [with_random_experts(row) for row in made] if ppo.routing_replay else made, scores
+
+
+def save_both(folder: Path, kind: str = "qwen3", *, tied: bool = False) -> Path:
+    """Save a dense policy, and a mixture of experts below it."""
+    save_tiny(folder / "mixture", "qwen3_moe")
+    return save_tiny(folder, kind, tied)
+
+
+def policy_for(name: str, folder: Path) -> Path:
+    return folder / "mixture" if name == MIXTURE else folder
 
 
 def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> PPO:
@@ -96,7 +116,7 @@ def train(folder: Path, mesh: Mesh, ppo: PPO) -> tuple[dict[str, Tensor], dict[s
     trainer, metrics = start(folder, ppo, mesh), dict[str, float]()
     found: dict[str, Tensor] = {}
     for version in range(UPDATES):
-        metrics = trainer.update(*rows(), version=2 + version)
+        metrics = trainer.update(*rows_for(ppo), version=2 + version)
         if version in (0, UPDATES - 1):
             found |= {f"{version}/{name}": value for name, value in numbers(trainer).items()}
     return found, metrics
@@ -107,7 +127,10 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
     for (replicate, shard), names in plan.items():
         for name in names:
             ppo = knobs(OPTIONS[name], replicate, shard)
-            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks), ppo)
+            mesh = Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks)
+            found, metrics = train(policy_for(name, folder), mesh, ppo)
+            if name == MIXTURE:
+                save_policy(load_policy(policy_for(name, folder), ppo, mesh), out / f"{replicate}x{shard} files", mesh)
             if dist.get_rank() == 0:
                 torch.save((found, metrics), out / f"{replicate}x{shard} {name}.pt")
 
@@ -119,13 +142,14 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor], *kinds: st
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("policy"))
+    return save_both(tmp_path_factory.mktemp("policy"))
 
 
 def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
     """Compare each mesh with one process: numbers and metrics."""
     run_ranks(ranks, train_on_ranks, folder, out, plan, log=out / "log")
-    alone = {name: train(folder, ALONE, knobs(OPTIONS[name])) for names in plan.values() for name in names}
+    named = {name for names in plan.values() for name in names}
+    alone = {name: train(policy_for(name, folder), ALONE, knobs(OPTIONS[name])) for name in named}
     for (replicate, shard), names in plan.items():
         for name in names:
             found, metrics = torch.load(out / f"{replicate}x{shard} {name}.pt")
@@ -160,11 +184,23 @@ def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
     """Gradients of the first update to 1e-6, weights after five to 1e-5, also those of critic and reference."""
     replicated = scaled(["everything"], [*OPTIONS])
     compare(folder, tmp_path, 2, {(1, 2): [*OPTIONS], (2, 1): replicated})
+    assert_same_files(folder / "mixture", tmp_path / "1x2 files")
+
+
+def assert_same_files(before: Path, after: Path) -> None:
+    """Two ranks have read a mixture, and have written each expert under the name that it had; transformers agrees."""
+    one, other = StoredTensors(before, "model"), StoredTensors(after, "model")
+    assert "model.layers.1.mlp.experts.3.up_proj.weight" in one.names
+    assert one.names == other.names
+    assert all(torch.equal(one.read(name), other.read(name)) for name in one.names)
+    read, expected = load_model(after).state_dict(), load_model(before).state_dict()
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(value, read[name]) for name, value in expected.items())
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_four_ranks(tmp_path: Path) -> None:
     """Four ranks, of which some have no work in a pass, and a model with tied embeddings: sharded, copied, and both."""
-    folder, names = save_tiny(tmp_path / "policy", "qwen2", tied=True), scaled(["everything"], [*OPTIONS])
+    folder, names = save_both(tmp_path / "policy", "qwen2", tied=True), scaled(["everything"], [*OPTIONS])
     compare(folder, tmp_path, 4, {(2, 2): names, (1, 4): scaled([], names), (4, 1): scaled([], names)})

@@ -132,7 +132,7 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     from tasks.train.recompute import StoredTokens, recompute
 
     rows = evidence.database.all(
-        """select trajectory_id, token_ids, action_mask, sequence_starts, logprobs, versions from trajectories
+        """select trajectory_id, token_ids, action_mask, sequence_starts, experts, logprobs, versions from trajectories
         where data_set = ? and policy = ? and sampling = ? and list_contains(versions, ?)
             and len(logprobs) = len(token_ids) and len(versions) = len(token_ids) and len(action_mask) = len(token_ids)
         order by hash(trajectory_id), row limit ?""",
@@ -141,7 +141,7 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     temperature = played.parameter("temperature", 1.0) or 1.0  # engines return logprobs of 1 after greedy sampling
     try:
         model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
-        tokens, served = [StoredTokens(*row[:4]) for row in rows], _served_format(evidence, played)
+        tokens, served = [StoredTokens(*row[:5]) for row in rows], _served_format(evidence, played)
         exact = recompute(model, tokens, temperature)
         rounded = recompute(model, tokens, temperature, number_format=served) if served != "float32" else exact
     except UnavailableError:
@@ -149,7 +149,7 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     except (StorageError, ValueError, OSError) as error:
         raise SkippedError(f"the policy {played.policy} cannot be loaded: {error}") from error
     differences = []
-    for (name, _, mask, _, logprobs, versions), of_row, of_served in zip(rows, exact, rounded, strict=True):
+    for (name, _, mask, _, _, logprobs, versions), of_row, of_served in zip(rows, exact, rounded, strict=True):
         if of_row is not None:
             stored, by_policy = np.array(logprobs)[mask], np.array(versions)[mask] == played.policy_version
             compared = by_policy & np.isfinite(stored)

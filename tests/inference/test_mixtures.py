@@ -1,0 +1,93 @@
+"""Mixtures of experts go from two ranks to a running vLLM server, by files in which each expert has its name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from configs.inference import RETURN_EXPERTS
+from configs.rollout import Rollout
+from configs.score import Reward
+from configs.train import PPO, Optimizer
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import checkpoints
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Provenance
+from storage.versions.weights import load_model
+from tasks.agents.chat import load_tokenizer
+from tasks.inference import experts
+from tasks.inference.api import GenerationConfig, InferenceError
+from tasks.inference.engine import Engine
+from tasks.train.mesh import Mesh
+from tasks.train.policy import make_canary
+from tasks.train.trainer import Trainer
+from tests.conftest import INFERENCE
+from tests.inference.test_engine import generate, own_logprobs
+from tests.support.rank_processes import run_ranks
+from tests.support.train_helpers import random_rows
+
+UPDATES = 2
+
+
+def save_mixture(folder: Path, dense: Path) -> None:
+    """Save a random mixture for the vocabulary of a dense policy, with layers that vLLM's CPU backend knows."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
+
+    vocabulary = AutoConfig.from_pretrained(dense).vocab_size
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32}
+    sizes |= {"num_key_value_heads": 1, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(vocab_size=vocabulary, max_position_embeddings=256, initializer_range=0.1, **sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def update_on_ranks(folder: Path, out: Path) -> None:
+    """Take updates; each rank writes its part of the weights after every one."""
+    ppo = PPO.model_validate({"device": "cpu", "threads": 1, "parallel": {"shard": dist.get_world_size()}})
+    trainer = Trainer(ppo, Optimizer(lr=1e-2), Reward(), mesh=Mesh.of(ppo.parallel, "cpu", 60, ["a"] * 2))
+    trainer.load(folder, None, seed=1)
+    for update in range(UPDATES):
+        trainer.update(*random_rows(vocabulary=16, seed=update), version=2)
+        trainer.save(out / str(update + 1) / "model", out / str(update + 1) / "state")
+
+
+def commit(store: Store, number: int, folder: Path, dense: Path, scratch: Path) -> Checkpoint:
+    load_tokenizer(dense).save_pretrained(folder)
+    key = layout.checkpoint("mixture", number)
+    checkpoints.commit(store, key, folder, None, make_canary(load_model(folder)), Provenance(config={}), [], {})
+    return checkpoints.open_checkpoint(store, key, scratch)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_running_server_loads_what_two_ranks_have_trained(policy_folder: Path, tmp_path: Path) -> None:
+    save_mixture(tmp_path / "0" / "model", policy_folder)
+    run_ranks(2, update_on_ranks, tmp_path / "0" / "model", tmp_path, log=tmp_path / "log")
+    store = Store(str(tmp_path / "store"))
+    policies = [
+        commit(store, number, tmp_path / str(number) / "model", policy_folder, tmp_path / "cache")
+        for number in range(UPDATES + 1)
+    ]
+    with Engine(INFERENCE, Rollout(), tmp_path) as engine:
+        engine.serve(policies[0])
+        (server,) = engine.servers
+        first = server.pid
+        for policy in [*policies[1:], policies[0]]:
+            engine.serve(policy)  # proves it by the canary
+            completion = generate(engine, GenerationConfig(max_new_tokens=16))[0]
+            assert completion.logprobs == pytest.approx(own_logprobs(policy, completion, 1.0), abs=1e-4)
+            assert set(completion.versions) == {policy.number}
+        assert server.pid == first
+        assert len({tuple(policy.canary.logprobs) for policy in policies}) == UPDATES + 1
+
+
+def test_a_build_without_the_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = INFERENCE.model_copy(update={"extra_args": [RETURN_EXPERTS]})
+    monkeypatch.setattr(experts, "cpu_build", lambda: True)
+    with pytest.raises(InferenceError, match="CPU build has none without a Triton for CPUs"):
+        Engine(asks, Rollout(), tmp_path)
+    Engine(asks.model_copy(update={"urls": ["http://127.0.0.1:1"]}), Rollout(), tmp_path)
