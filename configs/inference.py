@@ -21,7 +21,7 @@ class Inference(Knobs):
     all GPUs if that is not set: as many as the parallel sizes in `extra_args` need. Too few GPUs are an error. Servers
     take the last GPUs and the trainer takes the first one, which it shares with a server only if no GPU is free."""
     swap: Literal["reload", "restart"] = "reload"
-    """Method by which servers get new weights: in place, or by a restart (for tied embeddings on a CPU)."""
+    """Method by which servers get new weights: in place, or by a restart."""
     canary_tolerance: PositiveFloat = 1e-4
     """Largest mean difference between the server's and the trainer's logprobs of the canary; it allows for errors of
     the number format. A swap must also show that the weights changed: by these logprobs, or by the server's

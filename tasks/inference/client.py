@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,19 @@ class Client:
         await self._reload(model, version)
         await self._post("/resume")
 
+    async def extended(self) -> bool:
+        """Return whether the server's workers have the methods of `tasks.inference.worker`."""
+        try:
+            await self._post("/collective_rpc", {"method": "is_policy_worker"})
+        except aiohttp.ClientResponseError as error:
+            if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # no such method
+                return False
+            raise
+        return True
+
     async def _reload(self, model: Path, version: int) -> None:
-        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
+        method = "reload_policy" if await self.extended() else "reload_weights"
+        await self._post("/collective_rpc", {"method": method, "kwargs": {"weights_path": str(model)}})
         reset, _ = await asyncio.gather(
             self._post("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )

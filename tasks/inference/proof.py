@@ -72,8 +72,8 @@ class Proof:
             raise InferenceError(
                 f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} on "
                 f"average (sum {sum(served):.6f} served, {sum(expected[: len(served)]):.6f} expected), more than "
-                f"inference.canary_tolerance={self._tolerance:g}. On a CPU, tied embeddings are not reloaded in place: "
-                "try inference.swap=restart. For half precision, raise the tolerance"
+                f"inference.canary_tolerance={self._tolerance:g}. Try inference.swap=restart. For half "
+                "precision, raise the tolerance"
             )
         if (before := self._before) is None:
             return Proven(policy, error)

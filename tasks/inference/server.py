@@ -15,6 +15,7 @@ from tasks.inference.client import Client
 from tasks.inference.devices import cpu_build
 
 logger = logging.getLogger(__name__)
+_PROJECT = Path(__file__).parents[2]
 
 
 class Server(Child):
@@ -63,6 +64,7 @@ class Server(Child):
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())),
             *("--uds", str(self._socket), "--served-model-name", "policy"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *("--worker-extension-cls", "tasks.inference.worker.PolicyWorker"),
             *("--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             "--disable-uvicorn-access-log",
@@ -90,7 +92,9 @@ class Server(Child):
             environment["TORCHDYNAMO_DISABLE"] = "1"
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+        others = os.environ.get("PYTHONPATH")
         return environment | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(_PROJECT), others])),  # for the extension of its workers
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",
