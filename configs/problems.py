@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.knobs import URI, Knobs, NonNegativeInt, Share
+from configs.knobs import URI, Knobs, Share
 from configs.safety import brief
 
 Column = Literal["id", "prompt", "solutions", "source", "metadata"]
@@ -49,9 +49,9 @@ class WordProblemSource(Knobs):
     kind: Literal["word-problems"]
     split: Literal["train", "held-out"] = "train"
     """Split to generate. The held-out problems have other sentences, people and things than those of training."""
-    low: NonNegativeInt = 10
-    """Smallest number in a problem."""
-    high: NonNegativeInt = 99
+    low: PositiveInt = 10
+    """Smallest number in a problem. Numbers of one digit, of two … are drawn equally often."""
+    high: PositiveInt = 99
     """Largest number in a problem; the solution of a sum may be larger."""
     operators: Annotated[list[Literal["+", "-"]], Field(min_length=1)] = ["+", "-"]
     """Operators to draw from."""
