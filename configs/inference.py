@@ -9,23 +9,27 @@ from configs.safety import check_extra_args
 
 _SERVER = r"^((?i:https?)://[^/].*|unix://.+)$"
 
+FLOAT32_TOLERANCE = 1e-4
+"""Largest mean difference of logprobs that float32 explains, in nats."""
+
 
 class Inference(Knobs):
     urls: list[Annotated[URI, Field(pattern=_SERVER)]] = []
     """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty: the pipeline starts `replicas`.
     Such servers need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and access to the
     checkpoint files. Their API key is read from the environment (VLLM_API_KEY). A command does not know what they
-    serve, so its first swap sets their weights to 0: the canary then proves that other weights were loaded."""
+    serve, so its first swap sets their weights to 0. With --worker-extension-cls tasks.inference.worker.PolicyWorker
+    and this project in PYTHONPATH they tell which weights they hold: needed in half precision, and for tied embeddings
+    on a CPU."""
     replicas: PositiveInt = 1
     """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
     all GPUs if that is not set: as many as the parallel sizes in `extra_args` need. Too few GPUs are an error. Servers
     take the last GPUs and the trainer takes the first one, which it shares with a server only if no GPU is free."""
     swap: Literal["reload", "restart"] = "reload"
     """Method by which servers get new weights: in place, or by a restart."""
-    canary_tolerance: PositiveFloat = 1e-4
-    """Largest mean difference between the server's and the trainer's logprobs of the canary; it allows for errors of
-    the number format. A swap must also show that the weights changed: by these logprobs, or by the server's
-    checksums."""
+    canary_tolerance: PositiveFloat | None = None
+    """Largest mean difference between the server's and the trainer's logprobs of the canary, a fixed sequence. null:
+    1e-4 in float32, and none in half precision, where the sums of all weights that the server holds are the proof."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the served weights."""
     max_model_len: PositiveInt = 2048
@@ -41,3 +45,8 @@ class Inference(Knobs):
     extra_args: Annotated[list[str], AfterValidator(check_extra_args)] = []
     """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Arguments that change where it listens or
     what it serves, or that run other code, are refused."""
+
+    @property
+    def tolerance(self) -> float | None:
+        """The canary's tolerance in nats; None if any difference is allowed."""
+        return self.canary_tolerance or (FLOAT32_TOLERANCE if self.dtype == "float32" else None)

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from configs.inference import FLOAT32_TOLERANCE
 from configs.knobs import section_of
 from configs.schema import Config
 
@@ -177,6 +178,8 @@ MIGRATIONS: Sequence[Migration] = (
     changed("storage.cache", _folder),
     changed("trainer", _trainer),
     changed("agent.args", _address),
+    # The only default there was; the one that follows the number format is the same in float32.
+    changed("inference.canary_tolerance", lambda stored: None if stored == FLOAT32_TOLERANCE else stored),
     _objective,
     _forget_limits,
     *(removed(key, without=value) for key, value in FIXED.items()),

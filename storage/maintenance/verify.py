@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from configs.inference import FLOAT32_TOLERANCE
 from storage import layout
 from storage.errors import DamagedError, UnavailableError
 from storage.objects.store import Store
@@ -129,7 +130,8 @@ def _weight_problems(store: Store, manifest: Manifest, folder: Path) -> list[str
     from storage.versions.weights import canary_difference
 
     try:
-        tolerance = manifest.number("inference.canary_tolerance")
+        unset = manifest.knob("inference.canary_tolerance") is None
+        tolerance = FLOAT32_TOLERANCE if unset else manifest.number("inference.canary_tolerance")
         difference = canary_difference(checkpoints.open_checkpoint(store, manifest.version, folder))
     except (UnavailableError, MemoryError):
         raise

@@ -50,6 +50,7 @@ class Chat:
 
     Attributes:
         tokenizer: the tokenizer.
+        readable: number of token ids that the policy knows and the tokenizer can have; the others are padding.
         control: the tokens that only the template may write.
         toy_calls: calls as the template writes them, see `Written.toy_calls`.
         opens_thoughts: whether the template itself writes the `<think>` with which an answer begins.
@@ -63,6 +64,7 @@ class Chat:
         self, tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None, ends: Sequence[int] = ()
     ) -> None:
         self.vocabulary = vocabulary or len(tokenizer)
+        self.readable = min(self.vocabulary, 1 + max(tokenizer.get_vocab().values()))
         self.tokenizer, self._template = tokenizer, Template(tokenizer)
         self.control = self._template.control
         engine = {*ends, tokenizer.eos_token_id} - {None}

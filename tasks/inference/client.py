@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.weight_sums import merged
 
 logger = logging.getLogger(__name__)
 
@@ -145,10 +146,10 @@ class Client:
         entries = answer["prompt_logprobs"][1:]
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
 
-    async def weight_checksums(self) -> dict[str, str]:
-        """Return the server's checksums of its parameters by name; takes about a second per gigabyte."""
-        checksums: dict[str, str] = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
-        return checksums
+    async def weight_sums(self) -> dict[str, int] | None:
+        """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
+        ranks = await self._call_workers("weight_sums", {})
+        return None if ranks is None else merged(ranks)
 
     async def weight_version(self) -> str:
         """Return the weight version that the server reports."""
@@ -167,19 +168,10 @@ class Client:
         await self._reload(model, version)
         await self._post("/resume")
 
-    async def extended(self) -> bool:
-        """Return whether the server's workers have the methods of `tasks.inference.worker`."""
-        try:
-            await self._post("/collective_rpc", {"method": "is_policy_worker"})
-        except aiohttp.ClientResponseError as error:
-            if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # no such method
-                return False
-            raise
-        return True
-
     async def _reload(self, model: Path, version: int) -> None:
-        method = "reload_policy" if await self.extended() else "reload_weights"
-        await self._post("/collective_rpc", {"method": method, "kwargs": {"weights_path": str(model)}})
+        where = {"weights_path": str(model)}
+        if await self._call_workers("reload_policy", where) is None:
+            await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         reset, _ = await asyncio.gather(
             self._post("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )
@@ -188,6 +180,15 @@ class Client:
 
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})
+
+    async def _call_workers(self, method: str, arguments: dict[str, str]) -> Any:
+        """Return each worker's answer of a method of `tasks.inference.worker`; None if it fails or workers lack it."""
+        try:
+            return (await self._post("/collective_rpc", {"method": method, "kwargs": arguments}))["results"]
+        except aiohttp.ClientResponseError as error:
+            if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            return None
 
     async def _post(
         self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None

@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
+from tasks.inference.weight_sums import sums_of_folder
 
 logger = logging.getLogger(__name__)
 
@@ -188,20 +189,18 @@ class Engine(Collector):
 
     async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         """Swap the weights in and prove them, on all replicas at the same time."""
-        await asyncio.gather(*(self._swap(replica, policy) for replica in replicas))
+        sums = asyncio.create_task(asyncio.to_thread(sums_of_folder, policy.model, self.settings.dtype))
+        await asyncio.gather(*(self._swap(replica, policy, sums) for replica in replicas))
 
-    async def _swap(self, replica: _Replica, policy: Checkpoint) -> None:
+    async def _swap(self, replica: _Replica, policy: Checkpoint, sums: Awaitable[dict[str, int]]) -> None:
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
-                proof = Proof(client, policy, before, self.settings.canary_tolerance)
                 if self.settings.swap == "restart":
                     await client.set_weight_version(policy.number)
-                else:
-                    await proof.prepare()
-                    unknown = replica.server is None and before is None  # our own server was started with known weights
-                    await client.swap(policy.model.absolute(), policy.number, erase=unknown)
-                replica.proven = await proof.demand()
+                else:  # a first swap erases what the server holds, so that it shows whether a reload is complete
+                    await client.swap(policy.model.absolute(), policy.number, erase=before is None)
+                replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
 

@@ -1,119 +1,121 @@
-"""The proof that a server serves the weights of a checkpoint, and not those that it served before.
+"""The proof that a server serves the weights of a checkpoint: all of them, and no other version's.
 
-The logprobs of a canary (`storage.versions.checkpoints.Canary`) distinguish weights. In half precision, a server's
-logprobs have an error larger than the change by one update: then the server's own checksums show the replacement.
+A server with the extension of `tasks.inference.worker` tells the sums of the weights that it holds. They must be those
+of the checkpoint's files, rounded to the server's number format. This is exact, so half precision makes no difference.
+
+The canary, a fixed sequence (`storage.versions.checkpoints.Canary`), shows that the server computes with what it holds:
+its logprobs must be nearer to this version's than to those of the last version that differs clearly. Where sums cannot
+be compared, since a server lacks the extension or holds weights in another form, the canary is the proof, and the
+logprobs must be the trainer's within a tolerance.
 """
 
-import asyncio
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 
+from storage.errors import first_few
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
+from tasks.inference.weight_sums import differing
 
 logger = logging.getLogger(__name__)
 
 _CLEAR = 3.0
 """The canary distinguishes two versions if their logprobs differ by at least so many times a server's error."""
 _NEARER = 0.75
-"""Largest ratio of two distances of the served logprobs: to the requested version, and to the version before."""
+"""Largest ratio of two distances of the served logprobs: to the requested version, and to an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
     """The last proof of what a server serves.
 
-    Example: Proven(policy=…, error=0.015, checksums={"dp0:pp0:pcp0:tp0:model.norm.weight": "9f3a…"})
+    Example: Proven(exact=True, clear=…, error=0.015)
     """
 
-    policy: Checkpoint
-    error: float  # mean absolute difference between its logprobs and the checkpoint's, in nats
-    checksums: dict[str, str] | None = None  # of its parameters; None if the canary was enough
+    exact: bool  # by sums of all weights; otherwise by the canary alone
+    clear: Checkpoint  # the last version that the canary distinguished from an earlier one, or the first version
+    error: float  # mean absolute difference between the logprobs served for `clear` and its own, in nats
 
 
+@dataclass(frozen=True, slots=True)
 class Proof:
-    """The proof of one swap: call `prepare` before it and `demand` after it.
+    """The proof of one swap."""
 
-    Args:
-        client: the server's client.
-        policy: the checkpoint that the server should serve.
-        before: what the server was proven to serve before the swap; None if unknown.
-        tolerance: largest mean difference between the served logprobs and the checkpoint's, in nats.
-    """
-
-    def __init__(self, client: Client, policy: Checkpoint, before: Proven | None, tolerance: float) -> None:
-        self._client, self._policy, self._tolerance = client, policy, tolerance
-        self._before = before if before and _can_differ(before.policy, policy) else None
-        self._old: dict[str, str] | None = None
-
-    async def prepare(self) -> None:
-        """Note the server's checksums, if the two versions are too similar for the canary."""
-        if before := self._before:
-            step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
-            if step < _CLEAR * before.error:
-                self._old = before.checksums or await self._client.weight_checksums()
+    client: Client
+    policy: Checkpoint  # what the server should serve
+    before: Proven | None  # what it was proven to serve before the swap; None if unknown
+    tolerance: float | None  # largest mean difference of logprobs of the canary, in nats; None: any
+    expected: Awaitable[Mapping[str, int]]  # the sums of the checkpoint's weights in the server's number format
 
     async def demand(self) -> Proven:
         """Return the proof that the server serves the policy.
 
         Raises:
-            InferenceError: it serves other weights, or may still serve those before the swap.
+            InferenceError: it serves other weights, or there is no proof that it does not.
         """
-        policy, client = self._policy, self._client
-        label, served = await asyncio.gather(client.weight_version(), client.prompt_logprobs(policy.canary.token_ids))
-        if label != str(policy.number):
+        policy, client, before = self.policy, self.client, self.before
+        if (label := await client.weight_version()) != str(policy.number):
             raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.number}")
-        expected = policy.canary.logprobs
-        error = _distance(served, expected)
-        if not error <= self._tolerance:  # also NaN
-            raise InferenceError(
-                f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} on "
-                f"average (sum {sum(served):.6f} served, {sum(expected[: len(served)]):.6f} expected), more than "
-                f"inference.canary_tolerance={self._tolerance:g}. Try inference.swap=restart. For half "
-                "precision, raise the tolerance"
+        exact = await self._compare_weights()
+        served, expected = await client.prompt_logprobs(policy.canary.token_ids), policy.canary.logprobs
+        error, most = _distance(served, expected), self.tolerance or math.inf
+        if not (math.isfinite(error) and error <= most):
+            raise self._wrong(
+                f"its logprobs of the canary differ by {error:.3g} on average (sum {sum(served):.6f} served, "
+                f"{sum(expected[: len(served)]):.6f} expected), inference.canary_tolerance={self.tolerance}"
             )
-        if (before := self._before) is None:
-            return Proven(policy, error)
-        if self._old is not None:
-            new = await client.weight_checksums()
-            if new == self._old:
-                raise InferenceError(
-                    f"{client.url} does not serve {policy.version}: none of its parameters has changed since "
-                    f"{before.policy.version}. Either the new weights were not loaded, or the update was so small that "
-                    "inference.dtype rounds it away: then raise optimizer.lr or use float32"
+        if before is None:
+            logger.info("%s serves %s; its logprobs of the canary differ by %.3g", client.url, policy.version, error)
+            return Proven(exact, policy, error)
+        clear = before.clear
+        step = _distance(clear.canary.logprobs, expected)
+        if step <= _CLEAR * before.error:
+            return Proven(exact, clear, before.error)
+        if error > _NEARER * (other := _distance(served, clear.canary.logprobs)):
+            raise self._wrong(
+                f"its logprobs of the canary differ by {error:.3g} from this version's and by {other:.3g} from those "
+                f"of {clear.version}, which it served before"
+            )
+        return Proven(exact, policy, error)
+
+    async def _compare_weights(self) -> bool:
+        """Return whether the server holds the weights of the policy; False if the canary has to prove that alone."""
+        sums, before = await self.client.weight_sums(), self.before
+        if sums is None:
+            if self.tolerance is None:
+                raise self._unproven(
+                    "it does not tell its weights. Start it with --worker-extension-cls "
+                    "tasks.inference.worker.PolicyWorker and this project in its PYTHONPATH"
                 )
-            logger.info("%s: checksums distinguish %s, the canary does not", client.url, policy.version)
-            return Proven(policy, error, new)
-        if error > _NEARER * (other := _distance(served, before.policy.canary.logprobs)):
-            raise InferenceError(
-                f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} from "
-                f"this version's and by {other:.3g} from those of {before.policy.version}, which it served before: the "
-                "new weights were not loaded. Try inference.swap=restart"
-            )
-        return Proven(policy, error)
+            return False
+        if not (wrong := differing(sums, await self.expected)):
+            return True
+        if before and before.exact:
+            raise self._wrong(f"it holds other weights in {first_few(wrong)}")
+        form = f"its weights in {first_few(wrong)} are not those of the files, or in another form"
+        if self.tolerance is None:
+            raise self._unproven(f"{form}. If its log names no error, the form is another")
+        if before is None:
+            logger.warning("%s: %s. The canary alone proves what it serves", self.client.url, form)
+        return False
+
+    def _wrong(self, problem: str) -> InferenceError:
+        return InferenceError(
+            f"{self.client.url} does not serve {self.policy.version}: {problem}. Look into its log, or try "
+            "inference.swap=restart"
+        )
+
+    def _unproven(self, problem: str) -> InferenceError:
+        return InferenceError(
+            f"nothing proves that {self.client.url} serves {self.policy.version}: {problem}. Or set "
+            "inference.canary_tolerance: then logprobs of the canary are the proof"
+        )
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the mean absolute difference over the tokens that both have."""
     pairs = list(zip(one, other, strict=False))
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
-
-
-def _can_differ(before: Checkpoint, policy: Checkpoint) -> bool:
-    """Return whether the two have different weights, and logprobs of the same tokens.
-
-    Another number of ranks writes the same weights into other files; then equal canaries mean equal weights.
-    """
-    one, other = _weights(before), _weights(policy)
-    if one == other or (one.keys() != other.keys() and before.canary == policy.canary):
-        return False
-    pairs = zip(before.canary.token_ids, policy.canary.token_ids, strict=False)
-    return all(mine == theirs for mine, theirs in pairs)
-
-
-def _weights(policy: Checkpoint) -> dict[str, str]:
-    """Return the hashes of the model's weight files by name."""
-    return {file.name: file.sha256 for file in policy.manifest.files if fnmatch(file.name, "model/*.safetensors")}

@@ -15,7 +15,7 @@ from tasks.inference.client import Client
 from tasks.inference.devices import cpu_build
 
 logger = logging.getLogger(__name__)
-_PROJECT = Path(__file__).parents[2]
+_PROJECT = str(Path(__file__).parents[2])
 
 
 class Server(Child):
@@ -92,9 +92,8 @@ class Server(Child):
             environment["TORCHDYNAMO_DISABLE"] = "1"
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
-        others = os.environ.get("PYTHONPATH")
         return environment | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(_PROJECT), others])),  # for the extension of its workers
+            "PYTHONPATH": os.pathsep.join(filter(None, [_PROJECT, os.environ.get("PYTHONPATH")])),  # for its workers
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",

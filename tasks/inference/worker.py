@@ -1,38 +1,97 @@
-"""The part of vLLM's workers that is ours: it reloads a policy whole.
+"""The part of vLLM's workers that is ours: it reloads a policy whole, and tells which weights a worker holds.
 
-vLLM imports it inside of a server (`--worker-extension-cls tasks.inference.worker.PolicyWorker`) and adds the class to
-the bases of its worker; `/collective_rpc` calls the methods by name.
+vLLM imports it inside of a server (`--worker-extension-cls tasks.inference.worker.PolicyWorker`), before it loads a
+model, and adds the class to the bases of its worker; `/collective_rpc` calls the methods by name.
+
+On a CPU each layer computes with a packed copy of its weight, and most keep no other. So the sum of a weight
+(`tasks.inference.weight_sums`) is noted when it is packed.
 """
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
+
+_NOTE = "_sums_of_packed_weight"
+_pack = utils.dispatch_cpu_unquantized_gemm
 
 
 class PolicyWorker:
     """Methods that vLLM's worker gets in addition to its own."""
 
     model_runner: Any
+    model_config: Any
     reload_weights: Any
 
-    def is_policy_worker(self) -> str:
-        """Answer at all: workers without this class do not."""
-        return "yes"
-
     def reload_policy(self, weights_path: str) -> None:
-        """Load the weights in the folder `weights_path` in place."""
+        """Load the weights in the folder `weights_path` in place. Layers that are not packed anew lose their notes."""
+        model = self.model_runner.get_model()
+        for module in model.modules():
+            vars(module).pop(_NOTE, None)
         self.reload_weights(weights_path=weights_path)
-        _pack_tied(self.model_runner.get_model())
+        _pack_tied(model)
+
+    def weight_sums(self) -> Sums:
+        """Return the sums of what this worker holds."""
+        sums, known = Sums(), dict[int, Sums]()
+        for prefix, module in self.model_runner.get_model().named_modules():
+            for name, weight in module.named_parameters(recurse=False):
+                held = Sums()
+                if weight.numel() and id(weight) not in known:  # files hold a tied weight once
+                    held = known[id(weight)] = _sums(f"{prefix}.{name}", module, weight.to(self.model_config.dtype))
+                packed = vars(module).get(_NOTE, {}) if name == "weight" else {}
+                if packed != known.get(id(weight), {}):
+                    held = held | {f"{part}, packed": value for part, value in packed.items()}
+                sums |= {f"{prefix}.{name}{part}": value for part, value in held.items()}
+        return sums
+
+
+def _sums(name: str, module: nn.Module, weight: Tensor) -> Sums:
+    """Return the sum of what a module holds of a weight: of all or, if some ranks hold the same heads, in two parts."""
+    columns = width(name, weight.shape)
+    rows = weight.detach().reshape(-1, columns)
+    if isinstance(module, RowParallelLinear) and not name.endswith("bias"):
+        return {"": (_sum(rows, keys(name, columns, module.tp_rank * columns)), module.tp_size > 1)}
+    divided = isinstance(module, ColumnParallelLinear | VocabParallelEmbedding) and module.tp_size > 1
+    key = keys(name, columns)
+    if isinstance(module, QKVParallelLinear) and module.num_kv_head_replicas > 1:
+        queries, head = module.num_heads * module.head_size, module.tp_rank // module.num_kv_head_replicas
+        return {"": (_sum(rows[:queries], key), True), f", head {head}": (_sum(rows[queries:], key), False)}
+    return {"": (_sum(rows, key), divided or ".experts." in name)}
+
+
+def _sum(rows: Tensor, key: Integers) -> int:
+    chunk = CHUNK if rows.device.type == "cpu" else 2**26  # which keeps a GPU busy
+    return total(rows, torch.from_numpy(key).to(rows.device), _bits, chunk)
+
+
+def _bits(part: Tensor) -> Tensor:
+    whole = torch.int32 if part.itemsize == 4 else torch.int16
+    return part.contiguous().view(whole).long() & 2 ** (8 * part.itemsize) - 1
+
+
+def _pack_and_note(layer: nn.Module, remove_weight: bool) -> None:
+    """Note the sums of a weight, and pack it as vLLM does."""
+    if not layer.weight.is_meta:
+        setattr(layer, _NOTE, _sums("weight", layer, layer.weight))
+    _pack(layer, remove_weight)
 
 
 def _pack_tied(model: nn.Module) -> None:
     """Pack tied embeddings once more, as vLLM does after loading.
 
-    On a CPU each layer computes with a packed copy of its weight. A reload packs those layers anew for which it finds a
-    tensor in the files, and an output layer that shares the weight of the embedding has none.
+    A reload packs those layers anew for which it finds a tensor in the files, and an output layer that shares the
+    weight of the embedding has none.
     """
-    packed = [module for module in model.modules() if hasattr(module, "cpu_linear")]
     first: dict[int, nn.Module] = {}
-    for module in packed:
-        if first.setdefault(id(module.weight), module) is not module:
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and first.setdefault(id(module.weight), module) is not module:
             module.quant_method.process_weights_after_loading(module)
+
+
+utils.dispatch_cpu_unquantized_gemm = _pack_and_note

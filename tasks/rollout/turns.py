@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from tasks.agents.faults import PolicyError
 from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
@@ -199,7 +200,7 @@ class BatchedEngine:
         """Answer the observation with this number in the episode."""
         (qid, token_ids, gconfig), shared = observation, self._shared
         try:
-            known = shared.chat.vocabulary
+            known = shared.chat.readable
             token_ids, gconfig = check_request(token_ids, gconfig, known, shared.settings, shared.gconfig)
             if before:
                 await asyncio.wait([before])
@@ -212,10 +213,12 @@ class BatchedEngine:
             outputs = await self._turns.ask((qid, token_ids, gconfig), derive(self._prompt.seed, *source))
             del self._asked[number]
             self._idle_since = time.monotonic()
+            self.exchanges.append(_copy_outputs(outputs))
+            if padding := [number for ids in outputs.output_ids for number in ids if number >= known]:
+                raise PolicyError(f"the policy sampled token {padding[0]}, but its tokenizer ends at {known - 1}")
         except Exception as error:  # noqa: BLE001  # the conversation raises it
             self.fail(error)
             await _never()
-        self.exchanges.append(_copy_outputs(outputs))
         self.slots.release()
         return outputs
 

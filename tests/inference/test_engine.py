@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import psutil
 import pytest
@@ -251,17 +251,26 @@ def test_other_weights_than_asked_for_stop_the_run(wide: Engine, policies: list[
         wide.serve(lying)
 
 
-@pytest.mark.parametrize("noise", [3e-3, 1e-8], ids=["found by the canary", "found by checksums"])
+@pytest.mark.parametrize(
+    ("noise", "told"), [(1e-8, True), (3e-3, False)], ids=["found by sums of weights", "found by the canary"]
+)
 def test_a_new_label_on_old_weights_is_found(
-    wide: Engine, checkpoint_store: Store, policy_folder: Path, noise: float, monkeypatch: pytest.MonkeyPatch
+    wide: Engine,
+    checkpoint_store: Store,
+    policy_folder: Path,
+    noise: float,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is found even if the update was small and its effect is below the tolerance of 0.1."""
-    number = 100 if noise > 1e-6 else 200
+    number = 100 if told else 200
     before = commit_policy(checkpoint_store, number, policy_folder, 0.02)
     after = commit_policy(checkpoint_store, number + 1, before.model, noise)
     again = commit_policy(checkpoint_store, number + 2, after.model)
     step = fmean(abs(a - b) for a, b in zip(before.canary.logprobs, after.canary.logprobs, strict=True))
     assert step < 0.1
+    if not told:
+        monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
 
     async def relabel(client: Client, _: Path, version: int) -> None:
         await client.set_weight_version(version)
@@ -269,7 +278,7 @@ def test_a_new_label_on_old_weights_is_found(
     wide.serve(before)
     with monkeypatch.context() as patched:
         patched.setattr(Client, "_reload", relabel)
-        with pytest.raises(InferenceError, match=r"does not serve .*before|none of its parameters has changed"):
+        with pytest.raises(InferenceError, match=r"does not serve .*(it holds other weights in .*layer 0|before)"):
             wide.serve(after)
         with pytest.raises(InferenceError, match="does not serve"):
             wide.serve(after)  # as another command would, which does not know of the failure
@@ -277,6 +286,31 @@ def test_a_new_label_on_old_weights_is_found(
     wide.serve(after)
     wide.serve(again)  # the same weights under another version are no error
     assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
+
+
+def test_a_server_without_the_extension_needs_a_tolerance_in_half_precision(
+    engine: Engine, policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would show a small update. The error comes before the first rollout, and says what to do."""
+    monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
+    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="bfloat16")
+    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
+        other.serve(policies[1])
+    forget(engine)
+
+
+def test_weights_in_another_form_are_proven_by_the_canary(
+    engine: Engine, policies: list[Checkpoint], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server may round or arrange them differently; it needs a tolerance, unless that of float32 is kept."""
+    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="float16")
+    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="nothing proves that"):
+        other.serve(policies[1])
+    with Engine(settings.model_copy(update={"canary_tolerance": 0.1}), Rollout(), tmp_path) as other:
+        for policy in policies:
+            other.serve(policy)
+    assert caplog.text.count("The canary alone proves what it serves") == 1
+    forget(engine)
 
 
 def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:

@@ -201,7 +201,15 @@ def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:
     assert {"r/000003/a/0", "r/000003/a/0:1", "r/000003/a/0/1", "r/000003/a/0/1:2"} <= set(ids)
 
 
-def test_a_padded_vocabulary_counts_the_models_tokens(chat: Chat) -> None:
-    """The model may sample ids that its tokenizer does not know, so the model's vocabulary size counts."""
-    assert Chat(chat.tokenizer, 100_000).vocabulary == 100_000
-    assert chat.vocabulary == len(chat.tokenizer)
+def test_a_token_that_the_tokenizer_lacks_ends_the_episode(chat: Chat, verifier: Verifier) -> None:
+    """Many models round their vocabulary up. No text shows such a token, so it is the policy's fault."""
+    padded, beyond = Chat(chat.tokenizer, 100_000), len(chat.tokenizer)
+
+    class Pads(ScriptedEngine):
+        def _completion(self, reply: str | Exception) -> Completion:
+            return Completion([7, beyond], [-0.5] * 2, [3] * 2, "stop")
+
+    for row in play(Pads(padded, lambda *_: ""), MathMultiTurnAgent(context(padded)), verifier):
+        assert (row.status, row.fault) == ("failed", "policy")
+        assert f"the policy sampled token {beyond}, but its tokenizer ends at {beyond - 1}" in row.reason
+    assert chat.readable == chat.vocabulary == beyond

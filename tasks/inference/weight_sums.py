@@ -1,0 +1,113 @@
+"""Sums that show whether a server holds exactly the weights of a checkpoint, in whatever form.
+
+A server rounds weights to its number format, fuses them (`qkv_proj` is `q_proj`, `k_proj` and `v_proj` below each
+other), divides them among GPUs and pads them with zeros. So no checksum of a file is one of a server. But a sum over
+all numbers is the same for a whole and for its parts. Of a weight with rows i and columns j, it is
+
+    sum over i, j of hash(bits of w[i, j]) * key(j)   modulo 2^64,
+
+where the hash of 0 is 0 and keys are odd. It differs if any number differs; the order of the rows does not count, and
+neither does the order of the columns among experts, which servers store transposed.
+"""
+
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+Integers = NDArray[np.int64]
+Sums = dict[str, tuple[int, bool]]
+"""What one rank of a server holds: sums by the weights' names, and whether each is of a part of the weight."""
+_FACTORS = (-7046029254386353131, -4658895280553007687)
+"""Odd numbers of 64 bits, without a pattern in them."""
+CHUNK = 2**14
+"""Numbers of which a sum is computed at a time, since they fit a core's cache."""
+
+
+def hashed(values: Any) -> Any:
+    """Return a hash of each of the int64 `values`, an array of NumPy or a tensor of torch, in their place."""
+    values *= _FACTORS[0]  # modulo 2^64, here and below
+    values ^= values >> 32
+    values *= _FACTORS[1]
+    values ^= values >> 29
+    return values
+
+
+def keys(name: str, columns: int, first: int = 0) -> Integers:
+    """Return the keys of the columns from `first` on, of a weight of this name: all 1 among experts."""
+    if ".experts." in name:
+        return np.ones(columns, np.int64)
+    found: Integers = hashed(np.arange(first + 1, first + columns + 1)) | 1
+    return found
+
+
+def width(name: str, shape: Sequence[int]) -> int:
+    """Return the number of columns of a weight; the numbers of a bias are below each other, as rows are."""
+    return 1 if not shape or name.endswith("bias") else shape[-1]
+
+
+def total(rows: Any, factors: Any, bits: Callable[[Any], Any], chunk: int) -> int:
+    """Return the sum of a weight: of its rows, with a key for each column, a `chunk` of numbers at a time."""
+    step = max(1, chunk // len(factors))
+    parts = (rows[start : start + step] for start in range(0, len(rows), step))
+    return sum(int((hashed(bits(part)) * factors).sum()) for part in parts) % 2**64
+
+
+def sums_of_folder(model: Path, dtype: str) -> dict[str, int]:
+    """Return the sum of each weight of a transformers folder, rounded from float32 to `dtype`."""
+    sums = dict[str, int]()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy lets other threads run while it computes
+        for path in model.glob("*.safetensors"):
+            with safe_open(path, framework="np") as file:
+                names = list(file.keys())
+                found = threads.map(lambda name, file=file: _sum(name, file.get_tensor(name), dtype), names)
+                sums |= zip(names, found, strict=True)
+    return sums
+
+
+def _sum(name: str, weight: NDArray[np.float32], dtype: str) -> int:
+    columns = width(name, weight.shape)
+    return total(weight.reshape(-1, columns), keys(name, columns), lambda part: _bits(part, dtype), CHUNK)
+
+
+def _bits(values: NDArray[np.float32], dtype: str) -> Integers:
+    """Return the bits of finite numbers after rounding, half to even, as torch does."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16).astype(np.int64)
+    bits = values.view(np.uint32).astype(np.int64)
+    return bits if dtype == "float32" else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def merged(ranks: Sequence[Sums]) -> dict[str, int]:
+    """Return the sum of each weight of a server from those of its ranks.
+
+    Copies of a weight count once if they are equal. A different copy counts, too, and makes the sum a wrong one.
+    """
+    sums, copies = Counter[str](), set[tuple[str, int]]()
+    for name, (value, is_part) in itertools.chain.from_iterable(rank.items() for rank in ranks):
+        if is_part or (name, value) not in copies:
+            sums[name] += value
+        copies.add((name, value))
+    return dict(sums)
+
+
+def differing(held: Mapping[str, int], expected: Mapping[str, int]) -> list[str]:
+    """Return the layers in which a server holds other weights than expected; empty if there are none.
+
+    Servers name weights differently, but the number of a layer is in all names.
+    """
+    sums = Counter[str]()
+    for sign, weights in ((1, held), (-1, expected)):
+        for name, value in weights.items():
+            layer = re.search(r"\.(\d+)\.", name)
+            sums[f"layer {layer[1]}" if layer else "embedding, last norm or output layer"] += sign * value
+    return [layer for layer, value in sums.items() if value % 2**64]
