@@ -71,11 +71,13 @@ demo-tools: setup ## The same with sums too large for its head: it learns to cal
 
 # bfloat16 is the faster format where the processor multiplies in it, and a slow one elsewhere.
 BFLOAT16 := $(shell grep -qwE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo inference.dtype=bfloat16 ppo.autocast=bfloat16)
+# A folder with train.jsonl and test.jsonl of openai/gsm8k, which then replace the generated problems.
 GSM8K ?=
 ROWS = {kind: jsonl, path: $(GSM8K)/$(1).jsonl, preset: gsm8k}
-ON_GSM8K = $(if $(GSM8K),run.name=demo-llm-gsm8k 'problems.train=$(call ROWS,train)' 'problems.held_out=$(call ROWS,test)')
+ON_GSM8K = $(if $(GSM8K),run.name=demo-llm-gsm8k 'problems.train=$(call ROWS,train)' 'problems.held_out=$(call ROWS,test)' \
+    sampling.max_new_tokens=160 inference.max_model_len=1024)
 
-demo-llm: setup ## A real language model of 135M parameters learns to add, in an hour (GSM8K=FOLDER: train.jsonl, test.jsonl)
+demo-llm: setup ## A real language model, SmolLM2-135M-Instruct, learns sums in sentences (GSM8K=FOLDER: other problems)
 	@place=$$($(BIN)/python -m tasks.warm_start.smollm2)
 	$(BIN)/python -m flows.math_mt_ppo demo-llm policy.path="$$place" $(BFLOAT16) $(ON_GSM8K) $(ARGS)
 

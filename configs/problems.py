@@ -55,7 +55,7 @@ class WordProblemSource(Knobs):
     """Largest number in a problem; the solution of a sum may be larger."""
     operators: Annotated[list[Literal["+", "-"]], Field(min_length=1)] = ["+", "-"]
     """Operators to draw from."""
-    count: PositiveInt = 4000
+    count: Annotated[int, Field(gt=0, le=10**6)] = 4000
     """Number of problems."""
     seed: int = 0
     """Seed of the draws."""

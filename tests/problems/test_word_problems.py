@@ -43,5 +43,5 @@ def test_the_seed_draws_and_too_few_are_an_error() -> None:
     """The same seed gives the same problems, which are all different; no set is smaller than asked for."""
     assert generate(count=50) == generate(count=50) != generate(count=50, seed=1)
     assert len({problem.prompt for problem in generate(count=3000)}) == 3000
-    with pytest.raises(ProblemError, match=r"^100000 train word problems are more than low=1 and high=1 give"):
-        generate(low=1, high=1, count=100000)
+    with pytest.raises(ProblemError, match=r"^500 held-out word problems are more than low=1 and high=1 give"):
+        generate(split="held-out", low=1, high=1, operators=["-"], count=500)
