@@ -13,7 +13,9 @@ from storage.errors import UnavailableError
 from tasks.warm_start import smollm2
 from tests.support.paths import ROOT
 
-SHORT = ["run.iterations=2", "rollout.problems_per_iteration=8", "rollout.group_size=4", "problems.held_out.count=8"]
+SHORT = ["run.iterations=2", "rollout.problems_per_iteration=4", "rollout.group_size=4", "problems.held_out.count=4"]
+TRAINED = ["rollout.reject_equal=false", "ppo.entropy_coefficient=0.01"]
+"""Weights change even if no answer is right, as it may be in so few episodes."""
 
 
 def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,14 +41,14 @@ def model() -> str:
 def test_a_real_model_is_imported_played_trained_and_reloaded(model: str, tmp_path: Path) -> None:
     """Trainer and server agree on each sampled token of both policies, and the tied embedding stays one tensor."""
     places = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", f"policy.path={model}"]
-    done = run_module("flows.math_mt_ppo", "demo-llm", *places, *SHORT)
+    done = run_module("flows.math_mt_ppo", "demo-llm", *places, *SHORT, *TRAINED)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "var/runs/demo-llm"
     numbers = json.loads(next(run.glob("report/**/summary.json")).read_text())
     assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 2]
     for update in numbers["training"]:
+        assert update["trajectories"] == 16
         assert update["proximal/mean_difference"] < 1e-4
-        assert update["trajectories"] > 0
     (weights,) = run.glob("checkpoints/000002/*/model/model.safetensors")
     with safe_open(weights, framework="np") as file:
         names = set(file.keys())
