@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup setup-agents demo demo-tools smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
+.PHONY: help setup setup-agents demo demo-tools demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
     bench-peers pictures experiment-staleness experiment-control experiment-tools \
     experiment-baselines experiment-limits lock up down clean
 
@@ -68,6 +68,18 @@ demo: setup ## Train a tiny model on this machine's CPU, from nothing to a bette
 
 demo-tools: setup ## The same with sums too large for its head: it learns to call a calculator
 	@$(BIN)/python -m flows.math_mt_ppo demo-tools $(ARGS)
+
+# bfloat16 is the faster format where the processor multiplies in it, and a slow one elsewhere.
+BFLOAT16 := $(shell grep -qwE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo inference.dtype=bfloat16 ppo.autocast=bfloat16)
+# A folder with train.jsonl and test.jsonl of openai/gsm8k, which then replace the generated problems.
+GSM8K ?=
+ROWS = {kind: jsonl, path: $(GSM8K)/$(1).jsonl, preset: gsm8k}
+ON_GSM8K = $(if $(GSM8K),run.name=demo-llm-gsm8k 'problems.train=$(call ROWS,train)' 'problems.held_out=$(call ROWS,test)' \
+    sampling.max_new_tokens=160 inference.max_model_len=1024)
+
+demo-llm: setup ## A real language model, SmolLM2-135M-Instruct, learns sums in sentences (GSM8K=FOLDER: other problems)
+	@place=$$($(BIN)/python -m tasks.warm_start.smollm2)
+	$(BIN)/python -m flows.math_mt_ppo demo-llm policy.path="$$place" $(BFLOAT16) $(ON_GSM8K) $(ARGS)
 
 smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 	@$(BIN)/python -m flows.math_mt_ppo smoke $(ARGS)

@@ -43,6 +43,30 @@ class ArithmeticSource(Knobs):
         return self
 
 
+class WordProblemSource(Knobs):
+    """Generated word problems of one step, such as `Anna has 23 apples and gets 14 more. How many …?`"""
+
+    kind: Literal["word-problems"]
+    split: Literal["train", "held-out"] = "train"
+    """Split to generate. The held-out problems have other sentences, people and things than those of training."""
+    low: PositiveInt = 10
+    """Smallest number in a problem. Numbers of one digit, of two … are drawn equally often."""
+    high: PositiveInt = 99
+    """Largest number in a problem; the solution of a sum may be larger."""
+    operators: Annotated[list[Literal["+", "-"]], Field(min_length=1)] = ["+", "-"]
+    """Operators to draw from."""
+    count: Annotated[int, Field(gt=0, le=10**6)] = 4000
+    """Number of problems."""
+    seed: int = 0
+    """Seed of the draws."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.high < self.low:
+            raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
+        return self
+
+
 class RowSource(Knobs):
     """Rows of a data set, which a preset or your own mapping makes problems."""
 
@@ -98,7 +122,9 @@ class StoredSource(Knobs):
     """Version of the problem set, such as `problems/1f0c4a7be23d5566`."""
 
 
-Source = Annotated[ArithmeticSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")]
+Source = Annotated[
+    ArithmeticSource | WordProblemSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")
+]
 
 
 class ProblemSampling(Knobs):

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource
+from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource, WordProblemSource
 from configs.safety import open_regular
 from storage.records import Problem
-from tasks.problems import arithmetic
+from tasks.problems import arithmetic, word_problems
 from tasks.problems.presets import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
 
@@ -60,6 +60,8 @@ def load_problems(
     """
     if isinstance(source, ArithmeticSource):
         return ProblemSet(arithmetic.generate(source), bad=[])
+    if isinstance(source, WordProblemSource):
+        return ProblemSet(word_problems.generate(source), bad=[])
     assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     fields = MAPPINGS.get(source.preset or "", source.fields)

@@ -8,7 +8,7 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NoReturn
@@ -60,6 +60,7 @@ class Experiment:
     explaining: Mapping[str, str] = field(default_factory=dict)
     """Training metrics that may explain the result, averaged over updates and seeds, and their titles."""
     config: str = "demo"
+    common: Sequence[str] = ()  # overrides of all arms
 
     def main(self, description: str) -> NoReturn:
         """Run the command line."""
@@ -75,6 +76,8 @@ class Experiment:
         parser.add_argument(
             "--arms", type=int, nargs="+", default=[*range(len(self.arms))], help=f"default all; {listing}"
         )
+        parser.add_argument("--config", default=self.config, help=f"configuration of the runs (default {self.config})")
+        parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="dotted overrides of all arms")
         place = f"./var/experiments/{self.name}"
         parser.add_argument("--root", default=place, help=f"where the runs and the results go (default {place})")
         arguments = parser.parse_args()
@@ -82,10 +85,11 @@ class Experiment:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         if unknown := set(arguments.arms) - set(range(len(self.arms))):
             parser.error(f"there is no arm {min(unknown)}: choose from {listing}")
+        chosen = replace(self, config=arguments.config, common=arguments.set)
         arms = [self.arms[index] for index in sorted({0, *arguments.arms})]  # the others are compared with the first
         with temporary_server():
             results = [
-                self._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
+                chosen._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
             ]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
@@ -103,6 +107,7 @@ class Experiment:
             f"run.iterations={iterations}",
             f"storage.root={root}",
             f"storage.cache={root}/cache",
+            *self.common,
             *([] if arm is self.arms[0] else [f"policy={{path: {first}}}"]),
             *arm.overrides,
         ]

@@ -39,6 +39,9 @@ def main() -> None:
     ]
     drawings.draw_timeline(panels, MAIN / "iteration.png")
     copy(Path(store.path("runs/demo/report/learning_curve.png")), MAIN / "learning_curve.png")
+    language_model = "runs/demo-llm/report/learning_curve.png"
+    if store.exists(language_model):  # an hour's run, which is not made here
+        copy(Path(store.path(language_model)), MAIN / "language_model.png")
     copy(Path(store.path("retraining/retrain-demo/report/champion.png")), RETRAIN / "champion.png")
     photograph(store, audit)
     for path in sorted(path for folder in (MAIN, RETRAIN, AUDIT) for path in folder.glob("*.png")):
