@@ -72,7 +72,7 @@ def convert(packages: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(packages, gguf_file=FILE)
     model = AutoModelForCausalLM.from_pretrained(packages, gguf_file=FILE, dtype=torch.float32)
     del model.config.quantization_config  # the weights are no longer quantised
-    model.hf_quantizer = None
+    vars(model)["hf_quantizer"] = None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -355,6 +355,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
     failing = tmp_path / "failing.py"
     failing.write_text("import sys; sys.exit('no config.json in this folder')")
     monkeypatch.setattr(launch, "__file__", str(failing))
+    (tmp_path / "config.json").write_text("{}")
     server = Server(INFERENCE, tmp_path / "vllm.log")
     server.start_serving(tmp_path)
     with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):
