@@ -90,7 +90,8 @@ _REFUSED = {
     "middleware worker-cls worker-extension-cls scheduler-cls logits-processors model-class-overrides log-config-file "
     "reasoning-parser-plugin tool-parser-plugin io-processor-plugin trust-request-chat-template",
     _SERVED: "model tokenizer revision tokenizer-revision served-model-name hf-config-path chat-template config "
-    "download-dir dtype max-model-len generation-config logprobs-mode lora-modules",
+    "download-dir dtype max-model-len generation-config logprobs-mode lora-modules enable-lora max-lora-rank "
+    "lora-target-modules lora-dtype",
 }
 """Arguments of vLLM that `inference.extra_args` may not hold, by the reason of their refusal."""
 _REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}

@@ -20,6 +20,7 @@ from configs.rollout import Rollout
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
+from tasks.inference import adapters
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
@@ -70,6 +71,8 @@ class Engine(Collector):
             self._devices = deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
+        self.served: Checkpoint | None = None
+        """The policy that requests ask for: during a swap still the one before."""
         self.history: list[int] = []
         """Weight versions in the order in which they were served."""
         self._settled = 0  # index in the history of the oldest version that answers may contain
@@ -113,6 +116,7 @@ class Engine(Collector):
                 for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
                     server.stop()
                 raise
+            self.served = policy
             self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
@@ -123,8 +127,9 @@ class Engine(Collector):
             own = [_Replica(server.url, server) for server in servers]
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-        everywhere = self.settings.swap == "restart"
-        self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
+        everywhere, adapted = self.settings.swap == "restart", adapters.arguments(policy)
+        others = [each for each in self._replicas if each.server and each.server.adapted != adapted]
+        self._restart([each for each in self._replicas if everywhere or not each.alive or each in others], policy)
         asyncio.run(self._establish(self._replicas, policy))
 
     @asynccontextmanager
@@ -174,7 +179,7 @@ class Engine(Collector):
         for server in servers:
             server.stop()
             logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
-            server.start_serving(policy.model)
+            server.start_serving(policy.model, adapters.arguments(policy))
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")
@@ -196,11 +201,14 @@ class Engine(Collector):
             async with self._client(replica) as client:
                 proof = Proof(client, policy, before, self.settings.canary_tolerance)
                 if self.settings.swap == "restart":
-                    await client.set_weight_version(policy.number)
+                    await client.set_weight_version(policy.base_number)
                 else:
                     await proof.prepare()
-                    unknown = replica.server is None and before is None  # our own server was started with known weights
-                    await client.swap(policy.model.absolute(), policy.number, erase=unknown)
+                    if not (before and policy.adapter and before.policy.model == policy.model):
+                        unknown = replica.server is None and before is None  # our own server has known weights
+                        await client.swap(policy.model.absolute(), policy.base_number, erase=unknown)
+                if policy.adapter and (name := adapters.name_of(policy)):
+                    await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await proof.demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
@@ -241,14 +249,18 @@ class Connection:
         Raises:
             InferenceError: the server refused the request, or answered with another weight version.
         """
-        completions: list[Completion] = []
+        completions, policy = list[Completion](), self._engine.served
         with span("generate", replica=replica, prompt_tokens=len(token_ids), n=gconfig.n):
             async for attempt in self._retrying.copy():
                 with attempt:
                     if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                         async with self._repairs[replica]:
                             await asyncio.to_thread(self._engine.repair, replica)
-                    completions = await self.clients[replica].generate(token_ids, gconfig, seed)
+                    policy = self._engine.served
+                    adapter = adapters.name_of(policy) if policy else None
+                    completions = await self.clients[replica].generate(token_ids, gconfig, seed, adapter)
+        if policy and policy.adapter:
+            completions = [adapters.of_adapter(completion, policy) for completion in completions]
         answered = {version for completion in completions for version in completion.versions}
         served = set(self._engine.history[self._since :])  # a swap may happen during a rollout
         if others := answered - served:

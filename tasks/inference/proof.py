@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from storage.versions.checkpoints import Checkpoint
+from tasks.inference.adapters import name_of
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 
@@ -54,7 +55,13 @@ class Proof:
         if before := self._before:
             step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
             if step < _CLEAR * before.error:
-                self._old = before.checksums or await self._client.weight_checksums()
+                self._old = before.checksums or await self._held(before.policy)
+
+    async def _held(self, policy: Checkpoint) -> dict[str, str]:
+        """Return what the swap must change on the server: its checksums or, if only the adapter changes, the canary."""
+        if self._before and policy.adapter and self._before.policy.model == self._policy.model:
+            return {"adapter": str(await self._client.prompt_logprobs(policy.canary.token_ids, name_of(policy)))}
+        return await self._client.weight_checksums()
 
     async def demand(self) -> Proven:
         """Return the proof that the server serves the policy.
@@ -63,9 +70,10 @@ class Proof:
             InferenceError: it serves other weights, or may still serve those before the swap.
         """
         policy, client = self._policy, self._client
-        label, served = await asyncio.gather(client.weight_version(), client.prompt_logprobs(policy.canary.token_ids))
-        if label != str(policy.number):
-            raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.number}")
+        asked = client.prompt_logprobs(policy.canary.token_ids, name_of(policy))
+        label, served = await asyncio.gather(client.weight_version(), asked)
+        if label != str(policy.base_number):
+            raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.base_number}")
         expected = policy.canary.logprobs
         error = _distance(served, expected)
         if not error <= self._tolerance:  # also NaN
@@ -78,7 +86,7 @@ class Proof:
         if (before := self._before) is None:
             return Proven(policy, error)
         if self._old is not None:
-            new = await client.weight_checksums()
+            new = await self._held(policy)
             if new == self._old:
                 raise InferenceError(
                     f"{client.url} does not serve {policy.version}: none of its parameters has changed since "
@@ -86,7 +94,7 @@ class Proof:
                     "inference.dtype rounds it away: then raise optimizer.lr or use float32"
                 )
             logger.info("%s: checksums distinguish %s, the canary does not", client.url, policy.version)
-            return Proven(policy, error, new)
+            return Proven(policy, error, None if policy.adapter else new)
         if error > _NEARER * (other := _distance(served, before.policy.canary.logprobs)):
             raise InferenceError(
                 f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {error:.3g} from "
@@ -115,5 +123,7 @@ def _can_differ(before: Checkpoint, policy: Checkpoint) -> bool:
 
 
 def _weights(policy: Checkpoint) -> dict[str, str]:
-    """Return the hashes of the model's weight files by name."""
-    return {file.name: file.sha256 for file in policy.manifest.files if fnmatch(file.name, "model/*.safetensors")}
+    """Return the hashes of the weight files by name, of the model and of its adapter."""
+    files = {file.name: file.sha256 for manifest in (policy.of_model, policy.manifest) for file in manifest.files}
+    kept = "model/*.safetensors", "adapter/*.safetensors"
+    return {name: digest for name, digest in files.items() if any(fnmatch(name, pattern) for pattern in kept)}

@@ -29,11 +29,14 @@ class Server(Child):
     def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
         super().__init__(log)
         self.settings, self.devices = settings, devices
+        self.adapted: list[str] = []
+        """Its arguments for adapters (`tasks.inference.adapters`)."""
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
 
-    def start_serving(self, model: Path) -> None:
-        """Start the server without waiting; `wait_until_healthy` waits."""
+    def start_serving(self, model: Path, adapted: Sequence[str] = ()) -> None:
+        """Start the server without waiting; `wait_until_healthy` waits. `adapted` are its arguments for adapters."""
+        self.adapted = [*adapted]
         self.start(self._command(model), self._environment())
 
     def wait_until_healthy(self) -> None:
@@ -74,7 +77,7 @@ class Server(Child):
             command.append("--no-enable-chunked-prefill")
             # A step of a small model costs nearly the same with 256 sequences as with 128, the default on a CPU.
             command += ["--kv-cache-memory-bytes", str(2**30), "--max-num-seqs", "256"]
-        return command + settings.extra_args  # which may give more
+        return command + self.adapted + settings.extra_args  # which may give more
 
     def _environment(self) -> dict[str, str]:
         # The key belongs to servers given by URL; no other user can reach ours. The second variable would override
@@ -92,6 +95,7 @@ class Server(Child):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         return environment | {
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",
             "OMP_NUM_THREADS": str(self.settings.threads),
