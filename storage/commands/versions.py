@@ -70,6 +70,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
             "collected by gc" if collected else f"{counted(len(manifest.files), 'object')}, {size(manifest.bytes)}",
         ),
         *(("parent", parent) for parent in manifest.parent_names),
+        *([("adapter of", manifest.base.version)] if manifest.base else []),
     ]
     parts = [table(["", ""], head)]
     if manifest.files:

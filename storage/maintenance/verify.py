@@ -90,6 +90,10 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
     if store.exists(layout.tombstone(manifest.version)):
         report.collected += 1
         return
+    try:
+        checkpoints.manifest_of_model(store, manifest)
+    except DamagedError as error:
+        add(layout.manifest(manifest.version), [str(error)])
     before = len(report.findings)
     rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
     for file in manifest.files:
@@ -101,7 +105,7 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
             add(file.path, [str(error)])
             continue
         add(file.path, _content_problems(manifest.kind, file, path, rows, deep))
-        if not store.is_local and not (deep and file.name.startswith("model/")):
+        if not store.is_local and not (deep and file.name.startswith(("model/", "adapter/"))):
             path.unlink()
     try:
         for key in strays(store, manifest):
@@ -163,9 +167,10 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         if "/" in file.path.removeprefix(f"{manifest.version}/").removesuffix(f"/{file.name}"):
             yield f"has {file.path} as the object of {file.name}"
     if manifest.kind == "checkpoint":
-        for name in sorted({"model/config.json", "canary.json"} - names.keys()):
+        folder, configuration = ("adapter", "adapter_config.json") if manifest.base else ("model", "config.json")
+        for name in sorted({f"{folder}/{configuration}", "canary.json"} - names.keys()):
             yield f"names no {name}"
-        if not any(re.fullmatch(r"model/[^/]+\.safetensors", name) for name in names):
-            yield "names no model/*.safetensors"
+        if not any(re.fullmatch(rf"{folder}/[^/]+\.safetensors", name) for name in names):
+            yield f"names no {folder}/*.safetensors"
         for name in sorted(filter(model_files.PICKLE.fullmatch, names)):
             yield f"names {name}, a pickle: loading it would run code"

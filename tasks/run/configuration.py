@@ -50,7 +50,8 @@ def plan(config: Config) -> str:
         StorageError: the sizes of the policy cannot be read.
     """
     sizes, tokens, knobs, mesh = policy_sizes(config), pass_tokens(config), config.inference, config.ppo.parallel
-    memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or config.policy.fork or "a warm start"
+    policy = config.policy.path or config.policy.fork or "a warm start"
+    memory = memory_of(sizes, config.ppo, tokens, config.policy.lora)
     rank, server, each = sum(memory.values()), served_memory(sizes, knobs), devices_of_a_server(knobs.extra_args)
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.ppo.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""

@@ -19,14 +19,13 @@ from tasks.train.sharding import whole
 from tasks.train.trainer import Trainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
-from tests.support.train_helpers import EVERYTHING, GAE, random_rows, save_tiny
+from tests.support.train_helpers import EVERYTHING, GAE, random_rows, save_random_adapter, save_tiny
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "small micro-batches": {"micro_batch_tokens": 16},
     "three minibatches, two epochs": {"ppo_n_minibatches": 3, "epochs": 2},
     "plain PPO": {"objective": "behaviour", "eps_clip_higher": 0.4, "c_clip": 1.1},
-    "plain PPO, recomputed": {"objective": "recomputed"},
     "weights of tokens, masked": {"behaviour_weight": {"cap": 1.2, "mode": "mask", "floor": 0.8}},
     "weights of sequences": {"behaviour_weight": {"level": "sequence", "cap": 1.1}},
     "entropy bonus": {"entropy_coefficient": 0.3},
@@ -43,7 +42,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
     "gradient checkpointing": {"gradient_checkpointing": True},
     "autocast": {"autocast": "bfloat16"},
+    "adapter": {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
 }
+ADAPTED = {"adapter"}
+"""Options with which only an adapter is trained."""
 LOOSE = {"autocast": 2e-2}
 """Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
 UPDATES = 5
@@ -70,9 +72,9 @@ def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> PPO:
     return PPO.model_validate({"device": "cpu", "threads": 1, "ppo_n_minibatches": 2, "parallel": parallel, **options})
 
 
-def start(folder: Path, ppo: PPO, mesh: Mesh) -> Trainer:
+def start(folder: Path, ppo: PPO, mesh: Mesh, *, adapted: bool = False) -> Trainer:
     trainer = Trainer(ppo, OPTIMIZER, Reward(unfinished="leave-out"), mesh=mesh)  # a critic estimates what was cut
-    trainer.load(folder, None, seed=1)
+    trainer.load(folder, None, seed=1, adapter=folder / "adapter" if adapted else None)
     return trainer
 
 
@@ -91,9 +93,9 @@ def numbers(trainer: Trainer) -> dict[str, Tensor]:
     return {name: whole(value.detach()).clone() for name, value in named.items()}
 
 
-def train(folder: Path, mesh: Mesh, ppo: PPO) -> tuple[dict[str, Tensor], dict[str, float]]:
+def train(folder: Path, mesh: Mesh, ppo: PPO, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Take UPDATES updates; return the numbers after the first and the last, and the metrics of the last."""
-    trainer, metrics = start(folder, ppo, mesh), dict[str, float]()
+    trainer, metrics = start(folder, ppo, mesh, adapted=adapted), dict[str, float]()
     found: dict[str, Tensor] = {}
     for version in range(UPDATES):
         metrics = trainer.update(*rows(), version=2 + version)
@@ -107,7 +109,8 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
     for (replicate, shard), names in plan.items():
         for name in names:
             ppo = knobs(OPTIONS[name], replicate, shard)
-            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks), ppo)
+            mesh = Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks)
+            found, metrics = train(folder, mesh, ppo, adapted=name in ADAPTED)
             if dist.get_rank() == 0:
                 torch.save((found, metrics), out / f"{replicate}x{shard} {name}.pt")
 
@@ -119,13 +122,17 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor], *kinds: st
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("policy"))
+    """Make a tiny policy, and in its folder an adapter that changes something."""
+    folder = save_tiny(tmp_path_factory.mktemp("policy"))
+    save_random_adapter(folder, folder / "adapter")
+    return folder
 
 
 def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
     """Compare each mesh with one process: numbers and metrics."""
     run_ranks(ranks, train_on_ranks, folder, out, plan, log=out / "log")
-    alone = {name: train(folder, ALONE, knobs(OPTIONS[name])) for names in plan.values() for name in names}
+    names = sorted({name for names in plan.values() for name in names})
+    alone = {name: train(folder, ALONE, knobs(OPTIONS[name]), adapted=name in ADAPTED) for name in names}
     for (replicate, shard), names in plan.items():
         for name in names:
             found, metrics = torch.load(out / f"{replicate}x{shard} {name}.pt")
@@ -167,4 +174,5 @@ def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     """Four ranks, of which some have no work in a pass, and a model with tied embeddings: sharded, copied, and both."""
     folder, names = save_tiny(tmp_path / "policy", "qwen2", tied=True), scaled(["everything"], [*OPTIONS])
+    save_random_adapter(folder, folder / "adapter")
     compare(folder, tmp_path, 4, {(2, 2): names, (1, 4): scaled([], names), (4, 1): scaled([], names)})
