@@ -40,6 +40,37 @@ class WarmStart(Knobs):
         return self
 
 
+class LoRA(Knobs):
+    """An adapter (LoRA, arXiv 2106.09685): alpha / rank times a product of two small matrices is added to each target
+    layer. Only adapters are trained and committed; the weights of policy version 0 stay as they are. Learning rates are
+    usually ten times those of full training.
+    """
+
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Rank of the product; vLLM serves 512 at most."""
+    alpha: PositiveInt = 32
+    """The product is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """0 only. With dropout the policy in training would be another one than the policy that sampled, a new one in each
+    pass, and the ratios of PPO would measure this difference."""
+    targets: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]], Field(min_length=1)] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ]
+    """Names of the linear layers that get an adapter, in all decoder layers: the last parts of their names."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.dropout:
+            raise ValueError(
+                f"dropout={self.dropout:g}: the policy in training would be another one than the policy that sampled, "
+                "so PPO's ratios would be wrong: leave it at 0"
+            )
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError("targets names a layer twice")
+        return self
+
+
 class Policy(Knobs):
     path: URI | None = None
     """A transformers folder, the URI of a committed checkpoint, or a hub name. Weights must be safetensors and not
@@ -50,7 +81,11 @@ class Policy(Knobs):
     fork: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,6}$")] | None = None
     """`RUN@N`: begin with checkpoint N of another run of this store, optimizer, critic and RNG included; all other
     settings may differ from that run's. The new run counts from 0: its policy version 0, and reference policy, is that
-    checkpoint. `--fork` sets it."""
+    checkpoint. `--fork` sets it. If one of the two runs has adapters, the optimizer's moments begin anew: the new run's
+    policy version 0 has the other one's adapter merged into its weights."""
+    lora: LoRA | None = None
+    """Train an adapter instead of all weights; `policy.lora={}` makes one with the defaults. The reference policy of a
+    KL penalty is then the policy without its adapter."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -91,7 +91,8 @@ _REFUSED = {
     "middleware worker-cls worker-extension-cls scheduler-cls logits-processors model-class-overrides log-config-file "
     "reasoning-parser-plugin tool-parser-plugin io-processor-plugin trust-request-chat-template",
     _SERVED: "model tokenizer revision tokenizer-revision served-model-name hf-config-path chat-template config "
-    "download-dir dtype max-model-len generation-config logprobs-mode lora-modules",
+    "download-dir dtype max-model-len generation-config logprobs-mode lora-modules enable-lora max-lora-rank "
+    "lora-target-modules lora-dtype",
     f"{_DEALT}inference.tensor_parallel": "tensor-parallel-size tp",
     f"{_DEALT}inference.pipeline_parallel": "pipeline-parallel-size pp",
     f"{_DEALT}inference.replicas, each of which has all weights": "data-parallel-size dp",

@@ -123,6 +123,12 @@ def fork(config: Config) -> Refusals:
         yield f"policy.fork={config.policy.fork} begins another run, which needs a name of its own: set run.name=…"
 
 
+def lora(config: Config) -> Refusals:
+    """The reference policy is the one without adapter: a moving average would be a second model."""
+    if config.policy.lora and config.ppo.kl.kl_ctl and config.ppo.kl.reference == "ema":
+        yield "ppo.kl.reference=ema does not work with policy.lora, whose reference policy has no adapter: use fixed"
+
+
 def warm_start(config: Config) -> Refusals:
     """A warm start teaches arithmetic, and shows calls of the tools that the agent offers, and of no others."""
     knobs, tools, kind = config.policy.warm_start, config.agent.tools, config.problems.train.kind
@@ -249,5 +255,5 @@ def gate(config: Config) -> Refusals:
             yield f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (fork, warm_start, sampling, groups, rewards, stale_data, processes, gate)
+RULES = (fork, lora, warm_start, sampling, groups, rewards, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

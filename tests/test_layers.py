@@ -18,7 +18,10 @@ TASKS = [
     *("metrics", "evaluate", "tracking", "provenance", "audit", "watch", "retrain", "run"),
 ]
 """The order of the plain code inside of tasks/. Prefect tasks (task.py) come after all of it."""
-TORCH_MAY_BE_IN = ("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py", "storage/versions/weights.py")
+TORCH_MAY_BE_IN = (
+    *("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py"),
+    *("storage/versions/weights.py", "storage/versions/adapters.py"),
+)
 
 
 def modules() -> list[Path]:

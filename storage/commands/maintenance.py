@@ -94,13 +94,14 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION", help="a checkpoint")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty folder")
     about = "send it to this repository of the hub, too, with the token in HF_TOKEN; a new repository is private"
+    parser.add_argument("--merge", action="store_true", help="write an adapter and its base as one plain model")
     parser.add_argument("--hub", metavar="OWNER/NAME", help=about)
 
 
 def run_export(store: Store, arguments: argparse.Namespace) -> Output:
     """Write the folder and, if asked, send it to the hub."""
     policy = resolve_policy(store, arguments.version)
-    export.export(store, policy, arguments.folder)
+    export.export(store, policy, arguments.folder, merge=arguments.merge)
     parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
     commit = export.send(arguments.folder, arguments.hub, policy) if arguments.hub else None
     parts += [f"sent: {commit}"] if commit else []

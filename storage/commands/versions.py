@@ -68,6 +68,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         ("fencing token", manifest.fence),
         ("data", f"{counted(len(left), 'object')}, {size(sum(file.bytes for file in left))}{rest}"),
         *(("parent", parent) for parent in manifest.parent_names),
+        *([("adapter of", manifest.base.version)] if manifest.base else []),
     ]
     parts = [table(["", ""], head)]
     if manifest.files:

@@ -18,7 +18,7 @@ from configs import flatten
 from storage import layout
 from storage.errors import DamagedError, StorageError, UnavailableError
 from storage.logs import catalog
-from storage.objects.store import Store
+from storage.objects.store import Store, sha256
 from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion, ScoresVersion, select, version_of
 from storage.versions import manifests
@@ -31,13 +31,15 @@ _TEMPLATE = Path(__file__).with_name("model_card.md")
 _IN_TABLES = str.maketrans({mark: f"&#{ord(mark)};" for mark in "|[`*\\"} | {"\n": " "})
 
 
-def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
+def export(store: Store, policy: PolicyVersion, folder: Path, *, merge: bool = False) -> None:
     """Write the model and tokenizer of a checkpoint, as they are stored, and README.md to a new or empty folder.
 
-    The folder appears whole, after the stored files were compared with the hashes in the manifest.
+    Of a checkpoint with an adapter it is the adapter, as peft reads it; or, with `merge`, the model with the adapter in
+    its weights. The folder appears whole, after the stored files were compared with the hashes in the manifest.
 
     Raises:
-        StorageError: the folder has something in it, or the checkpoint is damaged or was collected.
+        StorageError: the folder has something in it, or the checkpoint is damaged or was collected; or there is nothing
+            to merge.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(f"{folder} exists: give a new or an empty folder")
@@ -45,8 +47,16 @@ def export(store: Store, policy: PolicyVersion, folder: Path) -> None:
     scratch = TemporaryFolder(str(folder.parent))
     try:
         checkpoint, made = open_checkpoint(store, policy, scratch.path / "cache"), scratch.path / "model"
-        shutil.copytree(checkpoint.model, made, copy_function=shutil.copyfile)
-        (made / "README.md").write_text(model_card(store, checkpoint.manifest))
+        if merge and not checkpoint.adapter:
+            raise StorageError(f"{policy} has no adapter: leave out --merge")
+        if merge:
+            from storage.versions.weights import save_merged
+
+            save_merged(checkpoint, made)
+        else:
+            stored = checkpoint.adapter if checkpoint.base and checkpoint.adapter else checkpoint.model
+            shutil.copytree(stored, made, copy_function=shutil.copyfile)
+        (made / "README.md").write_text(model_card(store, checkpoint.manifest, made))
         made.rename(folder)
     finally:
         scratch.remove()
@@ -74,8 +84,8 @@ def send(folder: Path, repository: str, message: str) -> str:
     return str(commit.commit_url)
 
 
-def model_card(store: Store, manifest: Manifest) -> str:
-    """Return the card of a checkpoint.
+def model_card(store: Store, manifest: Manifest, folder: Path) -> str:
+    """Return the card of a checkpoint that lies in a folder.
 
     Raises:
         DamagedError: its lineage is damaged.
@@ -99,7 +109,8 @@ def model_card(store: Store, manifest: Manifest) -> str:
         lineage=[(layout.series_of(node.version), node) for node in nodes],
         sets=[manifests.read(store, node.version) for node in nodes if node.kind == "problems"],
         evaluations=evaluations,
-        files=[file for file in manifest.files if file.name.startswith("model/")],
+        files=[(sha256(path), path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()],
+        base=manifest.base and not (folder / "config.json").exists() and manifest.base.version,
         quoted=shlex.quote(policy),
     )
 

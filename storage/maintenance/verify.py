@@ -91,6 +91,7 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
     if manifest.files and not manifests.left(store, manifest):
         report.collected += 1
         return
+    add(layout.manifest(manifest.version), _base_problems(store, manifest))
     before = len(report.findings)
     rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
     for file in manifests.left(store, manifest):
@@ -103,7 +104,7 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
                 add(file.path, [str(error)])
             continue
         add(file.path, _content_problems(manifest.kind, file, path, rows, deep))
-        if not store.is_local and not (deep and file.name.startswith("model/")):
+        if not store.is_local and not (deep and file.name.startswith(("model/", "adapter/"))):
             path.unlink()
     try:
         for key in strays(store, manifest):
@@ -112,6 +113,15 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
         add(layout.manifest(manifest.version), [str(error)])
     if deep and manifest.kind == "checkpoint" and len(report.findings) == before:
         add(f"{manifest.version}/{manifest.nonce}/model", _weight_problems(store, manifest, folder))
+
+
+def _base_problems(store: Store, manifest: Manifest) -> list[str]:
+    """Return what is wrong with the base of an adapter, if the version has one."""
+    try:
+        checkpoints.manifest_of_model(store, manifest)
+    except DamagedError as error:
+        return [str(error)]
+    return []
 
 
 def _content_problems(kind: str, file: File, path: Path, rows: contents.Rows | None, deep: bool) -> list[str]:
@@ -166,9 +176,10 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         if "/" in file.path.removeprefix(f"{manifest.version}/").removesuffix(f"/{file.name}"):
             yield f"has {file.path} as the object of {file.name}"
     if manifest.kind == "checkpoint":
-        for name in sorted({"model/config.json", "canary.json"} - names.keys()):
+        folder, configuration = ("adapter", "adapter_config.json") if manifest.base else ("model", "config.json")
+        for name in sorted({f"{folder}/{configuration}", "canary.json"} - names.keys()):
             yield f"names no {name}"
-        if not any(re.fullmatch(r"model/[^/]+\.safetensors", name) for name in names):
-            yield "names no model/*.safetensors"
+        if not any(re.fullmatch(rf"{folder}/[^/]+\.safetensors", name) for name in names):
+            yield f"names no {folder}/*.safetensors"
         for name in sorted(filter(model_files.PICKLE.fullmatch, names)):
             yield f"names {name}, a pickle: loading it would run code"

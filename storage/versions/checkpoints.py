@@ -1,12 +1,15 @@
-"""Checkpoints: versions with two folders and a canary.
+"""Checkpoints: versions with folders and a canary.
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
+adapter/        with `policy.lora`: the adapter's weights and adapter_config.json, as peft reads them. Policy version 0
+                has model/, too. Later versions have none: their manifests name version 0 as their base
 state/          optimizer and RNG, safetensors and JSON (absent from version 0, but for a fork)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 
 Those of earlier programs may also have serving/ and delta/, a copy of the weights in bfloat16, which nothing reads.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +22,7 @@ from storage.version_names import PolicyVersion
 from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
-from storage.versions.manifests import Manifest, read, refuse_collected
+from storage.versions.manifests import Manifest, read, read_bytes, refuse_collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,22 @@ class Checkpoint:
 
     version: PolicyVersion
     number: int  # policy version: updates committed before it
-    model: Path  # in float32
+    model: Path  # in float32; of an adapter: of its base
     state: Path | None  # None if the checkpoint has no state, or if the caller did not ask for it
     canary: Canary
     manifest: Manifest
+    adapter: Path | None = None  # what is added to `model`
+    base: Manifest | None = None  # of the version that has `model`, if it is another one
+
+    @property
+    def of_model(self) -> Manifest:
+        """The manifest that names the files of `model`."""
+        return self.base or self.manifest
+
+    @property
+    def base_number(self) -> int:
+        """The policy version whose weights `model` has."""
+        return PolicyVersion(self.base.version).number if self.base else self.number
 
 
 def commit(
@@ -55,12 +70,13 @@ def commit(
     parents: Sequence[str],
     metrics: dict[str, Any],
     cache: Path | None = None,
+    adapter: Path | None = None,
 ) -> Manifest:
     """Commit the folders as the checkpoint `version`; with `cache`, move the files into it afterwards."""
     with Draft(store, version, "checkpoint") as draft:
-        draft.add_folder(model, "model")
-        if state:
-            draft.add_folder(state, "state")
+        for folder, name in ((model, "model"), (adapter, "adapter"), (state, "state")):
+            if folder:
+                draft.add_folder(folder, name)
         add_canary(draft, canary)
         manifest = draft.commit(provenance, parents, metrics)
         if cache:
@@ -94,6 +110,22 @@ def _read_manifest(store: Store, version: str) -> Manifest:
     return manifest
 
 
+def manifest_of_model(store: Store, manifest: Manifest) -> Manifest:
+    """Return the manifest of the version that has a checkpoint's model/: its own, or that of an adapter's base.
+
+    Raises:
+        DamagedError: the base is missing, or is not the one that the adapter was trained on.
+    """
+    if not (base := manifest.base):
+        return manifest
+    if (digest := hashlib.sha256(read_bytes(store, base.version)).hexdigest()) != base.sha256:
+        raise DamagedError(
+            f"{store.uri(manifest.version)} is an adapter of {base.version} with the sha256 {base.sha256}, but that "
+            f"version now has {digest}: on other weights it would be another policy. Restore that version"
+        )
+    return read(store, base.version)
+
+
 def open_checkpoint(
     store: Store, version: str, cache: Path, *, state: bool = False, fetching: Fetching = fetch_all
 ) -> Checkpoint:
@@ -110,11 +142,15 @@ def open_checkpoint(
         StorageError: the version is not committed or not a checkpoint; or a file is missing, damaged, not named by the
             manifest, or could run code (`storage.versions.model_files`).
     """
-    manifest = _read_manifest(store, version)
-    if "canary.json" not in {file.name for file in manifest.files} or "config.json" not in manifest.names_in("model"):
+    manifest, adapter = _read_manifest(store, version), None
+    of_model = manifest_of_model(store, manifest)
+    if "canary.json" not in {file.name for file in manifest.files} or "config.json" not in of_model.names_in("model"):
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    model = fetch_folder(store, manifest, "model", cache, fetching=fetching)
+    model = fetch_folder(store, of_model, "model", cache, fetching=fetching)
     model_files.check(model, [path.relative_to(model).as_posix() for path in model.rglob("*")])
+    if manifest.base or manifest.names_in("adapter"):
+        adapter = fetch_folder(store, manifest, "adapter", cache, fetching=fetching)
+        model_files.read_adapter(adapter)
     has_state = state and manifest.names_in("state")
     return Checkpoint(
         version=PolicyVersion(version),
@@ -123,4 +159,6 @@ def open_checkpoint(
         state=fetch_folder(store, manifest, "state", cache, fetching=fetching) if has_state else None,
         canary=Canary(**json.loads(fetch(store, manifest, "canary.json", cache).read_text())),
         manifest=manifest,
+        adapter=adapter,
+        base=of_model if manifest.base else None,
     )

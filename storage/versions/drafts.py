@@ -139,8 +139,16 @@ class Draft:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(source, target)
 
-    def commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any] | None = None) -> Manifest:
+    def commit(
+        self,
+        provenance: Provenance,
+        parents: Sequence[str],
+        metrics: dict[str, Any] | None = None,
+        base: str | None = None,
+    ) -> Manifest:
         """Commit the version and return its manifest, which another writer may have created first.
+
+        `base` is the checkpoint that an adapter changes.
 
         Raises:
             DamagedError: a parent was never committed, or its manifest is damaged.
@@ -157,6 +165,7 @@ class Draft:
                 code_version=code_version(),
                 config=provenance.config,
                 code=provenance.code,
+                base=as_parent(self.store, base) if base else None,
                 prefect_run_id=provenance.prefect_run_id,
                 metrics=metrics or {},
                 created_at=datetime.now(UTC),
@@ -166,8 +175,10 @@ class Draft:
             catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
             if provenance.fence:
                 provenance.fence.check()
-            # Without code of the user's, programs that do not know this field still read the manifest.
-            stored = manifest.model_dump_json(exclude=None if manifest.code else {"code"})
+            # Without code of the user's or a base, programs that do not know these fields still read the manifest.
+            stored = manifest.model_dump_json(
+                exclude={name for name in ("code", "base") if not getattr(manifest, name)}
+            )
             created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
             if not created and provenance.fence and layout.run_of(self.version):
                 raise ConflictError(

@@ -64,6 +64,7 @@ class Manifest(_Record):
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
     code: dict[str, str] = {}  # sha256 of each file of the user's own agents, environments, tools and scorers
+    base: Parent | None = None  # of an adapter: the checkpoint whose weights it changes
     fence: int | None = None  # token of the run's lease; never smaller than a parent's, unless the run was copied
 
     @cached_property

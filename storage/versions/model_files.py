@@ -11,7 +11,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.errors import DamagedError
+from pydantic import ValidationError
+
+from configs.policy import LoRA
+from storage.errors import DamagedError, first_few
 
 INDEX = "model.safetensors.index.json"
 _ATTENTION = (None, "eager", "sdpa")
@@ -33,6 +36,8 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 PICKLE = re.compile(r".+\.(bin|pt|pth|pkl|pickle|ckpt|npy|npz|joblib)")
 _CODE = re.compile(r".+\.(py|pyc|so)")
 _ADAPTER = "adapter_config.json"
+ADAPTER_FILES = (_ADAPTER, "adapter_model.safetensors")
+"""The files of an adapter, as peft and vLLM read them."""
 
 
 def check(folder: Path, names: Iterable[str] = ()) -> None:
@@ -54,6 +59,43 @@ def check(folder: Path, names: Iterable[str] = ()) -> None:
         raise DamagedError(f"{folder} holds {problem}")
     if (folder / _ADAPTER).exists():
         raise DamagedError(f"{folder / _ADAPTER} is an adapter: merge it into the weights and give only the weights")
+
+
+def adapter_config(lora: LoRA) -> dict[str, Any]:
+    """Return the content of an adapter's adapter_config.json. It names no base: the manifest does, with a hash."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "bias": "none",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": lora.targets,
+    }
+
+
+def read_adapter(folder: Path) -> LoRA:
+    """Return the knobs of an adapter in a folder.
+
+    Raises:
+        DamagedError: the folder holds something else, or its adapter_config.json says what this pipeline does not
+            write. Libraries would follow it: to another base, other weights, or another kind of adapter.
+    """
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others := sorted(set(names).symmetric_difference(ADAPTER_FILES)):
+        raise DamagedError(f"{folder} holds {first_few(names)}: {first_few(others)} should not be there, or is missing")
+    path = folder / _ADAPTER
+    try:
+        values = json.loads(path.read_bytes())
+        lora = LoRA(rank=values["r"], alpha=values["lora_alpha"], targets=values["target_modules"])
+    except (ValueError, TypeError, KeyError, RecursionError, ValidationError) as error:
+        raise DamagedError(f"{path} is not the configuration of an adapter of this pipeline: {error!r}") from None
+    expected = adapter_config(lora)
+    if wrong := [key for key in sorted({*values, *expected}) if values.get(key, ...) != expected.get(key, ...)]:
+        raise DamagedError(f"{path} says {wrong[0]}={values.get(wrong[0])!r}: this pipeline does not write that")
+    return lora
 
 
 def problems(path: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """Loads stored weights as a model, and compares them with the canary of their checkpoint."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from storage.errors import first_few
 from storage.versions import model_files
+from storage.versions.adapters import attach, merge
 from storage.versions.checkpoints import Checkpoint
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """Load a causal language model with float32 weights, in evaluation mode, on the CPU.
+def load_model(folder: Path, adapter: Path | None = None) -> PreTrainedModel:
+    """Load a causal language model with float32 weights, in evaluation mode, on the CPU; attach the adapter, if any.
 
     Everything is read from `folder`, weights from safetensors only, and no code in it is run. Attention is PyTorch's,
     whatever config.json says. If the folder holds no model, other exceptions of transformers pass through.
@@ -42,7 +44,17 @@ def load_model(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = loaded[0].eval()
     if problem := _misfit(model, loaded[1]):
         raise ValueError(f"config.json and the weights in {folder} do not belong together: {problem}")
+    if adapter:
+        attach(model, adapter)
     return model
+
+
+def save_merged(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a checkpoint as a plain transformers folder, with its adapter merged into the weights, in float32."""
+    model = load_model(checkpoint.model, checkpoint.adapter)
+    merge(model)
+    shutil.copytree(checkpoint.model, folder, ignore=shutil.ignore_patterns("*.safetensors", model_files.INDEX))
+    model.save_pretrained(folder, max_shard_size="1TB")
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
@@ -106,7 +118,7 @@ def canary_difference(checkpoint: Checkpoint) -> float:
     Raises:
         ValueError: see `load_model`.
     """
-    model = load_model(checkpoint.model)
+    model = load_model(checkpoint.model, checkpoint.adapter)
     tokens = torch.tensor([checkpoint.canary.token_ids])
     with torch.no_grad():
         logits: Tensor = model(tokens).logits[0, :-1]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import manifests
-from storage.versions.checkpoints import Checkpoint
+from storage.versions.checkpoints import Checkpoint, manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
 from tasks.agents.control import TurnEnds, exact_text
@@ -192,12 +192,12 @@ def engine_ends(folder: Path) -> tuple[int, ...]:
 
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
-    return _chat_in(policy.manifest, policy.model)
+    return _chat_in(policy.of_model, policy.model)
 
 
 def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
     """Return the chat of a checkpoint's tokenizer without fetching its weights."""
-    manifest = manifests.read(store, policy)
+    manifest = manifest_of_model(store, manifests.read(store, policy))
     return _chat_in(manifest, fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS))
 
 

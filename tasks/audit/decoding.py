@@ -15,6 +15,7 @@ from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
+from storage.versions.checkpoints import manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from tasks.agents.chat import load_tokenizer
 from tasks.audit.checks import AuditEvidence, SkippedError
@@ -157,7 +158,7 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
     Raises:
         StorageError: the checkpoint is not committed, its files are missing or damaged, or it has no tokenizer.
     """
-    manifest = manifests.read(store, version)
+    manifest = manifest_of_model(store, manifests.read(store, version))
     files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(WEIGHTS)]
     if "model/tokenizer_config.json" not in [file.name for file in files]:
         raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: the checkpoint is incomplete")

@@ -16,6 +16,10 @@ class EngineClosedError(InferenceError):
     """The flow of the engine is ending; the engine itself has no fault."""
 
 
+class NoSuchModelError(InferenceError):
+    """The server has no adapter of this name, or does not know this address."""
+
+
 class AbortedError(RuntimeError):
     """The engine aborted a request, as it does when it shuts down; a retry may succeed."""
 

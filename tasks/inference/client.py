@@ -13,7 +13,14 @@ import orjson
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.api import (
+    AbortedError,
+    Completion,
+    ContextLengthError,
+    GenerationConfig,
+    InferenceError,
+    NoSuchModelError,
+)
 from tasks.inference.experts import experts_of
 from tasks.inference.weight_sums import merged
 
@@ -95,8 +102,10 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return []
 
-    async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
-        """Return `gconfig.n` completions; the server samples completion i with seed + i.
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, adapter: str | None = None
+    ) -> list[Completion]:
+        """Return `gconfig.n` completions; the server samples completion i with seed + i, with the adapter of that name.
 
         Those that take longer than `longest_s` end there, as they would at the token limit: sampled again with the same
         seed, they would take as long again.
@@ -122,7 +131,11 @@ class Client:
             parameters["stop"] = gconfig.stop
         if gconfig.json_schema:
             parameters["structured_outputs"] = {"json": gconfig.json_schema}
-        answer, cut = await self._sample({"token_ids": token_ids, "sampling_params": parameters})
+        body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
+        try:
+            answer, cut = await self._sample(body)
+        except NoSuchModelError as error:  # it was restarted with a newer adapter, which the next attempt names
+            raise AbortedError(str(error)) from error
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         for choice in choices:
             if cut and choice["finish_reason"] == "abort" and choice["token_ids"]:
@@ -148,11 +161,12 @@ class Client:
         finally:
             asked.cancel()
 
-    async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
+    async def prompt_logprobs(self, token_ids: list[int], adapter: str | None = None) -> list[float]:
         """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context."""
         token_ids = token_ids[: self._max_model_len - 1]
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
-        answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
+        body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
+        answer = await self._post("/inference/v1/generate", body)
         entries = answer["prompt_logprobs"][1:]
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
 
@@ -200,6 +214,26 @@ class Client:
                 raise
             return None
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load the adapter in `folder` (an absolute path) under a name. Requests in flight are not touched.
+
+        A server that has the name already, such as one of the user's, reads the folder again.
+
+        Raises:
+            InferenceError: the server takes no adapters, or not this one.
+        """
+        body, base = {"lora_name": name, "lora_path": str(folder)}, f"{self._base}/v1"
+        async with self._session.post(f"{base}/unload_lora_adapter", json=body):
+            pass  # an error: it has none of this name
+        async with self._session.post(f"{base}/load_lora_adapter", json=body) as response:
+            if response.status != HTTPStatus.OK:
+                raise InferenceError(
+                    f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --max-lora-rank of policy.lora.rank or more, and "
+                    "--lora-target-modules with the names in policy.lora.targets. It answered "
+                    f"{response.status}: {(await response.text())[:500]}"
+                )
+
     async def _post(
         self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
     ) -> dict[str, Any]:
@@ -207,10 +241,15 @@ class Client:
             return await _checked(response)
 
 
+def _named(adapter: str | None) -> dict[str, str]:
+    return {"model": adapter} if adapter else {}
+
+
 async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
     """Return the JSON body; raise aiohttp's error for status 5xx (retried), InferenceError for 4xx (not retried)."""
     if 400 <= response.status < 500:
-        raise InferenceError(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
+        kind = NoSuchModelError if response.status == HTTPStatus.NOT_FOUND else InferenceError
+        raise kind(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
     response.raise_for_status()
     # orjson is several times faster: an answer has entries for each token.
     body: dict[str, Any] = await response.json(loads=orjson.loads)

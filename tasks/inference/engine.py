@@ -20,12 +20,13 @@ from configs.rollout import Rollout
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
+from tasks.inference import adapters
 from tasks.inference.ahead import take_servers
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, visible_devices
 from tasks.inference.experts import refuse_without_runner
-from tasks.inference.proof import Proof, Proven
+from tasks.inference.proof import Proof, Proven, holds_base
 from tasks.inference.server import Server
 from tasks.inference.weight_sums import sums_of_folder
 
@@ -74,6 +75,8 @@ class Engine(Collector):
             self._devices = deal(visible_devices(), settings.replicas, settings.ranks)
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
+        self.served: Checkpoint | None = None
+        """The policy that requests ask for: during a swap still the one before."""
         self.history: list[int] = []
         """Weight versions in the order in which they were served."""
         self._settled = 0  # index in the history of the oldest version that answers may contain
@@ -117,6 +120,7 @@ class Engine(Collector):
                 for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
                     server.stop()
                 raise
+            self.served = policy
             self._settled = len(self.history) - 1
 
     def _bring_in(self, policy: Checkpoint) -> None:
@@ -128,7 +132,9 @@ class Engine(Collector):
             own = [_Replica(server.url, server) for server in servers]
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-        self._restart([each for each in self._replicas if everywhere or not each.alive], policy)
+        adapted = adapters.arguments(policy)
+        others = [each for each in self._replicas if each.server and each.server.adapted != adapted]
+        self._restart([each for each in self._replicas if everywhere or not each.alive or each in others], policy)
         asyncio.run(self._establish(self._replicas, policy))
 
     @asynccontextmanager
@@ -177,7 +183,7 @@ class Engine(Collector):
             replica.proven = None
         for server in servers:
             logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
-            server.start_serving(policy.model)
+            server.start_serving(policy.model, adapters.arguments(policy))
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")
@@ -192,17 +198,22 @@ class Engine(Collector):
 
     async def _establish(self, replicas: Sequence[_Replica], policy: Checkpoint) -> None:
         """Swap the weights in and prove them, on all replicas at the same time."""
-        sums = asyncio.create_task(asyncio.to_thread(sums_of_folder, policy.model, self.settings.dtype))
+        sums = None
+        if not all(holds_base(replica.proven, policy) for replica in replicas):
+            sums = asyncio.create_task(asyncio.to_thread(sums_of_folder, policy.model, self.settings.dtype))
         await asyncio.gather(*(self._swap(replica, policy, sums) for replica in replicas))
 
-    async def _swap(self, replica: _Replica, policy: Checkpoint, sums: Awaitable[dict[str, int]]) -> None:
+    async def _swap(self, replica: _Replica, policy: Checkpoint, sums: Awaitable[dict[str, int]] | None) -> None:
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
                 if self.settings.swap == "restart":
-                    await client.set_weight_version(policy.number)
-                else:  # a first swap erases what the server holds, so that it shows whether a reload is complete
-                    await client.swap(policy.model.absolute(), policy.number, erase=before is None)
+                    await client.set_weight_version(policy.base_number)
+                elif not holds_base(before, policy):
+                    # A first swap erases what the server holds, so that it shows whether a reload is complete.
+                    await client.swap(policy.model.absolute(), policy.base_number, erase=before is None)
+                if policy.adapter and (name := adapters.name_of(policy)):
+                    await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
@@ -243,14 +254,18 @@ class Connection:
         Raises:
             InferenceError: the server refused the request, or answered with another weight version.
         """
-        completions: list[Completion] = []
+        completions, policy = list[Completion](), self._engine.served
         with span("generate", replica=replica, prompt_tokens=len(token_ids), n=gconfig.n):
             async for attempt in self._retrying.copy():
                 with attempt:
                     if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                         async with self._repairs[replica]:
                             await asyncio.to_thread(self._engine.repair, replica)
-                    completions = await self.clients[replica].generate(token_ids, gconfig, seed)
+                    policy = self._engine.served
+                    adapter = adapters.name_of(policy) if policy else None
+                    completions = await self.clients[replica].generate(token_ids, gconfig, seed, adapter)
+        if policy and policy.adapter:
+            completions = [adapters.of_adapter(completion, policy) for completion in completions]
         answered = {version for completion in completions for version in completion.versions}
         served = set(self._engine.history[self._since :])  # a swap may happen during a rollout
         if others := answered - served:

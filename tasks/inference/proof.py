@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from storage.errors import first_few
 from storage.versions.checkpoints import Checkpoint
+from tasks.inference.adapters import name_of
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 from tasks.inference.weight_sums import differing
@@ -32,12 +33,18 @@ _NEARER = 0.75
 class Proven:
     """The last proof of what a server serves.
 
-    Example: Proven(exact=True, clear=…, error=0.015)
+    Example: Proven(policy=…, exact=True, clear=…, error=0.015)
     """
 
+    policy: Checkpoint
     exact: bool  # by sums of all weights; otherwise by the canary alone
     clear: Checkpoint  # the last version that the canary distinguished from an earlier one, or the first version
     error: float  # mean absolute difference between the logprobs served for `clear` and its own, in nats
+
+
+def holds_base(before: Proven | None, policy: Checkpoint) -> bool:
+    """Return whether a server has the weights of a policy already, and lacks only its adapter."""
+    return bool(before and policy.adapter and before.policy.model == policy.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Proof:
     policy: Checkpoint  # what the server should serve
     before: Proven | None  # what it was proven to serve before the swap; None if unknown
     tolerance: float | None  # largest mean difference of logprobs of the canary, in nats; None: any
-    expected: Awaitable[Mapping[str, int]]  # the sums of the checkpoint's weights in the server's number format
+    expected: Awaitable[Mapping[str, int]] | None  # sums of the weights in the server's format; None if it `holds_base`
 
     async def demand(self) -> Proven:
         """Return the proof that the server serves the policy.
@@ -57,10 +64,11 @@ class Proof:
             InferenceError: it serves other weights, or there is no proof that it does not.
         """
         policy, client, before = self.policy, self.client, self.before
-        if (label := await client.weight_version()) != str(policy.number):
-            raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.number}")
-        exact = await self._compare_weights()
-        served, expected = await client.prompt_logprobs(policy.canary.token_ids), policy.canary.logprobs
+        if (label := await client.weight_version()) != str(policy.base_number):
+            raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.base_number}")
+        exact = before.exact if before and holds_base(before, policy) else await self._compare_weights()
+        served = await client.prompt_logprobs(policy.canary.token_ids, name_of(policy))
+        expected = policy.canary.logprobs
         error, most = _distance(served, expected), self.tolerance or math.inf
         if not (math.isfinite(error) and error <= most):
             raise self._wrong(
@@ -69,17 +77,17 @@ class Proof:
             )
         if before is None:
             logger.info("%s serves %s; its logprobs of the canary differ by %.3g", client.url, policy.version, error)
-            return Proven(exact, policy, error)
+            return Proven(policy, exact, policy, error)
         clear = before.clear
         step = _distance(clear.canary.logprobs, expected)
         if step <= _CLEAR * before.error:
-            return Proven(exact, clear, before.error)
+            return Proven(policy, exact, clear, before.error)
         if error > _NEARER * (other := _distance(served, clear.canary.logprobs)):
             raise self._wrong(
                 f"its logprobs of the canary differ by {error:.3g} from this version's and by {other:.3g} from those "
                 f"of {clear.version}, which it served before"
             )
-        return Proven(exact, policy, error)
+        return Proven(policy, exact, policy, error)
 
     async def _compare_weights(self) -> bool:
         """Return whether the server holds the weights of the policy; False if the canary has to prove that alone."""
@@ -91,6 +99,7 @@ class Proof:
                     "tasks.inference.worker.PolicyWorker and this project in its PYTHONPATH"
                 )
             return False
+        assert self.expected is not None
         if not (wrong := differing(sums, await self.expected)):
             return True
         if before and before.exact:

@@ -34,6 +34,8 @@ class Server(Child):
     def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
         super().__init__(log)
         self.settings, self.devices = settings, devices
+        self.adapted: list[str] = []
+        """Its arguments for adapters (`tasks.inference.adapters`)."""
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
         self._pipe: TextIO | None = None
@@ -46,12 +48,17 @@ class Server(Child):
         with os.fdopen(reading):
             self.start([sys.executable, "-P", launch.__file__, str(reading)], self._environment(), [reading])
 
-    def start_serving(self, model: Path) -> None:
+    def start_serving(self, model: Path, adapted: Sequence[str] = ()) -> None:
         """Start the server without waiting, again if it serves already; `wait_until_healthy` waits.
+
+        Args:
+            model: the weights.
+            adapted: its arguments for adapters.
 
         Raises:
             InferenceError: the model cannot be divided among so many devices.
         """
+        self.adapted = [*adapted]
         try:
             check_split(self.settings, json.loads((model / "config.json").read_bytes()))
         except ValueError as error:
@@ -114,7 +121,7 @@ class Server(Child):
             command.append("--no-enable-chunked-prefill")
             # A step of a small model costs nearly the same with 256 sequences as with 128, the default on a CPU.
             command += ["--kv-cache-memory-bytes", str(2**30), "--max-num-seqs", "256"]
-        return command + settings.extra_args  # which may give more
+        return command + self.adapted + settings.extra_args  # which may give more
 
     def _environment(self) -> dict[str, str]:
         # The key belongs to servers given by URL; no other user can reach ours. The second variable would override
@@ -136,6 +143,7 @@ class Server(Child):
         return environment | {
             "PYTHONPATH": os.pathsep.join(filter(None, [_PROJECT, os.environ.get("PYTHONPATH")])),  # for its workers
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_RPC_BASE_PATH": str(self.folder),  # sockets among vLLM's processes
             "VLLM_HOST_IP": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",  # through which its ranks meet

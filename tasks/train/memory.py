@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from configs.inference import Inference
+from configs.policy import LoRA
 from configs.train import PPO
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
@@ -79,6 +80,18 @@ class ModelSizes:
         norms = 2 * self.hidden + (2 * self.head_size if self.model_type == "qwen3" else 0)
         return matrices + biases + norms
 
+    def adapter_parameters(self, lora: LoRA) -> int:
+        """The number of parameters of an adapter. Targets that are none of a dense decoder's layers are not counted."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        widths = {
+            "q_proj": self.hidden + queries,
+            "k_proj": self.hidden + keys,
+            "v_proj": self.hidden + keys,
+            "o_proj": queries + self.hidden,
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate),
+        }
+        return self.layers * lora.rank * sum(widths.get(target, 0) for target in lora.targets)
+
     @property
     def root_parameters(self) -> int:
         """The number of parameters outside of the layers: embedding, last norm, and output layer if it is not tied."""
@@ -98,7 +111,7 @@ PUBLIC = {
 """The sizes of some public models by their hub names, so that they need no network."""
 
 
-def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> dict[str, int]:
+def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int, lora: LoRA | None = None) -> dict[str, int]:
     """Compute the bytes of one rank at the peak of an update, by what they hold.
 
     These do not reach their peaks at the same moment, so the sum is an upper bound of what is counted. Temporary
@@ -108,9 +121,11 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> dict[str, int]:
         sizes: the sizes of the policy; a reference policy and a critic of its own have the same.
         ppo: the knobs, with the mesh.
         tokens: the largest number of tokens in a forward pass.
+        lora: the knobs of the adapter, if only an adapter is trained; its own activations are not counted.
     """
     shard, parameters, root, layer = ppo.parallel.shard, sizes.parameters, sizes.root_parameters, sizes.layer_parameters
-    reference, critic = ppo.kl.kl_ctl > 0, ppo.critic is not None and ppo.critic.model == "own"
+    trained = sizes.adapter_parameters(lora) if lora else parameters
+    reference, critic = ppo.kl.kl_ctl > 0 and not lora, ppo.critic is not None and ppo.critic.model == "own"
     gathered = 0
     if shard > 1:
         # Of what is outside of the layers, FSDP holds the weights of each model and one gradient. Of the layers: the
@@ -127,9 +142,9 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> dict[str, int]:
     if ppo.kernels == "auto" and ppo.device != "cpu" and shard == 1:  # copies of all, which live through a step
         casts = 2 * layer * all_layers * (1 + reference + critic)
     return {
-        "weights, float32": 4 * parameters // shard,
-        "gradients, float32": 4 * parameters // shard,
-        "moments of AdamW": of_moments * parameters // shard,
+        "weights, float32": 4 * (parameters + (trained if lora else 0)) // shard,
+        "gradients, float32": 4 * trained // shard,
+        "moments of AdamW": of_moments * trained // shard,
         "reference policy, critic of its own": (4 * reference + (8 + of_moments) * critic) * parameters // shard,
         "what FSDP holds whole for a while": gathered,  # without shards, gradients in a message
         "bfloat16 casts of weights": casts if ppo.autocast == "bfloat16" else 0,

@@ -16,8 +16,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from configs.policy import LoRA
 from configs.train import PPO
+from storage.versions.adapters import attach, save, stored_name
 from storage.versions.checkpoints import Canary
+from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import empty_model, load_model
 from tasks.train.batches import Places, Rows, is_plain
 from tasks.train.experts import FileNames
@@ -25,23 +28,24 @@ from tasks.train.kernels import accelerate, suits
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer
 from tasks.train.routing import refuse_noise
-from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard
+from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard, whole
 
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
 
-def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
+def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE, adapter: Path | None = None) -> PreTrainedModel:
     """Load a causal language model with float32 weights from safetensors, and set it up for training.
 
-    On a mesh each rank reads only its own rows, one weight after the other.
+    With the folder of an adapter, only the adapter can be trained. On a mesh each rank reads only its own rows, one
+    weight after the other.
 
     Raises:
         ValueError: `folder` holds no model, or its weights do not match its config.json; or it is a kind of model that
             cannot be divided among ranks, which read and write the files one weight after the other.
     """
     if mesh.size == 1:
-        return set_up(load_model(folder), ppo)
+        return set_up(load_model(folder, adapter), ppo)
     model, device, stored = empty_model(folder), device_of(ppo), StoredTensors(folder, "model")
     files = FileNames(model)
     stored_buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
@@ -53,8 +57,17 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
         )
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+    if adapter:
+        attach(model, adapter)
     shard(_for_training(model, device, ppo), mesh)
-    fill(model, lambda name, start, end: files.rows(stored, name, start, end).float(), device)
+    of_adapter = StoredTensors(adapter, Path(ADAPTER_FILES[1]).stem) if adapter else None
+
+    def read(name: str, start: int, end: int) -> Tensor:
+        if of_adapter and stored_name(name) in of_adapter.names:
+            return of_adapter.rows(stored_name(name), start, end)
+        return files.rows(stored, name.replace(".base_layer.", "."), start, end).float()
+
+    fill(model, read, device)
     return model
 
 
@@ -96,6 +109,22 @@ def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> Non
         config = copy.deepcopy(model.config)
         config.architectures, config.dtype = [class_of(model).__name__], "float32"
         config.save_pretrained(folder)
+
+
+def save_adapter(model: PreTrainedModel, lora: LoRA, folder: Path, mesh: Mesh = ALONE) -> None:
+    """Write the attached adapter; on a mesh the first rank writes all of it."""
+    tensors = {}
+    for name, parameter in trained(model).items():
+        value = whole(parameter.detach())  # by all ranks
+        if mesh.rank == 0:
+            tensors[stored_name(name)] = value.cpu().contiguous()
+    if mesh.rank == 0:
+        save(tensors, lora, folder)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name: all, or those of an adapter."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def make_canary(model: PreTrainedModel) -> Canary:

@@ -53,8 +53,7 @@ class Preparation:
         """
         state, reference = self._train_state, ByIndex()
         proximal = self._proximal(epochs)
-        if state.reference:
-            scorer = logprob_scorer(state.reference, self._temperature)
+        if scorer := state.reference_scorer(self._temperature):
             reference = self._score("reference logprobs", scorer, self._all)
         values = self._score("values", state.values, self._all) if state.critic else {}
         observed = self._observed(self._penalties(proximal, reference), values)

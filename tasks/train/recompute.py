@@ -31,7 +31,11 @@ class StoredTokens:
 
 
 def recompute(
-    folder: Path, rows: Sequence[StoredTokens], temperature: float, number_format: NumberFormat = "float32"
+    folder: Path,
+    rows: Sequence[StoredTokens],
+    temperature: float,
+    number_format: NumberFormat = "float32",
+    adapter: Path | None = None,
 ) -> list[Logprobs | None]:
     """Compute the logprobs [A] of each row's sampled tokens, or None for a row that no model can score.
 
@@ -45,13 +49,14 @@ def recompute(
         rows: the stored tokens.
         temperature: divides the logits, as in sampling.
         number_format: of weights, activations and logits, as in an engine that serves in it.
+        adapter: folder of the policy's adapter, if any.
 
     Raises:
         ValueError: `folder` holds no model, or some of the weights are missing.
     """
     ppo = PPO()
     torch.set_num_threads(ppo.threads)
-    model = load_policy(folder, ppo).to(getattr(torch, number_format))
+    model = load_policy(folder, ppo, adapter=adapter).to(getattr(torch, number_format))
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     if replayed := bool(rows) and all(row.experts for row in rows):
         replay_routing(model)

@@ -30,7 +30,8 @@ def train(
             with Draft(store, version, "checkpoint", made.nonce) as draft:
                 draft.accept(made.files)
                 parents = [policy, trajectories, scores, *dict.fromkeys(workspace.config.problems.exclusions)]
-                draft.commit(workspace.provenance(), parents, made.metrics)
+                base = layout.checkpoint(workspace.name, 0) if workspace.config.policy.lora else None
+                draft.commit(workspace.provenance(), parents, made.metrics, base)
         for statistic in ("mean", "max") if made.metrics["trajectories"] else ():
             STALENESS.labels(statistic).set(made.metrics[f"staleness/{statistic}"])
         workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)

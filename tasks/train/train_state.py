@@ -4,7 +4,8 @@ The critic estimates the values of action tokens, by a head on the policy or by 
 
 Beside the policy's weights these files are stored. With them training continues bit for bit.
 
-    optimizer.safetensors   the policy's AdamW moments as KEY/PARAMETER, and the generator's state as `rng`
+    optimizer.safetensors   AdamW's moments of the policy, or of its adapter, as KEY/PARAMETER, and the generator's
+                            state as `rng`
     critic.safetensors      with a critic: its weights as `weight/PARAMETER` and their moments as KEY/PARAMETER
     reference.safetensors   with a moving reference policy: its weights
     state.json              steps, the KL coefficient and the value normaliser's sums; at the beginning of a fork
@@ -28,12 +29,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from configs.policy import LoRA
 from configs.train import PPO, Optimizer
+from storage.versions import adapters, model_files
 from tasks.train.batches import Places, Rows
 from tasks.train.host_moments import HostAdamW, bring_home
 from tasks.train.mesh import Mesh
-from tasks.train.passes import hidden_states, predicting
-from tasks.train.policy import load_policy, save_policy
+from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
+from tasks.train.policy import load_policy, save_adapter, save_policy, trained
 from tasks.train.routing import replay_routing
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
 
@@ -134,12 +137,14 @@ class TrainState:
     ppo: PPO
     model: PreTrainedModel
     critic: Critic | None
-    reference: PreTrainedModel | None  # policy version 0, or the moving average of all versions, which starts from it
+    reference: PreTrainedModel | None  # policy version 0, or the moving average of all versions, which starts from it.
+    # None with an adapter: `reference_scorer` switches it off
     adamw: torch.optim.AdamW  # optimizer of the policy and of a value head on it
     mesh: Mesh
     generator: torch.Generator  # used for minibatches only, so no other random draw can change them
     steps: int  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     kl_ctl: float
+    lora: LoRA | None = None  # the knobs of the adapter, if only an adapter is trained
 
     def values(self, rows: Rows, places: Places) -> Float[Tensor, " actions"]:
         """Compute the critic's normalised values of the states before the given places.
@@ -149,6 +154,18 @@ class TrainState:
         assert self.critic is not None
         model = self.critic.own or self.model
         return self.critic.read(within(model, lambda: predicting(hidden_states(model, rows, with_last=True), places)))
+
+    def reference_scorer(self, temperature: float) -> TokenScorer | None:
+        """Return the function that computes logprobs under the reference policy; None if there is none."""
+        if self.reference or not (self.lora and self.ppo.kl.kl_ctl):
+            return logprob_scorer(self.reference, temperature) if self.reference else None
+        score = logprob_scorer(self.model, temperature)
+
+        def without_adapter(rows: Rows, places: Places) -> Tensor:
+            with adapters.switched_off(self.model):
+                return score(rows, places)
+
+        return without_adapter
 
     def precision(self) -> AbstractContextManager[object]:
         """Return the context in which the models run: autocast if `ppo.autocast` asks for it.
@@ -171,7 +188,14 @@ class TrainState:
 
 
 def load_train_state(
-    model: Path, state: Path | None, version_0: Path | None, seed: int, ppo: PPO, optimizer: Optimizer, mesh: Mesh
+    model: Path,
+    state: Path | None,
+    version_0: Path | None,
+    seed: int,
+    ppo: PPO,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    adapter: Path | None = None,
 ) -> TrainState:
     """Read what `save_train_state` wrote.
 
@@ -184,25 +208,27 @@ def load_train_state(
         ppo: the algorithm's knobs.
         optimizer: the optimizer's knobs.
         mesh: the ranks that share the models.
+        adapter: folder of the policy's adapter, which alone is trained then.
 
     Raises:
         ValueError: a folder holds no model.
         FileNotFoundError: the state was saved with other settings of `ppo`.
     """
     fixed_reference = ppo.kl.kl_ctl > 0 and ppo.kl.reference == "fixed"
-    assert version_0 or state is None or not fixed_reference, "the policy would be compared with itself"
-    policy, begin = load_policy(model, ppo, mesh), version_0 or model
+    assert version_0 or adapter or state is None or not fixed_reference, "the policy would be compared with itself"
+    policy, begin = load_policy(model, ppo, mesh, adapter), version_0 or model
     if ppo.routing_replay:
         replay_routing(policy)
     critic = Critic(policy, begin, ppo, optimizer, mesh) if ppo.critic else None
-    parameters = [(optimizer.lr, list(policy.parameters()))]
+    parameters = [(optimizer.lr, list(trained(policy).values()))]
     if critic and critic.own is None:
         parameters.append((critic.lr, critic.parameters()))
     train_state = TrainState(
         ppo=ppo,
         model=policy,
         critic=critic,
-        reference=load_policy(begin, ppo, mesh).requires_grad_(False) if ppo.kl.kl_ctl else None,
+        lora=model_files.read_adapter(adapter) if adapter else None,
+        reference=load_policy(begin, ppo, mesh).requires_grad_(False) if ppo.kl.kl_ctl and not adapter else None,
         adamw=make_adamw(parameters, optimizer, ppo.moments),
         mesh=mesh,
         generator=torch.Generator().manual_seed(seed),
@@ -217,11 +243,15 @@ def load_train_state(
 def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
     """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`.
 
-    On a mesh each rank writes some of the files; the folders of all ranks together hold them.
+    `model` gets the adapter if only that is trained. On a mesh each rank writes some of the files; the folders of all
+    ranks together hold them.
     """
     mesh = train_state.mesh
-    save_policy(train_state.model, model, mesh)
-    moments = _moments(dict(train_state.model.named_parameters()), train_state.adamw)
+    if train_state.lora:
+        save_adapter(train_state.model, train_state.lora, model, mesh)
+    else:
+        save_policy(train_state.model, model, mesh)
+    moments = _moments(trained(train_state.model), train_state.adamw)
     save_tensors(state, _OPTIMIZER, {**moments, "rng": train_state.generator.get_state()}, mesh)
     counts: dict[str, object] = {"steps": train_state.steps, "kl_ctl": train_state.kl_ctl}
     if critic := train_state.critic:
@@ -235,19 +265,22 @@ def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
         (state / _COUNTS).write_text(json.dumps(counts) + "\n")
 
 
-def adapt(state: Path, before: Mapping[str, Any], ppo: PPO) -> None:
+def adapt(state: Path, before: Mapping[str, Any], ppo: PPO, *, other_weights: bool = False) -> None:
     """Note in a stored state what begins anew, because another run with other settings continues it (`policy.fork`).
 
     A critic of another kind does, a moving reference policy where there was none, and the KL coefficient if any knob of
-    its penalty differs.
+    its penalty differs; and the policy's moments if that run trains other weights, such as a new adapter.
 
     Args:
         state: the folder, whose state.json is changed.
         before: the section `ppo` of the run that saved it.
         ppo: that of the run that continues it.
+        other_weights: the run does not train the parameters that the moments in the state belong to.
     """
     counts, kind = json.loads((state / _COUNTS).read_text()), ppo.critic.model if ppo.critic else None
     anew, kl = set(counts.get(_ANEW, ())), ppo.kl.model_dump(mode="json")
+    if other_weights:
+        anew.add(_OPTIMIZER)
     if kind != (before["critic"] or {}).get("model"):
         anew.add(_CRITIC)
     if not (before["kl"]["kl_ctl"] and before["kl"]["reference"] == "ema"):
@@ -268,12 +301,12 @@ def _moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW) -> dic
 
 @torch.no_grad()
 def _restore(train_state: TrainState, state: Path) -> None:
-    stored, named = StoredTensors(state, _OPTIMIZER), dict(train_state.model.named_parameters())
-    train_state.generator.set_state(stored.read("rng"))
-    _restore_moments(named, train_state.adamw, stored)
-    counts = json.loads((state / _COUNTS).read_text())
-    train_state.steps, train_state.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
+    stored, counts = StoredTensors(state, _OPTIMIZER), json.loads((state / _COUNTS).read_text())
     anew = counts.get(_ANEW, ())
+    train_state.generator.set_state(stored.read("rng"))
+    if _OPTIMIZER not in anew:
+        _restore_moments(trained(train_state.model), train_state.adamw, stored)
+    train_state.steps, train_state.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
     if (critic := train_state.critic) and _CRITIC not in anew:
         stored, named = StoredTensors(state, _CRITIC), dict(critic.named_parameters())
         for name, parameter in named.items():

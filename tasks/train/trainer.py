@@ -85,20 +85,23 @@ class Trainer:
         oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
         return cls(config.ppo, config.optimizer, config.reward, temperature, oldest, mesh, config.score.by_source)
 
-    def load(self, model: Path, state: Path | None, seed: int, version_0: Path | None = None) -> None:
+    def load(
+        self, model: Path, state: Path | None, seed: int, version_0: Path | None = None, adapter: Path | None = None
+    ) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
 
-        Without `state` a new state starts, with an RNG seeded by `seed`. `version_0` is the folder of that policy
-        version; it is used if `ppo.needs_first`. None: `model`.
+        With the folder of an adapter, only the adapter is trained. Without `state` a new state starts, with an RNG
+        seeded by `seed`. `version_0` is the folder of that policy version; it is used if `ppo.needs_first`. None:
+        `model`.
 
         Raises:
             ValueError: a folder holds the wrong files.
         """
         torch.set_num_threads(self._ppo.threads)
-        self._loaded = load_train_state(model, state, version_0, seed, self._ppo, self._knobs, self._mesh)
+        self._loaded = load_train_state(model, state, version_0, seed, self._ppo, self._knobs, self._mesh, adapter)
 
     def save(self, model: Path, state: Path) -> None:
-        """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`."""
+        """Write weights and model configuration (no tokenizer), or the adapter, to `model`, and the rest to `state`."""
         save_train_state(self._train_state, model, state)
 
     def canary(self) -> Canary:
@@ -159,15 +162,19 @@ class Trainer:
             "seconds/update": seconds,
         }
 
-    def distance(self, other: Path, trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> float | None:
+    def distance(
+        self, other: Path, trajectories: Iterable[Trajectory], scores: Iterable[Score], adapter: Path | None = None
+    ) -> float | None:
         """Compute the mean KL in nats per token between the loaded policy and the one in the folder `other`.
 
-        The tokens are the action tokens of `trajectories`. Return None if none of them is trainable.
+        `adapter` is the folder of its adapter, if any. The tokens are the action tokens of `trajectories`. Return None
+        if none of them is trainable.
         """
         samples = self._built(trajectories, scores)
         if not samples:
             return None
-        return mean_kl(self._train_state, load_policy(other, self._ppo, self._mesh), samples, self._temperature)
+        loaded = load_policy(other, self._ppo, self._mesh, adapter)
+        return mean_kl(self._train_state, loaded, samples, self._temperature)
 
     @property
     def _train_state(self) -> TrainState:

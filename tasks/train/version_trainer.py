@@ -75,7 +75,7 @@ class VersionTrainer:
         if trainer.holds != order.policy:
             checkpoint = self._open(order.policy, state=True)
             version_0 = self._open(self._version_0).model if self._config.ppo.needs_first else None
-            trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, version_0)
+            trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, version_0, checkpoint.adapter)
         rows, metrics = self._without_excluded(rows, order.trajectories, progress)
         metrics |= trainer.update(rows, scores, order.policy.number, progress)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
@@ -90,9 +90,11 @@ class VersionTrainer:
         trainer = self._trainer
         rows, scores = self._rows(order.trajectories, order.scores)
         if trainer.holds != order.policy:
-            trainer.load(self._open(order.policy).model, None, self._config.run.seed)
+            policy = self._open(order.policy)
+            trainer.load(policy.model, None, self._config.run.seed, adapter=policy.adapter)
             trainer.holds = None  # an update would need the optimizer's state, too
-        return trainer.distance(self._open(order.other).model, rows, scores)
+        other = self._open(order.other)
+        return trainer.distance(other.model, rows, scores, other.adapter)
 
     def _open(self, version: PolicyVersion, *, state: bool = False) -> Checkpoint:
         return checkpoints.open_checkpoint(self._store, version, self._cache, state=state, fetching=self._fetch)
@@ -125,10 +127,12 @@ class VersionTrainer:
             model, state = Path(folder) / "model", Path(folder) / "state"
             self._trainer.save(model, state)
             canary = self._trainer.canary()
+            adapted = self._config.policy.lora is not None
             if self._mesh.rank == 0:
-                self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
-            draft.add_folder(model, "model")
+                if not adapted:
+                    self._copy_tokenizer(policy, model)
+            draft.add_folder(model, "adapter" if adapted else "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)
 

@@ -15,6 +15,7 @@ from configs import Config
 from storage.errors import UnavailableError, first_few
 from storage.objects.store import Store
 from storage.versions import contents, model_files
+from storage.versions.adapters import merge
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.model_files import INDEX
 from storage.versions.weights import load_model, not_finite
@@ -34,7 +35,7 @@ class PolicyError(ValueError):
 
 
 def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | None:
-    """Copy model (float32, safetensors) and tokenizer of `path` to `folder`.
+    """Copy model (float32, safetensors) and tokenizer of `path` to `folder`; merge a checkpoint's adapter into them.
 
     No code of the policy is run, and the copy refers to none, even if the original does (`auto_map`).
 
@@ -47,12 +48,13 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
         OSError, SafetensorError: the copy cannot be written, for example because the disk is full.
     """
     try:
-        found, version = locate(path, [*TOKENIZER_FILES, "*.safetensors"]), None
+        found, version, adapter = locate(path, [*TOKENIZER_FILES, "*.safetensors"]), None, None
         if not isinstance(found, Path):
             root, name = found
             version = name if path.rstrip("/") == store.uri(name) else None
-            found = open_checkpoint(store if version else Store(root), name, cache).model
-        model, tokenizer = _load(found)
+            checkpoint = open_checkpoint(store if version else Store(root), name, cache)
+            found, adapter = checkpoint.model, checkpoint.adapter
+        model, tokenizer = _load(found, adapter)
     except (MemoryError, UnavailableError):
         raise
     except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
@@ -69,7 +71,7 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     return version
 
 
-def _load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(folder: Path, adapter: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Check a policy, and load its model and tokenizer."""
     model_files.check(folder)
     check_weights(folder)
@@ -79,7 +81,9 @@ def _load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             f"config.json: {config.model_type} is a model of several modalities, which cannot be trained here: give a "
             "model that reads text alone"
         )
-    model = load_model(folder)
+    model = load_model(folder, adapter)
+    if adapter:
+        merge(model)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     check_tokenizer(folder, tokenizer, model.config.vocab_size)
     assert model.generation_config is not None

@@ -13,6 +13,7 @@ from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import model_files
+from storage.versions.checkpoints import manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import read
 from tasks.agents.chat import engine_ends, load_tokenizer
@@ -69,7 +70,8 @@ def _open_without_weights(config: Config, wanted: Sequence[str]) -> Path:
     if isinstance(found, Path):
         return found
     store = Store(found[0])
-    return fetch_folder(store, read(store, found[1]), "model", Path(config.storage.cache), leave_out=WEIGHTS)
+    manifest = manifest_of_model(store, read(store, found[1]))
+    return fetch_folder(store, manifest, "model", Path(config.storage.cache), leave_out=WEIGHTS)
 
 
 def forked_checkpoint(policy: Policy) -> PolicyVersion:

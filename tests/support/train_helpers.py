@@ -7,18 +7,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from configs.policy import LoRA
 from configs.score import Reward
 from configs.train import PPO, Optimizer
 from storage.experts import pack
 from storage.records import Score, Status, Trajectory, Turn
+from storage.versions import adapters
+from storage.versions.model_files import ADAPTER_FILES
+from storage.versions.weights import load_model
 from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
 EXPERTS, CHOSEN = 5, 2
 """Experts in each layer of a mixture, and how many of them a token goes to."""
+SMALL = LoRA(rank=3, alpha=6)
 UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)
 GAE: dict[str, Any] = {"advantage": {"type": "gae", "gae_lambda": 0.9, "discount": 0.95, "normalisation": "none"}}
 EVERYTHING: dict[str, Any] = {
@@ -142,19 +148,29 @@ def with_random_experts(row: Trajectory, seed: int = 0) -> Trajectory:
     return replace(row, experts=pack(scores.argsort(-1)[..., :CHOSEN].astype(np.int16)))
 
 
+def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL) -> Path:
+    """Write an adapter of the model in a folder whose B is not 0, so that it changes the policy."""
+    adapters.make_adapter(load_model(model), lora, 1, folder)
+    generator, tensors = torch.Generator().manual_seed(2), load_file(folder / ADAPTER_FILES[1])
+    tensors = {name: value + 0.2 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
+    adapters.save(tensors, lora, folder)
+    return folder
+
+
 def make_trainer(
     folder: Path,
     optimizer: Optimizer = UNCLIPPED,
     temperature: float = 1.0,
     version_0: Path | None = None,
     reward: Reward | None = None,
+    adapter: Path | None = None,
     **ppo: Any,
 ) -> Trainer:
     knobs = PPO.model_validate(
         {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
     )
     trainer = Trainer(knobs, optimizer, reward or Reward(), temperature)
-    trainer.load(folder, None, seed=1, version_0=version_0)
+    trainer.load(folder, None, seed=1, version_0=version_0, adapter=adapter)
     return trainer
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -13,8 +13,10 @@ from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
+from storage.versions.adapters import make_adapter
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
+from storage.versions.weights import load_model
 from tasks.train.orders import OrderedTrainer, UpdateOrder
 from tasks.train.policy import load_policy, make_canary
 from tests.support.train_helpers import random_rows, save_tiny
@@ -56,7 +58,11 @@ class TrainingRun:
             draft.commit(self._provenance, [])
         model = model or save_tiny(folder / "policy")
         canary = make_canary(load_policy(model, config.ppo))
-        checkpoints.commit(self.store, self.policy(0), model, None, canary, self._provenance, [layout.run(RUN)], {})
+        adapter = folder / "adapter" if config.policy.lora else None
+        if config.policy.lora and adapter:
+            make_adapter(load_model(model), config.policy.lora, config.run.seed, adapter)
+        begun = self.policy(0), model, None, canary, self._provenance, [layout.run(RUN)], dict[str, Any]()
+        checkpoints.commit(self.store, *begun, adapter=adapter)
         for iteration in range(iterations):
             self._add_data(iteration)
 
@@ -89,14 +95,16 @@ class TrainingRun:
         made = trainer.update(order, lines.append)
         with Draft(self.store, order.version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
-            return draft.commit(self._provenance, [order.policy, order.trajectories, order.scores], made.metrics)
+            parents = [order.policy, order.trajectories, order.scores]
+            base = self.policy(0) if self.config().policy.lora else None
+            return draft.commit(self._provenance, parents, made.metrics, base)
 
     def tensors(self, number: int) -> dict[str, Tensor]:
         """Return all weights and moments of a checkpoint."""
         opened = checkpoints.open_checkpoint(self.store, self.policy(number), self.folder / "cache", state=True)
         assert opened.state
         found: dict[str, Tensor] = {}
-        for path in [*opened.model.glob("*.safetensors"), *opened.state.glob("*.safetensors")]:
+        for path in [*(opened.adapter or opened.model).glob("*.safetensors"), *opened.state.glob("*.safetensors")]:
             found |= {f"{path.name.split('-')[0].split('.')[0]}/{k}": v for k, v in load_file(path).items()}
         return found
 

@@ -21,14 +21,20 @@ from tasks.train.sharding import StoredTensors, whole
 from tasks.train.trainer import Trainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
-from tests.support.train_helpers import EVERYTHING, GAE, random_rows, save_tiny, with_random_experts
+from tests.support.train_helpers import (
+    EVERYTHING,
+    GAE,
+    random_rows,
+    save_random_adapter,
+    save_tiny,
+    with_random_experts,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "small micro-batches": {"micro_batch_tokens": 16},
     "three minibatches, two epochs": {"ppo_n_minibatches": 3, "epochs": 2},
     "plain PPO": {"objective": "behaviour", "eps_clip_higher": 0.4, "c_clip": 1.1},
-    "plain PPO, recomputed": {"objective": "recomputed"},
     "weights of tokens, masked": {"behaviour_weight": {"cap": 1.2, "mode": "mask", "floor": 0.8}},
     "weights of sequences": {"behaviour_weight": {"level": "sequence", "cap": 1.1}},
     "entropy bonus": {"entropy_coefficient": 0.3},
@@ -46,9 +52,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gradient checkpointing": {"gradient_checkpointing": True},
     "autocast": {"autocast": "bfloat16"},
     "mixture of experts": {**EVERYTHING, "routing_replay": True, "gradient_checkpointing": True},
+    "adapter": {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
 }
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
+ADAPTED = {"adapter"}
+"""Options with which only an adapter is trained."""
 LOOSE = {"autocast": 2e-2}
 """Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
 UPDATES = 5
@@ -76,9 +85,11 @@ def rows_for(ppo: PPO) -> tuple[list[Trajectory], list[Score]]:
 
 
 def save_both(folder: Path, kind: str = "qwen3", *, tied: bool = False) -> Path:
-    """Save a dense policy, and a mixture of experts below it."""
+    """Save a dense policy, and below it an adapter that changes something, and a mixture of experts."""
     save_tiny(folder / "mixture", "qwen3_moe")
-    return save_tiny(folder, kind, tied)
+    save_tiny(folder, kind, tied)
+    save_random_adapter(folder, folder / "adapter")
+    return folder
 
 
 def policy_for(name: str, folder: Path) -> Path:
@@ -90,9 +101,9 @@ def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> PPO:
     return PPO.model_validate({"device": "cpu", "threads": 1, "ppo_n_minibatches": 2, "parallel": parallel, **options})
 
 
-def start(folder: Path, ppo: PPO, mesh: Mesh) -> Trainer:
+def start(folder: Path, ppo: PPO, mesh: Mesh, *, adapted: bool = False) -> Trainer:
     trainer = Trainer(ppo, OPTIMIZER, Reward(unfinished="leave-out"), mesh=mesh)  # a critic estimates what was cut
-    trainer.load(folder, None, seed=1)
+    trainer.load(folder, None, seed=1, adapter=folder / "adapter" if adapted else None)
     return trainer
 
 
@@ -111,9 +122,9 @@ def numbers(trainer: Trainer) -> dict[str, Tensor]:
     return {name: whole(value.detach()).clone() for name, value in named.items()}
 
 
-def train(folder: Path, mesh: Mesh, ppo: PPO) -> tuple[dict[str, Tensor], dict[str, float]]:
+def train(folder: Path, mesh: Mesh, ppo: PPO, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Take UPDATES updates; return the numbers after the first and the last, and the metrics of the last."""
-    trainer, metrics = start(folder, ppo, mesh), dict[str, float]()
+    trainer, metrics = start(folder, ppo, mesh, adapted=adapted), dict[str, float]()
     found: dict[str, Tensor] = {}
     for version in range(UPDATES):
         metrics = trainer.update(*rows_for(ppo), version=2 + version)
@@ -128,7 +139,7 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
         for name in names:
             ppo = knobs(OPTIONS[name], replicate, shard)
             mesh = Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks)
-            found, metrics = train(policy_for(name, folder), mesh, ppo)
+            found, metrics = train(policy_for(name, folder), mesh, ppo, adapted=name in ADAPTED)
             if name == MIXTURE:
                 save_policy(load_policy(policy_for(name, folder), ppo, mesh), out / f"{replicate}x{shard} files", mesh)
             if dist.get_rank() == 0:
@@ -149,7 +160,9 @@ def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
     """Compare each mesh with one process: numbers and metrics."""
     run_ranks(ranks, train_on_ranks, folder, out, plan, log=out / "log")
     named = {name for names in plan.values() for name in names}
-    alone = {name: train(policy_for(name, folder), ALONE, knobs(OPTIONS[name])) for name in named}
+    alone = {
+        name: train(policy_for(name, folder), ALONE, knobs(OPTIONS[name]), adapted=name in ADAPTED) for name in named
+    }
     for (replicate, shard), names in plan.items():
         for name in names:
             found, metrics = torch.load(out / f"{replicate}x{shard} {name}.pt")

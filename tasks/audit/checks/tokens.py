@@ -6,6 +6,7 @@
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -140,10 +141,11 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     )
     temperature = played.parameter("temperature", 1.0) or 1.0  # engines return logprobs of 1 after greedy sampling
     try:
-        model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
+        policy = open_checkpoint(evidence.store, played.policy, evidence.cache)
         tokens, served = [StoredTokens(*row[:5]) for row in rows], _served_format(evidence, played)
-        exact = recompute(model, tokens, temperature)
-        rounded = recompute(model, tokens, temperature, number_format=served) if served != "float32" else exact
+        compute = partial(recompute, policy.model, tokens, temperature, adapter=policy.adapter)
+        exact = compute()
+        rounded = compute(number_format=served) if served != "float32" else exact
     except UnavailableError:
         raise
     except (StorageError, ValueError, OSError) as error:

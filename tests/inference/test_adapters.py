@@ -1,0 +1,168 @@
+"""The real vLLM server loads the adapter of each policy version by name, and proves it."""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from configs.inference import Inference
+from configs.policy import LoRA
+from configs.rollout import Rollout
+from configs.train import PPO
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import adapters, checkpoints
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.model_files import ADAPTER_FILES
+from storage.versions.weights import load_model
+from tasks.inference.api import Completion, GenerationConfig, InferenceError
+from tasks.inference.client import Client
+from tasks.inference.engine import Engine
+from tasks.train.policy import load_policy, make_canary
+from tests.conftest import INFERENCE
+from tests.support.sandbox_helpers import wait_gone
+
+pytestmark = [pytest.mark.long, pytest.mark.slow]
+
+PROMPT = [5, 6, 7, 8]
+LONG = GenerationConfig(n=32, max_new_tokens=110, temperature=2.0)
+SMALL = LoRA(rank=4, alpha=8)
+
+
+def commit_adapter(store: Store, run: str, number: int, base: Path, noise: float, lora: LoRA = SMALL) -> Checkpoint:
+    """Commit an adapter of version 0 of a run, which is committed with it; both parts get random numbers."""
+    version, first = layout.checkpoint(run, number), layout.checkpoint(run, 0)
+    with TemporaryDirectory() as scratch, Draft(store, version, "checkpoint") as draft:
+        folder = Path(scratch) / "adapter"
+        adapters.make_adapter(load_model(base), lora, 1, folder)
+        generator, tensors = torch.Generator().manual_seed(number), load_file(folder / ADAPTER_FILES[1])
+        noisy = {name: value + noise * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
+        adapters.save(noisy, lora, folder)
+        canary = make_canary(load_policy(base, PPO(), adapter=folder))
+        if number == 0:
+            draft.add_folder(base, "model")
+        draft.add_folder(folder, "adapter")
+        checkpoints.add_canary(draft, canary)
+        draft.commit(Provenance(config={}), [], base=first if number else None)
+    return checkpoints.open_checkpoint(store, version, Path("unused"))
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoint_store: Store, policy_folder: Path) -> list[Checkpoint]:
+    """Return version 0, whose adapter changes nothing, and two later ones."""
+    return [commit_adapter(checkpoint_store, "adapted", number, policy_folder, 0.1 * number) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def server(adapted: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(INFERENCE, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
+        engine.serve(adapted[0])
+        yield engine
+        family = [psutil.Process(each.pid) for each in engine.servers]
+    wait_gone(family)
+
+
+async def ask(engine: Engine, gconfig: GenerationConfig, after: Checkpoint | None = None) -> list[Completion]:
+    """Return completions; with `after`, serve that while they are sampled."""
+    async with engine.connect() as connection:
+        asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))
+        if after:
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(engine.serve, after)
+        return await asked
+
+
+def assert_sampled_by(policy: Checkpoint, completions: list[Completion]) -> None:
+    """Check that all tokens have the version of a policy, and logprobs that the trainer finds."""
+    model = load_policy(policy.model, PPO(), adapter=policy.adapter)
+    for completion in completions[:4]:
+        assert set(completion.versions) == {policy.number}
+        ids = torch.tensor([PROMPT + completion.token_ids])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(PROMPT) - 1 : -1] / LONG.temperature
+        own = logits.log_softmax(-1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(own, abs=1e-4)
+
+
+def test_each_version_is_served_and_requests_in_flight_keep_theirs(server: Engine, adapted: list[Checkpoint]) -> None:
+    """Also those of version 0, which beside an adapter must not be answered with it; the server is not restarted."""
+    pid = server.servers[0].pid
+    for policy, following in ((adapted[0], adapted[1]), (adapted[1], adapted[2]), (adapted[2], adapted[0])):
+        server.serve(policy)
+        assert_sampled_by(policy, asyncio.run(ask(server, LONG, following)))
+        assert_sampled_by(following, asyncio.run(ask(server, LONG)))
+    assert server.servers[0].pid == pid
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 1.0], ids=["by the canary", "though the canary allows it"])
+@pytest.mark.parametrize("noise", [0.3, 1e-5])
+def test_a_stale_adapter_is_found(
+    server: Engine,
+    adapted: list[Checkpoint],
+    policy_folder: Path,
+    tolerance: float,
+    noise: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that has the former adapter under the new name is found, also if the update was small."""
+    store, run = Store(str(tmp_path)), f"stale-{noise}-{tolerance}"
+    before, after = (commit_adapter(store, run, number, policy_folder, noise) for number in (0, 1))
+    load = Client.load_adapter
+
+    async def load_former(client: Client, name: str, _: Path) -> None:
+        assert before.adapter
+        await load(client, name, before.adapter)
+
+    settings = INFERENCE.model_copy(update={"urls": [server.servers[0].url], "canary_tolerance": tolerance})
+    with Engine(settings, Rollout(), tmp_path) as engine:
+        engine.serve(before)
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "load_adapter", load_former)
+            with pytest.raises(InferenceError, match="does not serve"):
+                engine.serve(after)
+        engine.serve(before)
+        engine.serve(after)
+    server._policy = None
+    for replica in server._replicas:
+        replica.proven = None
+
+
+def test_a_server_that_cannot_take_it_is_named(server: Engine, policy_folder: Path, tmp_path: Path) -> None:
+    """Such as one of the user's, with a smaller --max-lora-rank: what it needs is said."""
+    large = commit_adapter(Store(str(tmp_path)), "large", 0, policy_folder, 0.1, LoRA(rank=64))
+    settings = Inference(urls=[server.servers[0].url], max_model_len=128)
+    with (
+        Engine(settings, Rollout(), tmp_path) as engine,
+        pytest.raises(InferenceError, match=r"does not load the adapter.*--max-lora-rank.*64"),
+    ):
+        engine.serve(large)
+    server._policy = None
+    for replica in server._replicas:
+        replica.proven = None
+
+
+def test_a_killed_server_gets_the_adapter_again(server: Engine, adapted: list[Checkpoint]) -> None:
+    """The next request restarts it with the base, and names the newest adapter."""
+    server.serve(adapted[2])
+    psutil.Process(server.servers[0].pid).kill()
+    assert_sampled_by(adapted[2], asyncio.run(ask(server, LONG)))
+
+
+def test_weights_of_another_base_are_not_taken_for_its_own(server: Engine, adapted: list[Checkpoint]) -> None:
+    """A policy without adapter gets a server without, and a checkpoint whose base is another one fails its canary."""
+    server.serve(adapted[1])
+    merged = dataclasses.replace(adapted[1], model=adapted[0].model, adapter=adapted[2].adapter, number=7)
+    with pytest.raises(InferenceError, match="does not serve"):
+        server.serve(dataclasses.replace(merged, version=layout.checkpoint("adapted", 7)))
+    plain = dataclasses.replace(adapted[0], adapter=None)
+    server.serve(dataclasses.replace(plain, version=layout.checkpoint("plain", 0)))
+    assert server.servers[0].adapted == []
+    assert_sampled_by(plain, asyncio.run(ask(server, LONG)))
