@@ -90,7 +90,7 @@ class Assignment:
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due = self.lose(number)
+        due = self._end(number)
         if rejected:
             data_set = self.first
             self.rejected[data_set] += 1
@@ -100,8 +100,13 @@ class Assignment:
         self._skip_closed()
         return data_set
 
-    def lose(self, number: int) -> int:
-        """Take a group off the running ones: it may begin again. Return the data set in which it was due."""
+    def lose(self, number: int) -> None:
+        """Take a group off the running ones. It may begin again, unless its data set has played enough."""
+        self._end(number)
+        self._skip_closed()
+
+    def _end(self, number: int) -> int:
+        """Take a group off the running ones; return the data set in which it was due."""
         due = self._due.pop(number)
         self._running[due] -= 1
         if not self._running[due]:
