@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Any
 
+from storage.processes.child import end_with_parent
+
 
 def main(descriptor: int) -> None:
     """Import vLLM, read a JSON list of arguments from the pipe `descriptor`, and serve."""
@@ -21,6 +23,8 @@ def main(descriptor: int) -> None:
 
     gc.freeze()
     gc.enable()
+    # A forked engine has the server's socket, too: as long as it lives, requests to a dead server wait for an answer.
+    os.register_at_fork(after_in_child=end_with_parent)
     if current_platform.is_cpu():
         _fork_engine(type(current_platform))
     with os.fdopen(descriptor) as pipe:

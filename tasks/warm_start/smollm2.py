@@ -69,8 +69,10 @@ def convert(packages: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(packages, gguf_file=FILE)
-    model = AutoModelForCausalLM.from_pretrained(packages, gguf_file=FILE, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(packages, gguf_file=FILE, trust_remote_code=False, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        packages, gguf_file=FILE, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+    )
     del model.config.quantization_config  # the weights are no longer quantised
     vars(model)["hf_quantizer"] = None
     model.save_pretrained(folder)

@@ -17,6 +17,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     program = tmp_path / "launch.py"
     program.write_text("import os, sys, time; print(os.fdopen(int(sys.argv[1])).read(), flush=True); time.sleep(600)")
     monkeypatch.setattr(launch, "__file__", str(program))
+    (tmp_path / "config.json").write_text("{}")  # the folder is the model, too
     return load("smoke", [f"storage.cache={tmp_path}", "inference.replicas=2"])
 
 
@@ -32,10 +33,10 @@ def test_an_engine_takes_the_servers_that_have_begun(config: Config, tmp_path: P
         servers = take_servers(config.servers)
         assert take_servers(config.servers) == []  # of a second engine
     for server in servers:
-        server.start_serving(tmp_path / "model")
+        server.start_serving(tmp_path)
     assert {server.pid for server in servers} == {process.pid for process in begun}
     for server in servers:
-        while f'"--model", "{tmp_path}/model"' not in server.log.read_text():
+        while f'"--model", "{tmp_path}"' not in server.log.read_text():
             assert server.alive
         server.close()
     wait_gone(begun)

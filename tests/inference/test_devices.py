@@ -166,7 +166,9 @@ def test_each_server_gets_its_own_devices(
     """A server that has died gets the same devices again. The trainer's process still sees all devices."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
     started: list[str] = []
-    monkeypatch.setattr(Server, "start", lambda _, __, environment: started.append(environment["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(
+        Server, "start", lambda _, __, environment, ___: started.append(environment["CUDA_VISIBLE_DEVICES"])
+    )
     monkeypatch.setattr(Server, "wait_until_healthy", lambda _: None)
     monkeypatch.setattr(Engine, "_establish", AsyncMock())
     settings = Inference(replicas=2, tensor_parallel=2)
