@@ -80,8 +80,9 @@ def _bits(part: Tensor) -> Tensor:
 
 def _pack_and_note(layer: Any, remove_weight: bool) -> None:
     """Note the sums of a weight, and pack it as vLLM does."""
-    if not layer.weight.is_meta:
-        setattr(layer, _NOTE, _sums("weight", layer, layer.weight))
+    if layer.weight.numel() and not layer.weight.is_meta:
+        below = getattr(layer, "base_layer", layer)  # of a layer with an adapter, which a reload packs with the other
+        setattr(below, _NOTE, _sums("weight", below, layer.weight))
     _pack(layer, remove_weight)
 
 
@@ -106,7 +107,7 @@ def _pack_tied(model: nn.Module) -> None:
     first = dict[int, nn.Module]()
     packed: list[Any] = [module for module in model.modules() if hasattr(module, "cpu_linear")]
     for module in packed:
-        if first.setdefault(id(module.weight), module) is not module:
+        if module.weight.numel() and first.setdefault(id(module.weight), module) is not module:
             module.quant_method.process_weights_after_loading(module)
 
 

@@ -130,6 +130,7 @@ def test_a_stale_adapter_is_found(
                 engine.serve(after)
         engine.serve(before)
         engine.serve(after)
+        assert [replica.proven and replica.proven.exact for replica in engine._replicas] == [True]  # of the base
     server._policy = None
     for replica in server._replicas:
         replica.proven = None
