@@ -8,7 +8,7 @@ from configs.knobs import URI, Knobs, NonNegativeInt
 
 
 class Keep(Knobs):
-    """What a run keeps of its checkpoints; the data of others are deleted after each update, as by `storage gc`."""
+    """The checkpoints that a run keeps; the data of others are deleted after each update, as by `storage gc`."""
 
     last: Annotated[int, Field(ge=2)] = 2
     """Number of newest checkpoints to keep whole. The servers may still read the one before the newest."""

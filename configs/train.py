@@ -188,11 +188,11 @@ class PPO(Knobs):
     autocast: Literal["none", "bfloat16"] = "none"
     """Number format of the forward pass; weights and optimizer stay float32."""
     kernels: Literal["auto", "plain"] = "auto"
-    """What computes passes with `autocast=bfloat16` on a GPU. auto: for Llama, Qwen2 and Qwen3 packed rows, an output
+    """Kernels for passes with `autocast=bfloat16` on a GPU. auto: for Llama, Qwen2 and Qwen3 packed rows, an output
     layer on tensor cores, and copies of the weights that live through a step; plain: padded rows, all by transformers.
     """
     moments: Literal["device", "host"] = "device"
-    """Where AdamW's moments are. host: in the memory of the host, from which each step sends them to the GPU and back:
+    """Place of AdamW's moments. host: in the memory of the host, from which each step sends them to the GPU and back:
     8 bytes for each parameter less on the GPU, for one whose model just fits."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""

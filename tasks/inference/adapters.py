@@ -1,4 +1,4 @@
-"""How a vLLM server serves a policy that is an adapter of another checkpoint's weights.
+"""The serving of a policy that is an adapter of another checkpoint's weights.
 
 The server is started with the base, and loads the adapter of each policy version under a name of its own. Requests
 name it, those in flight keep the former one to their end. So the name says which version sampled a token, and the

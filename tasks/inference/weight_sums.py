@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 Integers = NDArray[np.int64]
 Sums = dict[str, tuple[int, bool]]
-"""What one rank of a server holds: sums by the weights' names, and whether each is of a part of the weight."""
+"""Sums of what one rank of a server holds, by the weights' names, and whether each is of a part of the weight."""
 _FACTORS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits, without a pattern in them."""
 CHUNK = 2**14

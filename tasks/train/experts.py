@@ -27,7 +27,7 @@ _EXPERT = "*"
 
 @dataclass(frozen=True, slots=True)
 class _Fused:
-    """How one kind of parameter [E, …] is made of each expert's tensors, which follow each other in their rows."""
+    """A kind of parameter [E, …] that is made of each expert's tensors, which follow each other in its rows."""
 
     parameter: str  # the end of its name
     patterns: Sequence[str]  # the ends of the names of an expert's tensors
@@ -39,7 +39,7 @@ class _Fused:
 
 
 class FileNames:
-    """What the parameters of a model are in its files: the same, but for fused experts.
+    """The tensors in files that hold the parameters of a model: the same, but for fused experts.
 
     Args:
         model: the model, which may be empty or sharded.

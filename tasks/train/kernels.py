@@ -1,4 +1,4 @@
-"""What makes passes fast on a GPU in bfloat16: attention of packed rows, and products in the formats of tensor cores.
+"""Kernels for fast passes on a GPU in bfloat16: attention of packed rows, and products in the formats of tensor cores.
 
 Everything here comes with PyTorch and is compiled by nobody at run time. `suits` says where it is used.
 """

@@ -44,5 +44,5 @@ def test_two_ranks_play_two_iterations_although_their_flow_is_killed(
     meetings = re.findall(r"/(vllm_dist_[0-9a-f]+)", log)
     left = [path for meeting in meetings for path in SHARED.glob(f"{meeting}-*")]
     for path in left:  # of the server that was killed
-        path.unlink(missing_ok=True)  # two patterns may find the same
+        path.unlink(missing_ok=True)  # the log may name a meeting twice
     assert not [path for path in left if path.name.startswith(meetings[-1])]
