@@ -188,9 +188,9 @@ class PPO(Knobs):
     autocast: Literal["none", "bfloat16"] = "none"
     """Number format of the forward pass; weights and optimizer stay float32."""
     kernels: Literal["auto", "plain"] = "auto"
-    """Kernels for passes with `autocast=bfloat16` on a GPU. auto: for Llama, Qwen2 and Qwen3 packed rows, an output
-    layer on tensor cores, and copies of the weights that live through a step; plain: padded rows, all by transformers.
-    """
+    """Kernels for passes with `autocast=bfloat16`. auto: an output layer that rounds its factors (to TF32 on a GPU, to
+    bfloat16 on a CPU), and on a GPU for Llama, Qwen2 and Qwen3 packed rows, and copies of the weights that live through
+    a step; plain: padded rows, all by transformers."""
     moments: Literal["device", "host"] = "device"
     """Place of AdamW's moments. host: in the memory of the host, from which each step sends them to the GPU and back:
     8 bytes for each parameter less on the GPU, for one whose model just fits."""

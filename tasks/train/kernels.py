@@ -1,6 +1,6 @@
-"""Kernels for fast passes on a GPU in bfloat16: attention of packed rows, and products in the formats of tensor cores.
+"""Kernels for fast passes in bfloat16: attention of packed rows, and products in the formats of tensor cores and AMX.
 
-Everything here comes with PyTorch and is compiled by nobody at run time. `suits` says where it is used.
+Everything here comes with PyTorch and is compiled by nobody at run time. `suits` says where what needs a GPU is used.
 """
 
 import inspect
@@ -39,9 +39,14 @@ def accelerate(model: PreTrainedModel, ppo: PPO) -> None:
     for name, module in model.base_model.named_modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(_fused_norm, module, name.endswith("layernorm"))
-    model.get_output_embeddings().on_tensor_cores = True
+    round_factors(model)
     if ppo.parallel.shard == 1:  # a copy of a weight that ranks share would have to be gathered
         use_copies(model.base_model)
+
+
+def round_factors(model: PreTrainedModel) -> None:
+    """Let the output layer of a model round its factors under autocast, see `float32_logits`."""
+    model.get_output_embeddings().rounds_factors = True
 
 
 def packed_attention(
@@ -145,35 +150,36 @@ class _Rounded(torch.autograd.Function):
 
 
 def float32_logits(states: Float[Tensor, "actions width"], weight: Float[Tensor, "vocabulary width"]) -> Tensor:
-    """Compute `states weight^T` on tensor cores, which round factors to 10 bits (TF32) and add up in float32.
+    """Compute `states weight^T` in float32 from rounded factors: to 10 bits on a GPU (TF32), to bfloat16's 7 on a CPU.
 
-    For hidden states with the errors of bfloat16 (7 bits), which are larger. Without tensor cores an H100 is six times
-    slower in float32, and the output layer took as long as all others.
+    For hidden states that have the errors of bfloat16, as do the weights of the server. Without tensor cores an H100 is
+    six times slower, and the output layer took as long as all others; with AMX a CPU is twice as fast as in float32. A
+    CPU that does not multiply in bfloat16 does not round.
     """
-    logits: Tensor = _OnTensorCores.apply(states, weight)  # type: ignore[no-untyped-call]
+    logits: Tensor = _OfRoundedFactors.apply(states, weight)  # type: ignore[no-untyped-call]
     return logits
 
 
-class _OnTensorCores(torch.autograd.Function):
+class _OfRoundedFactors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(states, weight)
-        with _tf32():
+        with _rounding(states.device):
             return states @ weight.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         states, weight = ctx.saved_tensors
-        with _tf32():
+        with _rounding(states.device):
             return gradient @ weight, gradient.t() @ states
 
 
 @contextmanager
-def _tf32() -> Iterator[None]:
-    """Allow TF32 here only: elsewhere it would round positions in rotations, and the canary."""
+def _rounding(device: torch.device) -> Iterator[None]:
+    """Allow rounded factors here only: elsewhere it would round positions in rotations, and the canary."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("medium" if device.type == "cpu" else "high")
     try:
         yield
     finally:

@@ -115,12 +115,12 @@ def read_out(
 def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Float[Tensor, "actions vocabulary"]:
     """Compute logits [A, V] from hidden states [A, H], in the format of the head's weights also under autocast.
 
-    In training these are float32: large logits in bfloat16 have errors of 0.03.
+    In training these are float32: large logits in bfloat16 have errors of 0.03. Factors may be rounded (`kernels.py`).
     """
     rounded = torch.is_autocast_enabled(states.device.type)
     with torch.autocast(states.device.type, enabled=False):
         weight: Tensor = head.weight  # type: ignore[assignment]
-        if rounded and getattr(head, "on_tensor_cores", False):
+        if rounded and getattr(head, "rounds_factors", False):
             return float32_logits(states.float(), weight)
         logits: Tensor = head(states.to(weight.dtype)).float()
     return logits

@@ -24,7 +24,7 @@ from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import empty_model, load_model
 from tasks.train.batches import Places, Rows, is_plain
 from tasks.train.experts import FileNames
-from tasks.train.kernels import accelerate, suits
+from tasks.train.kernels import accelerate, round_factors, suits
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer
 from tasks.train.routing import refuse_noise
@@ -89,6 +89,8 @@ def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> Pr
         accelerate(policy, ppo)
     elif device.type == "cpu":
         use_onednn(policy.base_model)
+        if ppo.kernels == "auto":
+            round_factors(policy)
     if ppo.gradient_checkpointing:
         refuse_noise(policy)
         policy.gradient_checkpointing_enable({"use_reentrant": False})

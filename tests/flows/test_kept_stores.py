@@ -125,6 +125,21 @@ def test_a_run_continues_where_it_was_killed(kept: Kept, place: list[str]) -> No
     assert before.items() <= nonces(kept.folder).items()
 
 
+@pytest.mark.usefixtures("prefect_api")
+def test_a_run_of_an_adapter_continues(kept: Kept) -> None:
+    """It trains the same adapter on, of the same base, on its stored rollout."""
+    run, second = layout.run("adapter"), layout.checkpoint("adapter", 2)
+    if not manifests.committed(kept.store, run):
+        pytest.skip("an older program made this store, and had no adapters")
+    before = nonces(kept.folder)
+    math_mt_ppo(kept.settings("adapter"), [f"storage.root={kept.store.root}", f"storage.cache={kept.folder}/cache"])
+    first, last = (manifests.read(kept.store, layout.checkpoint("adapter", number)) for number in (0, 2))
+    assert manifests.committed(kept.store, second)
+    assert last.base
+    assert last.base.version == first.version
+    assert before.items() <= nonces(kept.folder).items()
+
+
 @pytest.mark.usefixtures("upgraded")
 def test_a_killed_rollout_continues_after_an_upgrade(kept: Kept, place: list[str]) -> None:
     """The rollout continues from its two shards, which are not played again."""

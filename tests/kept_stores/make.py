@@ -7,6 +7,7 @@ and audits every kept store. A store holds
 
     runs/half           one whole iteration, and rollout and scores of a second one; killed before the second update
     runs/killed         a rollout with two shards in its journal and no manifest; killed during the rollout
+    runs/adapter        like `half`, but an adapter is trained (from 2027-02 on)
     retraining/nightly  a night that promoted its policy, and a night that was killed during training
     aliases/champion    the alias with two moves
     audits/…            an audit of `half`
@@ -62,7 +63,10 @@ def make(root: Path, folder: Path) -> None:
     place = [*OVERRIDES, f"storage.root={root}", f"storage.cache={folder}/cache"]
     train = "flows.math_mt_ppo:math_mt_ppo"
     _run(train, [*place, "run.name=half"], Point("train", UPDATE, 2))
-    first = f"policy={{path: {root}/runs/half/checkpoints/000000}}"
+    weights = f"{root}/runs/half/checkpoints/000000"
+    first = f"policy={{path: {weights}}}"
+    adapted = f"policy={{path: {weights}, lora: {{rank: 2, alpha: 4}}}}"
+    _run(train, [*place, "run.name=adapter", adapted], Point("train", UPDATE, 2))
     shards = 1 + 2  # one shard of the evaluation and two of the rollout
     _run(train, [*place, "run.name=killed", first], Point("rollout", SHARD, shards, "after"))
 
