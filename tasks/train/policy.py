@@ -85,11 +85,12 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
 
 
 def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> PreTrainedModel:
-    if is_plain(policy.config) and suits(device, ppo):
+    plain = is_plain(policy.config)
+    if plain and suits(device, ppo):
         accelerate(policy, ppo)
     elif device.type == "cpu":
         use_onednn(policy.base_model)
-        if ppo.kernels == "auto":
+        if plain and ppo.kernels == "auto":  # the output layer of other models may have a bias
             round_factors(policy)
     if ppo.gradient_checkpointing:
         refuse_noise(policy)
