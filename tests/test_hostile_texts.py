@@ -63,7 +63,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "calls of the template": answers._CALL.findall,
     "second checker": lambda text: opinion(text, ["5"]),
     "second checker's comparison": lambda text: compare(text, "5"),
-    "stated answers": lambda text: stated(text[: LENGTH // 5], ["5"]),
+    "stated answers": lambda text: stated(text[: LENGTH // 10], ["5"]),
     "golds": lambda text: contains_gold(text, ["5", "-1,000"]),
     "secrets": secret,
     "personal data": personal,

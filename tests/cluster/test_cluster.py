@@ -21,9 +21,10 @@ from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
 ENDPOINT = "agent={type: openai, args: {entry: 'tests.agents.endpoint.solvers:two_turns'}}"
-WHERE = [("local_settings", OVERLAP), pytest.param("settings", [*OVERLAP, ENDPOINT], marks=pytest.mark.long)]
+WHERE = [("local_settings", OVERLAP), ("settings", [*OVERLAP, ENDPOINT])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("where", "more"), scaled(WHERE, [*WHERE, ("local_settings", []), ("settings", [])]))
 def test_versions_are_those_of_one_process(
     where: str, more: list[str], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -270,6 +270,7 @@ def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, envi
     assert aliases.resolve_version(witness.store, "smoke/latest") == layout.checkpoint("smoke", 1)
 
 
+@pytest.mark.long
 def test_the_command_leaves_no_process(tmp_path: Path) -> None:
     """If the command is killed, its Prefect server, verifier and vLLM all end, and no socket is left."""
     command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={tmp_path}/var"]

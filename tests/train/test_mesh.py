@@ -54,6 +54,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mixture of experts": {**EVERYTHING, "routing_replay": True, "gradient_checkpointing": True},
     "adapter": {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
 }
+FEW = ["early stop", "own critic", "everything", "autocast", "mixture of experts", "adapter"]
+"""Options that together go every way; the long test has all."""
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
 ADAPTED = {"adapter"}
@@ -193,10 +195,10 @@ def test_the_ranks_of_each_node_share_its_work(sizes: list[int], nodes: list[int
         assert max(totals) - min(totals) <= max(sizes, default=0)
 
 
-def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [FEW, pytest.param([*OPTIONS], marks=pytest.mark.long)], ids=["few", "all"])
+def test_options_on_two_ranks(names: list[str], folder: Path, tmp_path: Path) -> None:
     """Gradients of the first update to 1e-6, weights after five to 1e-5, also those of critic and reference."""
-    replicated = scaled(["everything"], [*OPTIONS])
-    compare(folder, tmp_path, 2, {(1, 2): [*OPTIONS], (2, 1): replicated})
+    compare(folder, tmp_path, 2, {(1, 2): names, (2, 1): scaled(["everything"], names)})
     assert_same_files(folder / "mixture", tmp_path / "1x2 files")
 
 
