@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adapter": {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
 }
 FEW = ["early stop", "own critic", "everything", "autocast", "mixture of experts", "adapter"]
-"""Options that together go every way; the long test has all."""
+"""Options of the short test; the long one has all."""
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
 ADAPTED = {"adapter"}
