@@ -4,18 +4,20 @@ vLLM imports it inside of a server (`--worker-extension-cls tasks.inference.work
 model, and adds the class to the bases of its worker; `/collective_rpc` calls the methods by name.
 
 On a CPU each layer computes with a packed copy of its weight, and most keep no other. So the sum of a weight
-(`tasks.inference.weight_sums`) is noted when it is packed.
+(`tasks.inference.weight_sums`) is noted when it is packed. And adapters are multiplied as `lora_products.py` does.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from tasks.inference.lora_products import add_lora_linear
 from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
 
 _NOTE = "_sums_of_packed_weight"
@@ -112,3 +114,4 @@ def _pack_tied(model: nn.Module) -> None:
 
 
 utils.dispatch_cpu_unquantized_gemm = _pack_and_note
+PunicaWrapperCPU.add_lora_linear = add_lora_linear  # type: ignore[method-assign, assignment]

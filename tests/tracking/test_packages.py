@@ -42,8 +42,10 @@ def read_tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
 
 def read_wandb(folder: Path, name: str) -> list[tuple[int, float]]:
     """Read the newest offline file: LevelDB's log format with records in protobuf."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # as at the end of a process: `finish` may return before the last bytes are in the file
     found = []
     for path in sorted(folder.glob("cache/tracking/wandb/offline-run-*/*.wandb"))[-1:]:
         data, at, whole = path.read_bytes(), 7, b""
