@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.knobs import sections, tags
+from configs.policy import BEGINNINGS
 from configs.safety import brief, check_depth, check_interpolations, open_regular
 from configs.schema import Config
 from configs.stored import former, up_to_date
@@ -38,7 +39,8 @@ def available() -> list[str]:
 def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Load the configuration `name` (one of `available()`, or the path of a YAML file) with dotted overrides.
 
-    An override with a mapping as its value replaces the section: `policy={path: my-model}`.
+    An override with a mapping as its value replaces the section: `policy={path: my-model}`. `policy.path=my-model`
+    takes the place of `policy.warm_start` or `policy.fork`, and leaves `policy.lora` as it is.
 
     >>> load("demo", ["agent.args.num_turns=3"]).agent.args["num_turns"]
     3
@@ -151,6 +153,9 @@ def _apply(override: str, config: DictConfig) -> None:
         check_interpolations({key: text})
         value = OmegaConf.select(OmegaConf.from_dotlist([override]), key, throw_on_missing=True)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
+        if value is not None and key in (begins := [f"policy.{name}" for name in BEGINNINGS]):
+            for other in set(begins) - {key}:
+                OmegaConf.update(config, other, None, force_add=True)
     except _REFUSALS as error:
         raise ConfigError(f"override {brief(override)} cannot be applied: {error}") from None
 

@@ -71,6 +71,10 @@ class LoRA(Knobs):
         return self
 
 
+BEGINNINGS = ("path", "warm_start", "fork")
+"""Where a policy comes from; an override that sets one of them unsets the others."""
+
+
 class Policy(Knobs):
     path: URI | None = None
     """A transformers folder, the URI of a committed checkpoint, or a hub name. Weights must be safetensors and not
@@ -89,6 +93,6 @@ class Policy(Knobs):
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        if [self.path, self.warm_start, self.fork].count(None) != 2:
+        if [getattr(self, name) for name in BEGINNINGS].count(None) != 2:
             raise ValueError("give exactly one of policy.path, policy.warm_start and policy.fork")
         return self

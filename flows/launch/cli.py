@@ -64,7 +64,7 @@ def main(
     else:
         config, *unreadable = words or [default]
         overrides += unreadable  # they are refused with the others
-        overrides += [f"policy={{fork: {json.dumps(arguments.fork)}}}"] if arguments.fork else []
+        overrides += [f"policy.fork={json.dumps(arguments.fork)}"] if arguments.fork else []
         overrides += ["run.accept_code=true"] if arguments.accept_code else []
 
     def act() -> None:

@@ -148,8 +148,8 @@ def _advice(store: Store, answer: Affected) -> list[str]:
         lines.append(f"evaluate {', '.join(sets)} again with the corrected problem set")
     for each in answer.first:
         none = "no checkpoint left in the store is known to be free of it: begin from another policy"
-        clean = f"begin a new run with\n    'policy={{path: {store.uri(each.clean)}}}'" if each.clean else none
-        lines.append(f"run {each.run}: {clean}")
+        clean = each.clean and shlex.quote(f"policy.path={store.uri(each.clean)}")
+        lines.append(f"run {each.run}: " + (f"begin a new run with\n    {clean}" if clean else none))
     return lines
 
 

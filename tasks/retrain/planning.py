@@ -58,7 +58,7 @@ def night_config(
     values["problems"] |= {"train": {"kind": "stored", "version": problems}, "held_out": stored.pop(HELD_OUT)}
     values["evaluation"]["sets"] = stored
     if champion:
-        values["policy"] = {"path": store.uri(champion)}
+        values["policy"] |= {"path": store.uri(champion), "warm_start": None, "fork": None}
     return Config.model_validate(values).model_dump(mode="json")
 
 

@@ -236,7 +236,7 @@ def _remedy(workspace: Workspace) -> str:
     return (
         "begin another run with run.name=…, or a fork, which goes on from the newest checkpoint with its optimizer:\n"
         f"  the same command with --fork {name}@{number} run.name={name}-fork\n"
-        f"  (of a deployment: the overrides 'policy={{fork: {name}@{number}}}' and run.name={name}-fork)"
+        f"  (of a deployment: the overrides policy.fork={name}@{number} and run.name={name}-fork)"
     )
 
 

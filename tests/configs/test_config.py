@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from configs import Config, ConfigError, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
 from configs.loader import available
+from configs.policy import LoRA
 from tasks.agents.problem_checks import lacking_room
 from tasks.run.configuration import resolve
 
@@ -54,6 +55,13 @@ def test_a_mapping_replaces_its_section() -> None:
     assert (config.policy.warm_start, config.problems.train.kind, config.run.seed) == (None, "jsonl", 9)
 
 
+def test_another_beginning_leaves_the_adapter() -> None:
+    """The last given of `policy.path`, `warm_start` and `fork` counts; what is trained stays."""
+    policy = load("demo", ["policy.lora={rank: 3}", "policy.path=p", "policy.fork=demo@7", "run.name=other"]).policy
+    assert (policy.path, policy.warm_start, policy.fork) == (None, None, "demo@7")
+    assert policy.lora == LoRA(rank=3)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -68,7 +76,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ("retrain.gate.episodes=sampled", "set evaluation.samples"),
         ("agent={type: openai, args: {response_format: enforce}}", "allow_biased_sampling"),
         ("sampling.max_new_tokens=4096", "max_model_len"),
-        ("policy.path=somewhere", "exactly one"),
+        ("policy={path: somewhere, fork: demo@1}", "exactly one"),
         ("agent.type=math-multiturn", "did you mean 'math-multi-turn'"),
         ("agent.args.num_turns=three", "num_turns='three'"),
         ("agent.args={num_turns: '2'}", "num_turns='2': is a text; without quotes it is 2"),

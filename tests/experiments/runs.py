@@ -108,7 +108,7 @@ class Experiment:
             f"storage.root={root}",
             f"storage.cache={root}/cache",
             *self.common,
-            *([] if arm is self.arms[0] else [f"policy={{path: {first}}}"]),
+            *([] if arm is self.arms[0] else [f"policy.path={first}"]),
             *arm.overrides,
         ]
 

@@ -62,9 +62,10 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
 
 def test_flags_stand_for_overrides(call: Call) -> None:
     """So deployments, which have no flags, can say the same."""
-    status, printed, _ = call("flows.math_mt_ppo --fork demo@50 smoke --accept-code --print-config")
+    status, printed, _ = call("flows.math_mt_ppo --fork demo@50 smoke policy.lora={} --accept-code --print-config")
     values = yaml.safe_load(printed)
     assert (status, values["policy"]["fork"], values["policy"]["warm_start"]) == (0, "demo@50", None)
+    assert values["policy"]["lora"]["rank"] == 16
     assert values["run"]["accept_code"] is True
 
 

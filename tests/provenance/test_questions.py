@@ -272,7 +272,7 @@ def test_commands_answer_people_and_scripts(call: Call) -> None:
     printed = call("impact", "--prompt", "1 + 1")
     assert "affected: 4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints" in printed
     assert f"exclude {key(ONE)} --reason" in printed
-    assert "'policy={path: " in printed
+    assert "policy.path=" in printed
     assert "means 2 different problems" in call("impact", "1", status=1)
     assert "was never committed" in call("training-data", "nobody", status=1)
     assert "the following arguments are required: CHECKPOINT" in call("training-data", status=2)

@@ -3,11 +3,14 @@
 import pytest
 
 from configs import load
-from configs.evaluate import Gate
+from configs.evaluate import HELD_OUT, Gate
+from configs.policy import LoRA, Policy
 from configs.storage import Keep, Storage
 from storage.logs.nights import Ending, Record
+from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 from tasks.retrain.gate import GateEvidence, decide, level_of
-from tasks.retrain.planning import continued, looks
+from tasks.retrain.planning import continued, looks, night_config
 from tests.experiments.nights import World, simulate
 from tests.retrain.test_gate import CLIMBING, evidence, right
 from tests.storage.test_nights import END, NIGHT
@@ -108,3 +111,13 @@ def test_looks_are_counted_from_the_log() -> None:
     rejected, given_up = ended("rejected"), ended("given up", decision=None)
     assert looks([rejected, given_up, ended("overtaken"), Record(NIGHT)]) == 3
     assert looks([rejected, ended("promoted"), rejected, Record(NIGHT)]) == 2
+
+
+def test_a_night_trains_an_adapter_of_the_champion() -> None:
+    """It begins with the champion in place of a warm start, and trains what the configuration says."""
+    config, champion = load("retrain", ["policy.lora={rank: 3}"]), PolicyVersion("runs/n-0001/checkpoints/000008")
+    night = night_config(config, Store("store"), 2, champion, "problems/0a", {HELD_OUT: "problems/0b"})
+    policy = Policy.model_validate(night["policy"])
+    assert policy.path
+    assert policy.path.endswith(champion)
+    assert (policy.warm_start, policy.lora) == (None, LoRA(rank=3))

@@ -79,7 +79,7 @@ def test_a_refusal_names_the_fork(begun: list[str], override: str) -> None:
     with pytest.raises(ConfigError, match="begun with another configuration") as refused:
         start(*begun, override)
     assert "--fork smoke@1 run.name=smoke-fork" in str(refused.value)
-    fork = ["policy={fork: smoke@1}", "run.name=smoke-fork"]
+    fork = ["policy.fork=smoke@1", "run.name=smoke-fork"]
     assert all(each in str(refused.value) for each in fork)
     start(*begun, override, *fork)
 
@@ -95,8 +95,8 @@ def test_a_run_without_an_update_has_no_fork(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["policy={fork: smoke@1}"], "begins another run, which needs a name of its own"),
-        (["policy.fork=demo@1"], "exactly one of policy.path, policy.warm_start and policy.fork"),
+        (["policy.fork=smoke@1"], "begins another run, which needs a name of its own"),
+        (["policy={fork: demo@1, path: x}"], "exactly one of policy.path, policy.warm_start and policy.fork"),
         (["policy={fork: demo}"], r"policy.fork='demo'"),
         (["policy={fork: ../x@1}"], r"policy.fork='../x@1'"),
     ],
