@@ -72,7 +72,7 @@ class LoRA(Knobs):
 
 
 BEGINNINGS = ("path", "warm_start", "fork")
-"""Where a policy comes from; an override that sets one of them unsets the others."""
+"""The knobs that say where a policy comes from. An override that sets one of them unsets the others."""
 
 
 class Policy(Knobs):
