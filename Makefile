@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := passive
 
 .PHONY: help setup setup-agents demo demo-tools demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
-    bench-peers pictures experiment-staleness experiment-control experiment-tools \
+    bench-peers pictures experiment-algorithms experiment-staleness experiment-control experiment-tools \
     experiment-baselines experiment-limits lock up down clean
 
 help: ## List the targets
@@ -70,7 +70,7 @@ demo-tools: setup ## The same with sums too large for its head: it learns to cal
 	@$(BIN)/python -m flows.math_mt_ppo demo-tools $(ARGS)
 
 # bfloat16 is the faster format where the processor multiplies in it, and a slow one elsewhere.
-BFLOAT16 := $(shell grep -qwE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo inference.dtype=bfloat16 ppo.autocast=bfloat16)
+BFLOAT16 := $(shell grep -qwE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo inference.dtype=bfloat16 train.autocast=bfloat16)
 # A folder with train.jsonl and test.jsonl of openai/gsm8k, which then replace the generated problems.
 GSM8K ?=
 ROWS = {kind: jsonl, path: $(GSM8K)/$(1).jsonl, preset: gsm8k}
@@ -128,6 +128,9 @@ pictures: setup ## Make the pictures of the pages again; about 20 minutes where 
 
 experiment-staleness: setup ## Staleness, stream, decoupled objective, critic: 15 runs of the demo, about 50 minutes
 	@$(BIN)/python -m tests.experiments.staleness $(ARGS)
+
+experiment-algorithms: setup ## The demo with each algorithm on three seeds: 45 runs, about three hours
+	@$(BIN)/python -m tests.experiments.algorithms $(ARGS)
 
 experiment-control: setup ## The demo with coin flips for verdicts: does it learn from them? 6 runs, about 25 minutes
 	@$(BIN)/python -m tests.experiments.control $(ARGS)

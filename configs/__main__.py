@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from configs.knobs import sections
+from configs.knobs import sections, tags
 from configs.schema import Config
 
 
@@ -22,13 +22,16 @@ def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = 
 
     A section that several others have, such as a source of problems, is shown in the first one.
 
-    Example: ("ppo.eps_clip: float = 0.2", "The ratio is clipped to …")
+    Example: ("algorithm.eps_clip: float = 0.2", "The ratio is clipped to …")
     """
     seen = set() if seen is None else seen
-    for name, field in section.model_fields.items():
+    for name, field in sorted(
+        section.model_fields.items(), key=lambda named: not (named[0] == "type" and tags(section))
+    ):
         inside = sections(field.annotation)
         default = "" if field.is_required() or inside else f" = {json.dumps(to_jsonable_python(field.default))}"
-        sentence = field.description or "; ".join(inspect.getdoc(one) or "" for one in inside)
+        of_form = inspect.getdoc(section) if name == "type" and tags(section) else None
+        sentence = field.description or of_form or "; ".join(inspect.getdoc(one) or "" for one in inside)
         yield f"{prefix}{name}: {_type(field.annotation)}{default}", sentence
         for one in inside:
             if one not in seen:
@@ -51,7 +54,7 @@ def _type(annotation: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m configs", description=__doc__)
-    parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as ppo.kl")
+    parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as algorithm.kl")
     beginning = parser.parse_args().beginning
     for title, sentence in entries(Config):
         if title.startswith(beginning):

@@ -1,27 +1,12 @@
-"""The knobs of processes beside the flow's own: the trainer's ranks and the workers on a cluster."""
+"""The knobs of processes beside the flow's own: where they run, and the workers that play episodes."""
 
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from configs.knobs import Knobs, NonNegativeInt
+from configs.knobs import Knobs
 
 _HOST_AND_PORT = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
-
-
-class Trainer(Knobs):
-    """Place, time limits and restarts of the trainer's ranks. No knob here changes a number."""
-
-    on_cluster: bool = False
-    """Run a trainer of one rank on the cluster (`cluster.address`), too, and not in the flow's process. Several ranks
-    (`ppo.parallel`), and the trainer of a stream (`run.overlap`), are always processes of their own in Ray."""
-    timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
-    """Longest wait of a rank for the others, for example until those of its node have fetched a checkpoint. After it,
-    all ranks end: one of them hangs, or a node is unreachable."""
-    startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
-    """Longest wait in each step of starting the ranks."""
-    max_restarts: NonNegativeInt = 0
-    """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
 
 
 class Cluster(Knobs):
@@ -32,7 +17,7 @@ class Cluster(Knobs):
     cluster that this host belongs to, or `host:port` of its head. Empty: one process, or `local` if more are needed.
     If it is set, or `workers_per_node` is 2 or more, episodes move into worker processes with vLLM servers of their
     own, unless `inference.urls` names some; the trainer stays in the flow's process, unless it must leave
-    (`trainer.on_cluster`)."""
+    (`train.on_cluster`)."""
     workers_per_node: PositiveInt = 1
     """Rollout workers on each node, each with its own `inference.replicas` servers, or its share of `inference.urls`,
     and its own `rollout.concurrency` and `score.workers`. One is full at about 130,000 tokens/s, or 700 short

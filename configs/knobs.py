@@ -1,7 +1,9 @@
 """Types of knobs, the base class of the sections, and how to find the section of a value."""
 
+import difflib
 import typing
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -63,14 +65,23 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
 
 
 def tags(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the values of the discriminator `kind` of a problem source."""
-    field = model.model_fields.get("kind")
-    return typing.get_args(field.annotation) if field else ()
+    """Return the values by which a section of several forms is known: `kind` of a source, `type` of an algorithm."""
+    field = model.model_fields.get("kind", model.model_fields.get("type"))
+    return typing.get_args(field.annotation) if field and typing.get_origin(field.annotation) is Literal else ()
 
 
 def section_of(annotation: Any, values: dict[str, Any]) -> type[BaseModel] | None:
     """Return the section of `annotation` to which `values` belong; None if they belong to none."""
     models = sections(annotation)
     if len(models) > 1:
-        models = [model for model in models if values.get("kind") in tags(model)]
+        named = values.get("kind", values.get("type"))
+        models = [model for model in models if named in tags(model)]
     return models[0] if models else None
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `, did you mean …?` for a message; empty if no name is similar."""
+    known = list(names)
+    longer = [each for each in known if name and each.startswith(name)]  # `temp`, for `temperature`
+    close = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f", did you mean {close[0]!r}?" if close else ""

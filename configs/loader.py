@@ -3,7 +3,6 @@
 Errors name the key, the value and the remedy.
 """
 
-import difflib
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from configs.knobs import sections, tags
+from configs.algorithms import NAMES
+from configs.knobs import nearest, sections, tags
 from configs.policy import BEGINNINGS
 from configs.safety import brief, check_depth, check_interpolations, open_regular
 from configs.schema import Config
@@ -40,7 +40,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Load the configuration `name` (one of `available()`, or the path of a YAML file) with dotted overrides.
 
     An override with a mapping as its value replaces the section: `policy={path: my-model}`. `policy.path=my-model`
-    takes the place of `policy.warm_start` or `policy.fork`, and leaves `policy.lora` as it is.
+    takes the place of `policy.warm_start` or `policy.fork`, and leaves `policy.lora` as it is. `algorithm.type=grpo`
+    replaces the section of another algorithm, whose knobs mean nothing to it.
 
     >>> load("demo", ["agent.args.num_turns=3"]).agent.args["num_turns"]
     3
@@ -152,6 +153,8 @@ def _apply(override: str, config: DictConfig) -> None:
         check_depth(text)
         check_interpolations({key: text})
         value = OmegaConf.select(OmegaConf.from_dotlist([override]), key, throw_on_missing=True)
+        if key == "algorithm.type" and value != OmegaConf.select(config, key, default="ppo"):
+            key, value = "algorithm", {"type": value}
         OmegaConf.update(config, key, value, merge=False, force_add=True)
         if value is not None and key in (begins := [f"policy.{name}" for name in BEGINNINGS]):
             for other in set(begins) - {key}:
@@ -162,7 +165,7 @@ def _apply(override: str, config: DictConfig) -> None:
 
 def explain(detail: ErrorDetails) -> str:
     """Describe a pydantic error on one line: the dotted key, its value, what is wrong, and the nearest known name."""
-    key = ".".join(str(part) for part in detail["loc"])
+    key = ".".join(_without_tags(detail["loc"]))
     if detail["type"] == "extra_forbidden":
         if became := former(key):
             return f"{key}={brief(detail['input'])}: it is no knob any more: {became}"
@@ -177,6 +180,11 @@ def explain(detail: ErrorDetails) -> str:
     return f"{key}={brief(detail['input'])}: {detail['msg']}"
 
 
+def _without_tags(location: Sequence[int | str]) -> list[str]:
+    """Return the keys at a location of an error, in which pydantic also names the form of a section, such as `grpo`."""
+    return [str(part) for place, part in enumerate(location) if not (part in (*NAMES, "own") and place == 1)]
+
+
 def _fields(location: Sequence[int | str]) -> list[str]:
     """Return the names of the fields of the section at `location`."""
     models: list[type[BaseModel]] = [Config]
@@ -185,11 +193,3 @@ def _fields(location: Sequence[int | str]) -> list[str]:
         fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
         models = of_kind or [section for field in fields for section in sections(field.annotation)]
     return sorted({name for model in models for name in model.model_fields})
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return `, did you mean …?` for a message; empty if no name is similar."""
-    known = list(names)
-    longer = [each for each in known if name and each.startswith(name)]  # `temp`, for `temperature`
-    close = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from configs.knobs import URI, Knobs, Share
+from configs.models import CHECKPOINT
 from configs.problems import ArithmeticSource
 
 HEAD_SIZE = 32
@@ -82,7 +83,7 @@ class Policy(Knobs):
     continue with another path."""
     warm_start: WarmStart | None = None
     """Make and train a tiny policy instead of loading one."""
-    fork: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,6}$")] | None = None
+    fork: Annotated[str, Field(pattern=CHECKPOINT)] | None = None
     """`RUN@N`: begin with checkpoint N of another run of this store, optimizer, critic and RNG included; all other
     settings may differ from that run's. The new run counts from 0: its policy version 0, and reference policy, is that
     checkpoint. `--fork` sets it. If one of the two runs has adapters, the optimizer's moments begin anew: the new run's

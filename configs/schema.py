@@ -11,11 +11,13 @@ from typing import Literal, Self
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from configs.agent import Agent, Environment
+from configs.algorithms import DAPO, OPD, PPO, AnyAlgorithm, Echo, OwnAlgorithm
 from configs.audit import Audit
-from configs.cluster import Cluster, Trainer
+from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
+from configs.models import Models
 from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems
@@ -23,7 +25,7 @@ from configs.rollout import Rollout, Sampling
 from configs.safety import check_plain
 from configs.score import Reward, Score
 from configs.storage import Storage
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 
 
 class Run(Knobs):
@@ -70,8 +72,10 @@ class Config(Knobs):
     inference: Inference = Inference()
     score: Score = Score()
     reward: Reward = Reward()
-    ppo: PPO = PPO()
-    trainer: Trainer = Trainer()
+    algorithm: AnyAlgorithm = PPO()
+    """The algorithm: `algorithm.type` names it, and the other knobs are those that it has."""
+    models: Models = Models()
+    train: Train = Train()
     cluster: Cluster = Cluster()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
@@ -93,7 +97,7 @@ class Config(Knobs):
     @property
     def trains_apart(self) -> bool:
         """True if the trainer does not run in the flow's process."""
-        return self.ppo.parallel.ranks > 1 or self.run.overlap or self.trainer.on_cluster
+        return self.train.parallel.ranks > 1 or self.run.overlap or self.train.on_cluster
 
     @property
     def plays_apart(self) -> bool:
@@ -104,7 +108,7 @@ class Config(Knobs):
     def servers(self) -> Inference:
         """`inference` for the servers. vLLM counts what it does, at some cost, only if its metrics are served."""
         quiet = [] if self.monitoring.prometheus else ["--disable-log-stats"]
-        routed = [RETURN_EXPERTS] if self.ppo.routing_replay else []
+        routed = [RETURN_EXPERTS] if self.train.routing_replay else []
         return self.inference.model_copy(update={"extra_args": [*self.inference.extra_args, *quiet, *routed]})
 
     @property
@@ -125,8 +129,9 @@ def fork(config: Config) -> Refusals:
 
 def lora(config: Config) -> Refusals:
     """The reference policy is the one without adapter: a moving average would be a second model."""
-    if config.policy.lora and config.ppo.kl.kl_ctl and config.ppo.kl.reference == "ema":
-        yield "ppo.kl.reference=ema does not work with policy.lora, whose reference policy has no adapter: use fixed"
+    if config.policy.lora and config.algorithm.kl.kl_ctl and config.algorithm.kl.reference == "ema":
+        told = "does not work with policy.lora, whose reference policy has no adapter: use fixed"
+        yield f"algorithm.kl.reference=ema {told}"
 
 
 def warm_start(config: Config) -> Refusals:
@@ -172,14 +177,14 @@ def sampling(config: Config) -> Refusals:
 
 def groups(config: Config) -> Refusals:
     """Groups can be filled, accepted and compared, and every rank has an episode of each minibatch of whole groups."""
-    rollout, ppo = config.rollout, config.ppo
-    if ppo.ppo_n_minibatches > rollout.problems_per_iteration:
+    rollout, train = config.rollout, config.train
+    if train.minibatches > rollout.problems_per_iteration:
         yield (
-            f"ppo.ppo_n_minibatches={ppo.ppo_n_minibatches} is more than rollout.problems_per_iteration="
+            f"train.minibatches={train.minibatches} is more than rollout.problems_per_iteration="
             f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
         )
-    if ppo.advantage.type == "group" and rollout.group_size == 1:
-        yield "rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more"
+    if config.algorithm.compares and rollout.group_size == 1:
+        yield f"rollout.group_size=1 leaves algorithm.type={config.algorithm.type} nothing to compare: use 2 or more"
     if (rollout.generation_size or rollout.group_size) < rollout.group_size:
         yield (
             f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
@@ -190,11 +195,28 @@ def groups(config: Config) -> Refusals:
             f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub={rollout.success_rate_ub:g}"
             ": every group would be rejected"
         )
-    episodes = rollout.problems_per_iteration * rollout.group_size // ppo.ppo_n_minibatches
-    if ppo.parallel.ranks > episodes:
+    episodes = rollout.problems_per_iteration * rollout.group_size // train.minibatches
+    if train.parallel.ranks > episodes:
         yield (
-            f"ppo.parallel has {ppo.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer "
-            "ranks, lower ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration"
+            f"train.parallel has {train.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer "
+            "ranks, lower train.minibatches, or raise rollout.problems_per_iteration"
+        )
+
+
+def algorithms(config: Config) -> Refusals:
+    """What an algorithm is made of is there."""
+    named, teacher = config.algorithm.type, config.models.teacher
+    if isinstance(config.algorithm, DAPO) and not config.rollout.reject_equal:
+        yield f"algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"
+    if teacher is None and isinstance(config.algorithm, OPD):
+        yield f"algorithm.type={named} needs a teacher: set models.teacher.checkpoint=RUN@N"
+    if teacher is not None and not isinstance(config.algorithm, OPD | OwnAlgorithm):
+        yield f"algorithm.type={named} has no use for models.teacher: set algorithm.type=opd, or leave it out"
+    of_tools = isinstance(config.algorithm, Echo) and config.algorithm.observations == "tools"
+    if of_tools and config.agent.type in ("math-multi-turn", "math-single-step"):
+        yield (
+            f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
+            "algorithm.observations=all"
         )
 
 
@@ -215,9 +237,11 @@ def stale_data(config: Config) -> Refusals:
         yield "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more"
     if config.run.overlap and config.inference.swap == "restart":
         yield "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
-    if oldest > 0 and config.ppo.objective == "recomputed":
-        knobs = f"rollout.max_head_offpolicyness={oldest}"
-        yield f"ppo.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
+    knobs, algorithm = f"rollout.max_head_offpolicyness={oldest}", config.algorithm
+    if oldest > 0 and isinstance(algorithm, PPO) and algorithm.objective == "recomputed":
+        yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
+    if oldest > 0 and algorithm.on_policy_only:
+        yield f"algorithm.type={algorithm.type} is right on-policy only, but {knobs}: use another, such as ppo or mis"
 
 
 def processes(config: Config) -> Refusals:
@@ -230,8 +254,8 @@ def processes(config: Config) -> Refusals:
         yield "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
     if config.ray_address is None:
         refuse_idle(cluster, *(name for name in Cluster.model_fields if name != "address"), why="in one process")
-    if config.trainer.on_cluster and cluster.address is None:
-        yield "trainer.on_cluster needs a cluster: set cluster.address=auto or so"
+    if config.train.on_cluster and cluster.address is None:
+        yield "train.on_cluster needs a cluster: set cluster.address=auto or so"
     many_hosts, alone = cluster.address not in (None, "local"), cluster.workers_per_node == 1
     if bool(urls) and cluster.address is not None and (not config.trains_apart if alone else many_hosts):
         yield (
@@ -255,5 +279,5 @@ def gate(config: Config) -> Refusals:
             yield f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (fork, lora, warm_start, sampling, groups, rewards, stale_data, processes, gate)
+RULES = (fork, lora, warm_start, sampling, groups, algorithms, rewards, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

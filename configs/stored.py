@@ -4,7 +4,7 @@ A manifest or a night holds the configuration of the program that wrote it, and 
 to date: they apply `MIGRATIONS` in order and then add every missing knob, with its value in `BEFORE` or else its
 default. So a new knob whose default is not the behaviour from before it needs a line in `BEFORE`.
 
-Example: {"ppo": {"minibatches": 2}} becomes {"ppo": {"ppo_n_minibatches": 2, "eps_clip": 0.2, …}, …}
+Example: {"ppo": {"minibatches": 2}} becomes {"train": {"minibatches": 2, …}, "algorithm": {"type": "ppo", …}, …}
 """
 
 import argparse
@@ -44,10 +44,10 @@ LIMITS: Mapping[str, str] = {
 """Knobs that are gone and changed no result of a run that has begun, so stored values are dropped."""
 
 FIXED: Mapping[str, Any] = {
-    "ppo.critic.value_norm": "exp",
-    "ppo.critic.value_norm_beta": 0.99995,
-    "ppo.kl.ema_decay": 0.99,
-    "ppo.kl.horizon": 10_000,
+    "algorithm.critic.value_norm": "exp",
+    "algorithm.critic.value_norm_beta": 0.99995,
+    "algorithm.kl.ema_decay": 0.99,
+    "algorithm.kl.horizon": 10_000,
     "problems.sampling.last_episodes": 64,
     "problems.sampling.least_episodes": 16,
     "rollout.policy_lag": 0,
@@ -55,18 +55,21 @@ FIXED: Mapping[str, Any] = {
 }
 """Knobs that became constants, with their value. A run that was begun with another one is refused."""
 
-_OBJECTIVE = "ppo.objective says it: decoupled, recomputed or behaviour"
+_OF_TRAIN = (
+    *("mask_truncated", "routing_replay", "epochs", "micro_batch_tokens", "device", "autocast", "kernels", "moments"),
+    *("gradient_checkpointing", "threads", "parallel"),
+)
+"""Knobs that were in the section `ppo` and are in `train`; the others are in `algorithm`."""
+_OBJECTIVE = "algorithm.objective says it: decoupled, recomputed or behaviour"
 FORMER: Mapping[str, str] = {
     **LIMITS,
     **{key: f"it is always {value}" for key, value in FIXED.items()},
-    "ppo.use_decoupled_loss": _OBJECTIVE,
-    "ppo.recompute_logprob": _OBJECTIVE,
+    "algorithm.use_decoupled_loss": _OBJECTIVE,
+    "algorithm.recompute_logprob": _OBJECTIVE,
+    "ppo": f"train has {', '.join(_OF_TRAIN)} and, for ppo_n_minibatches, minibatches; algorithm has the others",
     "rollout.processes": "set cluster.workers_per_node. Each worker has inference.replicas, rollout.concurrency and "
     "score.workers of its own: divide them",
-    "trainer.launcher": "several ranks (ppo.parallel) run in Ray, of this host or of cluster.address; "
-    "trainer.on_cluster=true puts one rank there, too",
-    "trainer.hosts": "Ray places the ranks on the nodes of cluster.address",
-    "trainer.address": "the ranks meet through Ray: set cluster.address",
+    "trainer": "its knobs are in train: on_cluster, timeout_s, startup_timeout_s, max_restarts",
 }
 """Sentences for users who still set a former knob: what became of it. A star stands for any text in a key."""
 
@@ -191,6 +194,21 @@ def _address(args: Any) -> Any:
     return {name: value for name, value in args.items() if name != "listen"}
 
 
+def _algorithm(values: Values) -> None:
+    """Divide the section `ppo` of the only algorithm that there was into `algorithm` and `train`."""
+    section = _pop(values, "ppo")
+    if not isinstance(section, dict):
+        if section is not _ABSENT:
+            values["algorithm"] = section  # refused when the values are read
+        return
+    for name in _OF_TRAIN:
+        if name in section:
+            _put(values, f"train.{name}", section.pop(name))
+    if "ppo_n_minibatches" in section:
+        _put(values, "train.minibatches", section.pop("ppo_n_minibatches"))
+    values["algorithm"] = {"type": "ppo", **section}
+
+
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
@@ -204,6 +222,8 @@ MIGRATIONS: Sequence[Migration] = (
     changed("inference.canary_tolerance", lambda stored: None if stored == FLOAT32_TOLERANCE else stored),
     _objective,
     _forget_limits,
+    renamed("trainer", "train"),
+    _algorithm,
     *(removed(key, without=value) for key, value in FIXED.items()),
     _processes,
     _parallel_sizes,
@@ -212,12 +232,12 @@ MIGRATIONS: Sequence[Migration] = (
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
 BEFORE: Mapping[str, Any] = {
-    "ppo.advantage.baseline": "turn",
-    "ppo.advantage.bound": None,
-    "ppo.advantage.credit": "order",
-    "ppo.advantage.scale_penalties": True,
-    "ppo.behaviour_weight.cap": None,
-    "ppo.c_clip": None,
+    "algorithm.advantage.baseline": "turn",
+    "algorithm.advantage.bound": None,
+    "algorithm.advantage.credit": "order",
+    "algorithm.advantage.scale_penalties": True,
+    "algorithm.behaviour_weight.cap": None,
+    "algorithm.c_clip": None,
     "problems.without_room": "play",
     "retrain.gate.max_by_luck": None,
     "reward.shape": "success",
@@ -233,15 +253,14 @@ BEFORE: Mapping[str, Any] = {
 def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> Values:
     """Convert a stored configuration to this program's schema; knobs and values that it does not know stay in it.
 
-    >>> up_to_date({"ppo": {"minibatches": 2}})["ppo"]["ppo_n_minibatches"]
+    >>> up_to_date({"ppo": {"minibatches": 2}})["train"]["minibatches"]
     2
     """
     values = copy.deepcopy(values)
     for migrate in migrations:
         migrate(values)
-    for key, value in BEFORE.items():
-        if _get(values, key) is _ABSENT:
-            _put(values, key, value)
+    for key in _before(values):
+        _put(values, key, BEFORE[key])
     return _filled(Config, values)
 
 
@@ -251,7 +270,13 @@ def as_begun(config: Config, begun: Values) -> Config:
     So a run that was begun by an older program continues as it began, with the YAML file that it was begun with.
     """
     given = config.model_dump(mode="json", exclude_unset=True)
-    return Config.model_validate(with_knobs(given, begun, [key for key in BEFORE if _get(given, key) is _ABSENT]))
+    return Config.model_validate(with_knobs(given, begun, _before(given)))
+
+
+def _before(values: Values) -> list[str]:
+    """Return the keys of `BEFORE` that a configuration does not set; those of PPO only if that is its algorithm."""
+    is_ppo = _get(values, "algorithm.type") in (_ABSENT, "ppo")
+    return [key for key in BEFORE if _get(values, key) is _ABSENT and (is_ppo or not key.startswith("algorithm."))]
 
 
 def with_knobs(values: Values, others: Values, keys: Iterable[str]) -> Values:

@@ -82,6 +82,12 @@ def checkpoint(name: str, version: int) -> names.PolicyVersion:
     return names.PolicyVersion(f"runs/{name}/checkpoints/{version:06d}")
 
 
+def checkpoint_of(text: str) -> names.PolicyVersion:
+    """Return the checkpoint that `RUN@N` in a configuration names."""
+    run, _, number = text.rpartition("@")
+    return checkpoint(run, int(number))
+
+
 def trajectories(name: str, iteration: int) -> names.TrajectoriesVersion:
     return names.TrajectoriesVersion(f"runs/{name}/trajectories/{iteration:06d}")
 

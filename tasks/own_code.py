@@ -1,10 +1,11 @@
-"""Fingerprints of a user's own code: agents, environments, tools and scorers that a configuration names.
+"""Fingerprints of a user's own code: agents, environments, tools, scorers and algorithms that a configuration names.
 
-A name is `module:Name` anywhere in the sections `agent`, `environment` and `score`, the file of a command agent
-(`agent.args.argv=[python, /path/agent.py]`), or the module of an environment of verifiers. The fingerprint covers the
-module's file, the packages around it, and all modules that these import in turn, wherever in their text, if they are
-the user's too: found on Python's path, but neither in Python's library nor among installed packages. Of a package that
-is installed, the modules of this package are covered. This program has its own fingerprint, `code_version`.
+A name is `module:Name` anywhere in the sections `agent`, `environment`, `score` and `algorithm`, the file of a
+command agent (`agent.args.argv=[python, /path/agent.py]`), or the module of an environment of verifiers. The
+fingerprint covers the module's file, the packages around it, and all modules that these import in turn, wherever in
+their text, if they are the user's too: found on Python's path, but neither in Python's library nor among installed
+packages. Of a package that is installed, the modules of this package are covered. This program has its own
+fingerprint, `code_version`.
 
 Not covered is what no import statement names: modules that are imported by a computed name, commands after `-m`, data
 files, compiled modules, and what installed packages do.
@@ -42,7 +43,7 @@ _OUR_PACKAGES = ("configs", "flows", "storage", "tasks")
 _LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 
 
-def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score")) -> Code:
+def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score", "algorithm")) -> Code:
     """Return the fingerprints of the user's code that sections of a configuration name; empty if they name none."""
     sections_of = {section: getattr(config, section).model_dump(mode="json") for section in sections}
     texts = [text for _, text in walk(sections_of) if isinstance(text, str)]

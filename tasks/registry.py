@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs.loader import nearest
+from configs.knobs import nearest
 from storage.visible import described
 
 T = TypeVar("T")
@@ -21,11 +21,12 @@ _TESTS: dict[str, Callable[[object], bool]] = {"Class": inspect.isclass, "functi
 class Registry(Generic[T]):
     """The classes of one kind by name. The error messages contain `kind` ("agent", "environment").
 
-    `own` says what a user's `package.module:name` names. A function has no instances: `make` is for classes.
+    `own` says what a user's `package.module:name` names. A function has no instances: `make` is for classes. `key` is
+    the knob that names one.
     """
 
-    def __init__(self, kind: str, own: Literal["Class", "function"] = "Class") -> None:
-        self.kind, self._own = kind, own
+    def __init__(self, kind: str, own: Literal["Class", "function"] = "Class", key: str | None = None) -> None:
+        self.kind, self._own, self._key = kind, own, key or f"{kind}.type"
         self._classes: dict[str, type[T] | str] = {}
 
     def register(self, name: str, cls: type[T] | str) -> None:
@@ -48,7 +49,7 @@ class Registry(Generic[T]):
             return self._import(name)
         if name not in self._classes:
             raise ValueError(
-                f"{self.kind}.type={name!r} is not registered{nearest(name, self._classes)}; "
+                f"{self._key}={name!r} is not registered{nearest(name, self._classes)}; "
                 f"choose one of {', '.join(sorted(self._classes))}, or give package.module:{self._own}"
             )
         found = self._classes[name]
@@ -64,23 +65,19 @@ class Registry(Generic[T]):
         try:
             return typing.cast(T, constructor(context, **arguments))
         except (Exception, SystemExit) as error:
-            raise ValueError(
-                f"{self.kind}.type={name!r}: its constructor raised {described_with_place(error)}"
-            ) from error
+            raise ValueError(f"{self._key}={name!r}: its constructor raised {described_with_place(error)}") from error
 
     def _import(self, name: str) -> type[T]:
         module_name, _, class_name = name.partition(":")
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            raise ValueError(
-                f"{self.kind}.type={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?"
-            ) from error
+            raise ValueError(f"{self._key}={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
         found = self._accept(getattr(module, class_name, None))
         if found is None:
             there = [key for key, value in vars(module).items() if self._accept(value)]
             raise ValueError(
-                f"{self.kind}.type={name!r}: {module_name} has no {self._own.lower()} {class_name!r}"
+                f"{self._key}={name!r}: {module_name} has no {self._own.lower()} {class_name!r}"
                 f"{nearest(class_name, there)}"
             )
         return found

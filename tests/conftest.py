@@ -123,10 +123,10 @@ def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) 
     import torch
     from transformers import AutoTokenizer
 
-    from configs.train import PPO
+    from configs.train import Train
     from tasks.train.policy import load_policy, make_canary
 
-    model = load_policy(folder, PPO())
+    model = load_policy(folder, Train())
     generator = torch.Generator().manual_seed(version)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from configs.loader import nearest
+from configs.knobs import nearest
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError, counted
 from storage.logs import catalog

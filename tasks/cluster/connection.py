@@ -88,7 +88,7 @@ def _connection(address: str) -> Iterator[None]:
 def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
     """Return the block in which Ray runs on this host. It takes the host to have a core for each process of the run."""
     log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
-    ranks, workers, settings = config.ppo.parallel.ranks, config.cluster.workers_per_node, config.inference
+    ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
     visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
     gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
     return local_ray(log, cpus=ranks + workers, gpus=gpus)

@@ -61,7 +61,7 @@ def check_ranks(nodes: Sequence[Node], ranks: int, cpus: float, gpus: float) -> 
     most = sum(int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in nodes)
     if most < ranks:
         wanted = f"the trainer needs {cpus:g} core(s) and {gpus:g} GPU(s) for each of {ranks} rank(s)"
-        raise _no_room(wanted, nodes, "change ppo.parallel")
+        raise _no_room(wanted, nodes, "change train.parallel")
 
 
 def place(nodes: Sequence[Node], needs: Needs, taken: Collection[Seat] = ()) -> list[Seat]:

@@ -32,10 +32,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 class RayTrainer:
-    """Trains with `ppo.parallel` ranks (see `OrderedTrainer`), which run until the end of the block.
+    """Trains with `train.parallel` ranks (see `OrderedTrainer`), which run until the end of the block.
 
     Their cores and GPUs are reserved at once, in a placement group with a bundle for each. They start with the first
-    order. If one is lost, all start again from the last checkpoint, up to `trainer.max_restarts` times: an order names
+    order. If one is lost, all start again from the last checkpoint, up to `train.max_restarts` times: an order names
     versions in the store, so it can be given again, and the files of each attempt have a folder of their own.
 
     Args:
@@ -49,7 +49,7 @@ class RayTrainer:
     def __init__(self, config: Config, progress: Progress) -> None:
         self._config, self._progress = config, progress
         self._bundle = _bundle(config)
-        count = config.ppo.parallel.ranks
+        count = config.train.parallel.ranks
         check_ranks(nodes(), count, self._bundle["CPU"], self._bundle.get("GPU", 0.0))
         # A single rank lies on the flow's own node if it can: then the end of another node costs no restart.
         own: dict[str, Any] = {"_soft_target_node_id": ray.get_runtime_context().get_node_id()} if count == 1 else {}
@@ -59,7 +59,7 @@ class RayTrainer:
         self._restarts = 0
 
     def __enter__(self) -> Self:
-        if not self._reserved.wait(int(self._config.trainer.startup_timeout_s)):
+        if not self._reserved.wait(int(self._config.train.startup_timeout_s)):
             remove_placement_group(self._reserved)
             raise PlacementError("another job has taken the nodes of the trainer's ranks: start the flow again later")
         return self
@@ -76,7 +76,7 @@ class RayTrainer:
         """See `OrderedTrainer.update`.
 
         Raises:
-            RanksLostError: ranks were lost more than `trainer.max_restarts` times.
+            RanksLostError: ranks were lost more than `train.max_restarts` times.
         """
         nonce, made = self._carry_out("update", order, progress)
         return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
@@ -96,7 +96,7 @@ class RayTrainer:
                 asked = [getattr(rank, method).remote(order, nonce) for rank in self._ranks]
                 return nonce, self._answers(asked, progress)
             except RanksLostError as error:
-                if self._restarts >= self._config.trainer.max_restarts:
+                if self._restarts >= self._config.train.max_restarts:
                     advice = "Start the flow again: it continues from the last checkpoint"
                     raise RanksLostError(f"{error}. {advice}") from error
                 self._kill()
@@ -105,9 +105,9 @@ class RayTrainer:
 
     def _start(self, progress: Progress) -> None:
         """Start all ranks, and wait until they have met."""
-        started, limit = time.monotonic(), self._config.trainer.startup_timeout_s
+        started, limit = time.monotonic(), self._config.train.startup_timeout_s
         if not self._reserved.wait(int(limit)):
-            raise RanksLostError(f"no nodes were free for the ranks within trainer.startup_timeout_s={limit:g}")
+            raise RanksLostError(f"no nodes were free for the ranks within train.startup_timeout_s={limit:g}")
         bundles: dict[int, str] = placement_group_table(self._reserved)["bundles_to_node_id"]
         order = sorted(bundles, key=lambda bundle: (bundles[bundle], bundle))  # those of a node get consecutive numbers
         node_ids = [bundles[bundle] for bundle in order]
@@ -124,7 +124,7 @@ class RayTrainer:
         groups: dict[str, Any] = {"concurrency_groups": {ASIDE: 8}}
         actor: Any = ray.remote(**groups)(TrainerRank)
         around = environment()
-        around["env_vars"]["OMP_NUM_THREADS"] = str(self._config.ppo.threads)
+        around["env_vars"]["OMP_NUM_THREADS"] = str(self._config.train.threads)
         if self._config.ray_address == "local" and "GPU" not in self._bundle and (visible := visible_devices()):
             # Ray gives it no GPU, but it may use those that the flow sees.
             around["env_vars"]["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
@@ -147,7 +147,7 @@ class RayTrainer:
             done, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
             try:
                 ray.get(done)
-                self._listen(progress, limit_s or self._config.trainer.timeout_s)
+                self._listen(progress, limit_s or self._config.train.timeout_s)
             except RayError:
                 raise self._first_cause(waiting) from None
             if left and time.monotonic() > deadline:
@@ -209,10 +209,12 @@ def _refuse_different(abouts: Sequence[dict[str, str]]) -> None:
 
 
 def _bundle(config: Config) -> dict[str, float]:
-    """Return what a rank needs: a core, and a GPU if `ppo.device` allows it and Ray has any.
+    """Return what a rank needs: a core, and a GPU if `train.device` allows it and Ray has any.
 
     A single rank on this host alone uses the first GPU, which Ray does not count, because it may share it with vLLM.
     """
-    alone = config.ray_address == "local" and config.ppo.parallel.ranks == 1
-    on_gpu = config.ppo.device == "cuda" or (config.ppo.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    alone = config.ray_address == "local" and config.train.parallel.ranks == 1
+    on_gpu = config.train.device == "cuda" or (
+        config.train.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+    )
     return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})

@@ -63,7 +63,7 @@ class TrainerRank:
             from tasks.train.policy import device_of
             from tasks.train.version_trainer import scratch_of_rank
 
-            self._notes, self._device = new_notes(), device_of(self._config.ppo).type
+            self._notes, self._device = new_notes(), device_of(self._config.train).type
             if self._device == "cuda":
                 take_gpu()
             shutil.rmtree(scratch_of_rank(self._config, self._number), ignore_errors=True)  # a killed rank left it
@@ -90,11 +90,11 @@ class TrainerRank:
                     return self.note(action, *arguments)
                 return ray.get(first.note.remote(action, *arguments))
 
-            knobs, size, mesh = self._config.trainer, len(self._nodes), ALONE
+            knobs, size, mesh = self._config.train, len(self._nodes), ALONE
             if size > 1:
                 store = NoteStore(ask, knobs.startup_timeout_s)
                 join_group(self._number, size, self._device, store, address, knobs.timeout_s)
-                mesh = Mesh.of(self._config.ppo.parallel, self._device, knobs.timeout_s, self._nodes)
+                mesh = Mesh.of(self._config.train.parallel, self._device, knobs.timeout_s, self._nodes)
             self._trainer = VersionTrainer(self._config, mesh)
 
     def update(self, order: UpdateOrder, nonce: str) -> Made:

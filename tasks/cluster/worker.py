@@ -51,7 +51,7 @@ class NodeWorker:
         self._config = Config.model_validate(values)
         self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
         # When the flow was heard last; until this process has started, it cannot hear it.
-        starting = max(self._config.cluster.startup_timeout_s, self._config.trainer.startup_timeout_s)
+        starting = max(self._config.cluster.startup_timeout_s, self._config.train.startup_timeout_s)
         self._heard = time.monotonic() + starting
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
         self._stack, self._engines = ExitStack(), ExitStack()

@@ -25,7 +25,7 @@ def refuse_without_runner(arguments: Sequence[str]) -> None:
     """
     if RETURN_EXPERTS in arguments and cpu_build() and not importlib.util.find_spec("triton"):
         raise InferenceError(
-            "ppo.routing_replay=true needs the experts that the engine chose, and vLLM returns them with its Model "
+            "train.routing_replay=true needs the experts that the engine chose, and vLLM returns them with its Model "
             "Runner V2 only. Its CPU build has none without a Triton for CPUs, which is no package: use a GPU, give "
             "servers in inference.urls that return them, or leave the knob out"
         )
@@ -44,7 +44,7 @@ def experts_of(choice: dict[str, Any], prompt: int, *, cut: bool = False) -> byt
     """
     if (encoded := choice.get("routed_experts")) is None:
         raise InferenceError(
-            "a server answered without the experts that it chose, which ppo.routing_replay=true needs: start it with "
+            "a server answered without the experts that it chose, which train.routing_replay=true needs: start it with "
             f"{RETURN_EXPERTS} (and prefix caching, on a GPU), or leave the knob out"
         )
     try:

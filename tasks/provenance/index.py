@@ -11,7 +11,7 @@ update_inputs     one row for each loaded trajectory and each update over its da
                   trajectory_id, key, tokens, entered (whether the update trained on it)
 
 The data sets say what was played. A checkpoint's manifest says which data sets its update had, and by which rules the
-update left trajectories out: status, staleness, unknown return, exclusions. With `ppo.mask_truncated` a trajectory
+update left trajectories out: status, staleness, unknown return, exclusions. With `train.mask_truncated` a trajectory
 counts as trained on although all its turns are masked, because its group was compared with it.
 """
 
@@ -93,7 +93,7 @@ def _told(manifest: Manifest) -> dict[str, Any]:
     knob, parents, number = manifest.knob, manifest.parent_names, layout.number_of(manifest.version) or 0
     known = {
         "oldest": number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
-        "cut_too": knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
+        "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
     }

@@ -83,7 +83,7 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.
     """
-    rule, credit = SuccessRule.while_playing(config.score), config.ppo.advantage.credit
+    rule, credit = SuccessRule.while_playing(config.score), config.algorithm.credit
     scores = [score for row in group for score in _scores(row, rule)]
     samples = build_samples(group, scores, config.reward, scorers=config.score.by_source, credit=credit)
     faults = {row.fault for row in group if is_trainable(row, config.reward)}

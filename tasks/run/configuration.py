@@ -18,7 +18,7 @@ from tasks.run.room import disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
-from tasks.train.advantages import check_estimator
+from tasks.train.algorithms import check_algorithm
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS, memory_of, served_memory
 from tasks.warm_start.policy_sizes import policy_sizes
 
@@ -39,7 +39,7 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
             )
         ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
         check_scorers(config.score)
-        check_estimator(config.ppo.advantage.type)
+        check_algorithm(config.algorithm)
         check_trackers(config.tracking)
     except ValueError as error:
         raise ConfigError(f"configuration {name}: {error}") from None
@@ -53,15 +53,15 @@ def plan(config: Config) -> str:
         ValueError: the memory of the policy cannot be computed, or a server cannot divide it among its GPUs.
         StorageError: the sizes of the policy cannot be read.
     """
-    sizes, tokens, knobs, mesh = policy_sizes(config), pass_tokens(config), config.inference, config.ppo.parallel
+    sizes, tokens, knobs, mesh = policy_sizes(config), pass_tokens(config), config.inference, config.train.parallel
     policy = config.policy.path or config.policy.fork or "a warm start"
-    memory = memory_of(sizes, config.ppo, tokens, config.policy.lora)
+    memory = memory_of(sizes, config.train, tokens, config.algorithm, config.policy.lora)
     split = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads}
     check_split(knobs, split | {"intermediate_size": sizes.intermediate, "num_hidden_layers": sizes.layers})
     (weights, token), each = served_memory(sizes, knobs), knobs.ranks
     rank, server = sum(memory.values()), each * (weights + token * knobs.max_model_len)
     contexts = -(-config.rollout.concurrency // knobs.replicas)
-    servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.ppo.device != "cpu" else 0
+    servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.train.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
     return rendered(
@@ -117,8 +117,8 @@ def _served(knobs: Inference, weights: int, context: int, contexts: int) -> Iter
 def pass_tokens(config: Config) -> int:
     """Return the largest number of tokens in a forward pass: a sequence that is longer than the limit is a pass alone.
 
-    The default of `ppo.micro_batch_tokens` is that of this machine.
+    The default of `train.micro_batch_tokens` is that of this machine.
     """
-    ppo = config.ppo
-    on_cpu = ppo.device == "cpu" or (ppo.device == "auto" and not visible_devices())
-    return max(ppo.micro_batch_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS), config.inference.max_model_len)
+    train = config.train
+    on_cpu = train.device == "cpu" or (train.device == "auto" and not visible_devices())
+    return max(train.micro_batch_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS), config.inference.max_model_len)

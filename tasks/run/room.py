@@ -72,7 +72,7 @@ def disks(config: Config, weights: int, state: int = 0) -> list[Disk]:
         state: those of the train state; 0: computed as those of two moments, of a critic of its own with two moments,
             and of a moving reference policy.
     """
-    critic, kl = config.ppo.critic, config.ppo.kl
+    critic, kl = config.algorithm.critic, config.algorithm.kl
     copies = 2 + 3 * (critic is not None and critic.model == "own") + (kl.kl_ctl > 0 and kl.reference == "ema")
     state = state or copies * weights
     storage, needed, local = config.storage, held_bytes(config, weights, state), Store.of(config.storage).is_local

@@ -37,14 +37,16 @@ from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
+from tasks.train.schedules import lengthened
 
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
-    *("storage.", "tracking", "cost.", "inference.", "trainer.", "cluster.", "retrain.", "audit.", "monitoring."),
-    *("ppo.parallel", "ppo.kernels", "ppo.moments", "problems.exclusions", *FROM_NEXT_UPDATE),
+    *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
+    *("train.parallel", "train.kernels", "train.moments", "train.on_cluster", "train.timeout_s"),
+    *("train.startup_timeout_s", "train.max_restarts", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
-(`ppo.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose
+(`train.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose
 manifests say so."""
 _LOOKED_AT = 10
 """Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
@@ -196,9 +198,11 @@ def start_run(workspace: Workspace) -> None:
             draft.commit(workspace.provenance(), parents=[])
     begun = _fixed_settings(workspace)
     config = as_begun(workspace.config, begun)
-    tokens = begun.get("ppo", {}).get("micro_batch_tokens")  # another number would change the last bits of the weights
-    if config.ppo.micro_batch_tokens is None and isinstance(tokens, int):
-        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"micro_batch_tokens": tokens})})
+    tokens = begun.get("train", {}).get(
+        "micro_batch_tokens"
+    )  # another number would change the last bits of the weights
+    if config.train.micro_batch_tokens is None and isinstance(tokens, int):
+        config = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_tokens": tokens})})
     workspace.config = config
     _refuse_another(workspace, begun)
     _refuse_other_code(workspace)
@@ -214,6 +218,10 @@ def start_run(workspace: Workspace) -> None:
     changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
     if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
+    if newest and (number := layout.number_of(newest.version)) is not None:
+        iterations = int(newest.number("run.iterations"))
+        if told := lengthened(config.optimizer, number, iterations, config.run.iterations):
+            get_run_logger().info(told)
 
 
 def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:

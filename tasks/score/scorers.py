@@ -18,7 +18,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from configs.loader import nearest
+from configs.knobs import nearest
 from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from storage.visible import described

@@ -1,12 +1,13 @@
-"""PPO on stored trajectories.
+"""Training on stored trajectories.
 
 `task` (Prefect) gives an order (`orders`) to `version_trainer`, which reads versions and writes the next policy. This
 runs in the flow's process, or in several Ray actors (`tasks.cluster.trainer`) that carry out the same order together.
 `version_trainer` calls `trainer`, which runs one update:
 1. `samples` builds training samples from trajectories and scores; `returns` computes what their turns earn.
-2. `prepare` makes the passes without gradient (`passes`) and calls `advantages`.
+2. `prepare` makes the passes without gradient (`passes`); the algorithm (`algorithms`) decides what each token gets.
 3. `batches` cuts the samples into minibatches and forward passes.
-4. `step` takes one optimizer step for each minibatch, with `losses` and `kl`; `metrics` computes the update's metrics.
+4. `step` takes one optimizer step for each minibatch, on the sum of `components`, with the formulas of `losses` and the
+   learning rate of `schedules`; `metrics` computes the update's metrics.
 `train_state` holds policy and critic (`policy`), reference and optimizer between updates. `recompute` recomputes stored
 logprobs for audits.
 

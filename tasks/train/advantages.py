@@ -33,11 +33,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.loader import nearest
-from configs.train import Advantage
+from configs.algorithms import Advantage
+from configs.knobs import nearest
 from storage.errors import first_few
 from tasks.train.returns import Causes
-from tasks.train.samples import Bools, Floats, Sample, by_problem
+from tasks.train.samples import Bools, Floats, Logprobs, Sample, by_problem
 
 _FEW = 3
 """`mixed` compares a turn with whole episodes if at most so many episodes reached it (measured: README.md)."""
@@ -54,6 +54,7 @@ class Observed:
     penalties: Floats  # A, rewards of single tokens: minus the KL penalty, or 0 without one
     values: Floats | None = None  # A, the critic's value before each token, in units of returns
     bootstrap: float = 0.0  # return after the last turn: 0 if the episode ended, an estimate if it was cut
+    teacher: Logprobs | None = None  # A, logprobs under the teacher
 
     def turn_penalties(self, sample: Sample) -> Floats:
         """Return the sum of the penalties [K] of each turn's tokens."""
@@ -95,15 +96,23 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
         for sample, own in zip(samples, observed, strict=True)
     ]
     if knobs.scale_penalties or not any(each.penalties.any() for each in observed):
-        return Estimated(_compare(samples, returns, knobs), centred=True)
+        return Estimated(compare(samples, returns, knobs), centred=True)
     of_task = [sample.returns for sample in samples]
     of_penalties = [both - task for both, task in zip(returns, of_task, strict=True)]
     undivided = knobs.model_copy(update={"scale_by_std": False})
-    apart = _compare(samples, of_penalties, undivided)
-    return Estimated(_compare(samples, of_task, knobs), centred=True, of_penalties=apart)
+    apart = compare(samples, of_penalties, undivided)
+    return Estimated(compare(samples, of_task, knobs), centred=True, of_penalties=apart)
 
 
-def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advantage) -> list[Floats]:
+def against_group(
+    samples: Sequence[Sample], observed: Sequence[Observed], *, scale_by_std: bool = False, leave_one_out: bool = False
+) -> list[Floats]:
+    """Compute the advantages [A] of `group` as published algorithms have them, not normalised."""
+    knobs = Advantage(normalisation="none", scale_by_std=scale_by_std, leave_one_out=leave_one_out)
+    return estimate(samples, observed, knobs).advantages
+
+
+def compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advantage) -> list[Floats]:
     """Compute the advantages [A] of each sample's tokens from the returns [K] of its turns."""
     advantages = list(returns)
     for indices in by_problem(samples):
@@ -176,12 +185,13 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     """
     if branched := [sample.trajectory_id for sample in samples if not sample.causes.is_chain and knobs.gae_lambda < 1]:
         raise ValueError(
-            f"ppo.advantage.gae_lambda={knobs.gae_lambda:g} needs turns that follow each other, but these trajectories "
-            f"have candidates, or requests at the same time: {first_few(branched, 5)}. Set ppo.advantage.gae_lambda=1"
+            f"algorithm.advantage.gae_lambda={knobs.gae_lambda:g} needs turns that follow each other, but these "
+            f"trajectories have candidates, or requests at the same time: {first_few(branched, 5)}. Set "
+            "algorithm.advantage.gae_lambda=1"
         )
     values = [each.values for each in observed if each.values is not None]
     if len(values) < len(samples):
-        raise ValueError("ppo.advantage.type=gae needs a critic's values: set ppo.critic={}")
+        raise ValueError("algorithm.advantage.type=gae needs a critic's values: set algorithm.critic={}")
     advantages = [_backward(*each, knobs) for each in zip(samples, observed, values, strict=True)]
     return Estimated(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
 
@@ -253,15 +263,15 @@ _ESTIMATORS: dict[str, Estimator] = {"group": group, "gae": gae}
 
 
 def register_advantage(name: str, estimator: Estimator) -> None:
-    """Make an estimator available as `ppo.advantage.type: name`."""
+    """Make an estimator available as `algorithm.advantage.type: name`."""
     _ESTIMATORS[name] = estimator
 
 
 def check_estimator(name: str) -> None:
-    """Raise ValueError if `ppo.advantage.type` is not registered."""
+    """Raise ValueError if `algorithm.advantage.type` is not registered."""
     if name not in _ESTIMATORS:
         told = f"{nearest(name, _ESTIMATORS)}; there are {', '.join(sorted(_ESTIMATORS))}"
-        raise ValueError(f"ppo.advantage.type={name!r} is not registered{told}")
+        raise ValueError(f"algorithm.advantage.type={name!r} is not registered{told}")
 
 
 def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:

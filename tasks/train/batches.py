@@ -6,7 +6,7 @@ reads only the tokens before it in its own sequence.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from configs.train import PPO
+from configs.train import Train
 from storage.experts import Experts as StoredExperts
 from tasks.train.kernels import PACKED
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.routing import Experts
-from tasks.train.samples import Floats, Ints, Logprobs, Sample, Tokens, by_problem
+from tasks.train.samples import Bools, Floats, Ints, Logprobs, Sample, Tokens, by_problem
 
 _GRID = 8
 """Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN
@@ -51,9 +51,9 @@ class Batching:
     mesh: Mesh = ALONE  # the ranks to which the passes are dealt out
 
 
-def batching_for(model: PreTrainedModel, ppo: PPO, mesh: Mesh = ALONE) -> Batching:
+def batching_for(model: PreTrainedModel, train: Train, mesh: Mesh = ALONE) -> Batching:
     """Return the batching that is fastest for a model."""
-    budget = ppo.micro_batch_tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
+    budget = train.micro_batch_tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
     packed = model.config._attn_implementation == PACKED
     return Batching(budget, model.device, is_plain(model.config), packed, mesh)
 
@@ -121,20 +121,34 @@ class Segment:
         return 1 + _up(len(self.tokens) - 1)
 
 
+_NO_POSITIONS, _NO_WEIGHTS = np.empty(0, np.int64), np.empty(0)
+
+
 @dataclass(slots=True)
 class Columns:
-    """The training data of one sample's A action tokens. None: not needed."""
+    """The training data of one sample's A action tokens, and of E observations that have cross-entropy."""
 
     advantages: Floats  # A
+    weights: dict[str, Floats]  # of each component A
+    observations: Ints = field(default_factory=lambda: _NO_POSITIONS)  # E, positions in token_ids
+    observation_weights: Floats = field(default_factory=lambda: _NO_WEIGHTS)  # E, in the component `ce`
+    # None: not needed
     proximal: Logprobs | None = None  # A; None: the training pass computes them, since the weights are still the same
     reference: Logprobs | None = None  # A
     values: Logprobs | None = None  # A, the critic's values before the update, normalised
     returns: Floats | None = None  # A, normalised
 
+    def trained(self, sample: Sample) -> Bools:
+        """Return which action tokens [A] of the sample are in the loss."""
+        has_any = np.zeros(len(sample.actions), np.bool_)
+        for weights in self.weights.values():
+            has_any |= weights != 0
+        return has_any & sample.in_loss
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The input of one forward pass: S sequences with A action tokens in total."""
+    """The input of one forward pass: S sequences with A tokens in the loss in total, observations included."""
 
     samples: Int[Tensor, " actions"]  # the index of the token's sample
     lengths: list[int]  # S
@@ -142,8 +156,10 @@ class MicroBatch:
     rows: Rows
     places: Places
     sequences: Int[Tensor, " actions"]  # its sequence
+    sampled: Bool[Tensor, " actions"]  # false for observations
     behaviour: Float[Tensor, " actions"]
     advantages: Float[Tensor, " actions"]
+    weights: dict[str, Float[Tensor, " actions"]]  # of each component
     proximal: Float[Tensor, " actions"] | None = None  # like the three below; see `Columns`
     reference: Float[Tensor, " actions"] | None = None
     values: Float[Tensor, " actions"] | None = None
@@ -174,10 +190,16 @@ def make_minibatch(
 ) -> Minibatch:
     """Collate the samples at `indices` into micro-batches.
 
-    Leave out action tokens that are not in the loss, and sequences without any action token in the loss.
+    Leave out action tokens that are not in the loss, and sequences without any token in the loss.
     """
-    trained = [piece for piece in pieces(samples, indices) if samples[piece.sample].in_loss[piece.actions].any()]
-    return [collate(samples, columns, segments, batching) for segments in cut(samples, trained, batching)]
+
+    def has_any(piece: Piece) -> bool:
+        of_sample = columns[piece.sample]
+        trained = of_sample.trained(samples[piece.sample])[piece.actions]
+        return bool(trained.any() or len(_inside(of_sample.observations, piece)))
+
+    chosen = [piece for piece in pieces(samples, indices) if has_any(piece)]
+    return [collate(samples, columns, segments, batching) for segments in cut(samples, chosen, batching)]
 
 
 def collate(
@@ -185,21 +207,33 @@ def collate(
 ) -> MicroBatch:
     """Collate the S pieces of some segments into one micro-batch."""
     collated = [piece for segment in segments for piece in segment.pieces]
-    masks = [samples[piece.sample].in_loss[piece.actions] for piece in collated]
+    masks = [columns[piece.sample].trained(samples[piece.sample])[piece.actions] for piece in collated]
+    observed = [_inside(columns[piece.sample].observations, piece) for piece in collated]
 
-    def gather(array_of: Callable[[int], np.ndarray]) -> Tensor:
-        """Join the entries of the pieces' tokens in the loss into one tensor [A] of float32."""
-        arrays = [array_of(piece.sample)[piece.actions][mask] for piece, mask in zip(collated, masks, strict=True)]
-        return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *arrays])).to(batching.device).float()
+    def gather(
+        array_of: Callable[[int], np.ndarray], of_observations: Callable[[int], np.ndarray] | None = None
+    ) -> Tensor:
+        """Join the entries of the pieces' tokens in the loss into one tensor [A] of float32; observations have 0."""
+        arrays: list[np.ndarray] = [np.empty(0, np.float32)]
+        for piece, mask, places in zip(collated, masks, observed, strict=True):
+            arrays.append(array_of(piece.sample)[piece.actions][mask])
+            arrays.append(of_observations(piece.sample)[places] if of_observations else np.zeros(len(places)))
+        return torch.from_numpy(np.concatenate(arrays)).to(batching.device).float()
 
     def column(name: str) -> Tensor | None:
         # All samples of a minibatch have the same columns; an empty micro-batch has those of the others.
-        has_it = getattr(columns[collated[0].sample if collated else 0], name) is not None
+        has_it = getattr(columns[first], name) is not None
         return gather(lambda index: getattr(columns[index], name)) if has_it else None
 
+    def weights(name: str) -> Tensor:
+        observations = (lambda index: columns[index].observation_weights) if name == "ce" else None
+        return gather(lambda index: columns[index].weights[name], observations)
+
+    first = collated[0].sample if collated else 0
     positions = [
-        samples[piece.sample].actions[piece.actions][mask] - piece.start
-        for piece, mask in zip(collated, masks, strict=True)
+        np.concatenate([samples[piece.sample].actions[piece.actions][mask], columns[piece.sample].observations[places]])
+        - piece.start
+        for piece, mask, places in zip(collated, masks, observed, strict=True)
     ]
     counts = [len(of_piece) for of_piece in positions]
     of_sample, of_sequence = (
@@ -213,10 +247,17 @@ def collate(
         rows=arrange(segments, batching),
         places=find_places(segments, positions, batching),
         sequences=of_sequence,
+        sampled=gather(lambda index: np.ones(len(samples[index].actions))).bool(),
         behaviour=gather(lambda index: samples[index].behaviour),
         advantages=gather(lambda index: columns[index].advantages),
+        weights={name: weights(name) for name in columns[first].weights},
         **{name: column(name) for name in ("proximal", "reference", "values", "returns")},
     )
+
+
+def _inside(positions: Ints, piece: Piece) -> Ints:
+    """Return the indices of the positions that are in a piece."""
+    return np.flatnonzero((positions >= piece.start) & (positions < piece.end))
 
 
 def pieces(samples: Sequence[Tokens], indices: Iterable[int]) -> list[Piece]:

@@ -19,7 +19,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from configs.train import PPO
+from configs.train import Train
 
 PACKED = "packed"
 """The name of `packed_attention` in transformers."""
@@ -27,20 +27,20 @@ _TAKEN = inspect.signature(varlen_attn).parameters
 """What this version of PyTorch takes: `window_size` since 2.11, `enable_gqa` since 2.12."""
 
 
-def suits(device: torch.device, ppo: PPO) -> bool:
+def suits(device: torch.device, train: Train) -> bool:
     """Return whether models in training get these kernels: they need half precision, and Ampere or a later GPU."""
-    asked = ppo.kernels == "auto" and ppo.autocast == "bfloat16" and device.type == "cuda"
+    asked = train.kernels == "auto" and train.autocast == "bfloat16" and device.type == "cuda"
     return asked and "window_size" in _TAKEN and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def accelerate(model: PreTrainedModel, ppo: PPO) -> None:
+def accelerate(model: PreTrainedModel, train: Train) -> None:
     """Give a plain decoder everything of this file; its parameters and their names stay the same."""
     model.set_attn_implementation(PACKED)
     for name, module in model.base_model.named_modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(_fused_norm, module, name.endswith("layernorm"))
     round_factors(model)
-    if ppo.parallel.shard == 1:  # a copy of a weight that ranks share would have to be gathered
+    if train.parallel.shard == 1:  # a copy of a weight that ranks share would have to be gathered
         use_copies(model.base_model)
 
 

@@ -1,18 +1,12 @@
-"""Distances between policies.
-
-An estimator of the KL divergence at sampled tokens, the coefficient and the reference policy of a penalty, and the mean
-KL of two policies over the whole vocabulary.
-"""
+"""The coefficient and the reference policy of a KL penalty, and the mean KL of two policies over the vocabulary."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.train import KLEstimator
 from tasks.train.batches import Places, Rows, batching_for
 from tasks.train.memory import CHUNK_TOKENS
 from tasks.train.passes import hidden_states, output_logits, predicting, score_action_tokens
@@ -24,23 +18,6 @@ HORIZON = 10_000.0
 """Number of trajectories over which an adaptive coefficient follows."""
 EMA_DECAY = 0.99
 """Weight of the old average of a moving reference in each update."""
-
-
-def kl_estimate(
-    logp: Float[Tensor, " actions"], reference: Float[Tensor, " actions"], estimator: KLEstimator
-) -> Float[Tensor, " actions"]:
-    """Estimate KL(policy ‖ reference) for each token that the policy sampled.
-
-    With d = logp - reference: k1 = d, k2 = d²/2, k3 = exp(-d) - 1 + d. In a loss the mean gradient of k1 is zero, the
-    gradient of k2 is that of the reverse KL, and the gradient of k3 is that of the forward KL.
-    Source: J. Schulman, Approximating KL Divergence (2020).
-    """
-    d = logp - reference
-    if estimator == "k1":
-        return d
-    if estimator == "k2":
-        return d**2 / 2
-    return torch.expm1(-d) + d
 
 
 def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float) -> float:
@@ -94,7 +71,7 @@ def mean_kl(train_state: TrainState, other: PreTrainedModel, samples: Sequence[S
     def scorer(rows: Rows, places: Places) -> Tensor:
         return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
 
-    batching = batching_for(policy, train_state.ppo, train_state.mesh)
+    batching = batching_for(policy, train_state.knobs, train_state.mesh)
     with train_state.precision():
         divergences = score_action_tokens(scorer, samples, range(len(samples)), batching)
     return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))

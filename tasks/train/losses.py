@@ -1,13 +1,12 @@
-"""The losses of PPO, as pure functions of tensors [A]: one entry for each action token.
-
-The caller sums them and divides by N, the number of action tokens in the whole minibatch.
-"""
+"""Formulas of losses, as pure functions of tensors [A]: one entry for each action token."""
 
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from configs.algorithms import KLEstimator
 
 
 class PolicyLoss(NamedTuple):
@@ -54,16 +53,26 @@ def policy_loss(
         c_clip: the dual clip, more than 1; None: no dual clip.
     """
     ratio = torch.exp(logp - proximal)
-    surrogate = ratio * advantages
-    upper = 1 + (eps_clip if eps_clip_higher is None else eps_clip_higher)
-    at_clip = ratio.clamp(1 - eps_clip, upper) * advantages
-    objective = torch.minimum(surrogate, at_clip)
+    objective, clipped = clipped_objective(ratio, advantages, eps_clip, eps_clip_higher)
     dual_clipped = torch.zeros_like(objective, dtype=torch.bool)
     if c_clip is not None:
         bound = c_clip * advantages
         dual_clipped = (advantages < 0) & (objective < bound).detach()
         objective = torch.where(dual_clipped, bound, objective)
-    return PolicyLoss(-weight * objective, ratio.detach(), (at_clip < surrogate).detach(), dual_clipped)
+    return PolicyLoss(-weight * objective, ratio.detach(), clipped, dual_clipped)
+
+
+def clipped_objective(
+    ratio: Float[Tensor, " actions"],
+    advantages: Float[Tensor, " actions"],
+    eps_clip: float,
+    eps_clip_higher: float | None = None,
+) -> tuple[Float[Tensor, " actions"], Bool[Tensor, " actions"]]:
+    """Compute `min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)`, and where the clip decides."""
+    surrogate = ratio * advantages
+    upper = 1 + (eps_clip if eps_clip_higher is None else eps_clip_higher)
+    at_clip = ratio.clamp(1 - eps_clip, upper) * advantages
+    return torch.minimum(surrogate, at_clip), (at_clip < surrogate).detach()
 
 
 def behaviour_weights(
@@ -92,16 +101,20 @@ def behaviour_weights(
         floor: the smallest w; None: no limit.
     """
     difference = proximal - behaviour
-    if level == "sequence":
-        sums = torch.zeros(int(sequences.max()) + 1, dtype=difference.dtype, device=sequences.device)
-        counts = torch.zeros_like(sums)
-        sums.index_add_(0, sequences, difference)
-        counts.index_add_(0, sequences, torch.ones_like(difference))
-        difference = (sums / counts.clamp(min=1))[sequences]
-    weight = torch.exp(difference)
+    weight = torch.exp(sequence_means(difference, sequences) if level == "sequence" else difference)
     if cap is not None:
         weight = weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
     return weight if floor is None else torch.where(weight < floor, 0.0, weight)
+
+
+def sequence_means(values: Float[Tensor, " actions"], sequences: Int[Tensor, " actions"]) -> Float[Tensor, " actions"]:
+    """Return for each token the mean of the values [A] of its sequence; the gradient goes to all its tokens."""
+    if not len(values):
+        return values
+    size = int(sequences.max()) + 1
+    sums = torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, sequences, values)
+    counts = torch.zeros_like(sums).index_add(0, sequences, torch.ones_like(values))
+    return (sums / counts.clamp(min=1))[sequences]
 
 
 def value_loss(
@@ -123,3 +136,20 @@ def value_loss(
     near = old + (values - old).clamp(-value_eps_clip, value_eps_clip)
     error, clipped_error = (values - returns) ** 2, (near - returns) ** 2
     return ValueLoss(torch.maximum(error, clipped_error) / 2, (clipped_error > error).detach())
+
+
+def kl_estimate(
+    logp: Float[Tensor, " actions"], reference: Float[Tensor, " actions"], estimator: KLEstimator
+) -> Float[Tensor, " actions"]:
+    """Estimate KL(policy ‖ reference) for each token that the policy sampled.
+
+    With d = logp - reference: k1 = d, k2 = d²/2, k3 = exp(-d) - 1 + d. In a loss the mean gradient of k1 is zero, the
+    gradient of k2 is that of the reverse KL, and the gradient of k3 is that of the forward KL.
+    Source: J. Schulman, Approximating KL Divergence (2020).
+    """
+    d = logp - reference
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d**2 / 2
+    return torch.expm1(-d) + d

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from configs.algorithms import Algorithm
 from configs.inference import Inference
 from configs.policy import LoRA
-from configs.train import PPO
+from configs.train import Train
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """Values of `model_type` whose parameters can be counted: dense decoders with one gated MLP in each layer."""
 CPU_TOKENS, GPU_TOKENS = 2048, 16384
-"""Default of `ppo.micro_batch_tokens`. On a CPU 8192 and more were slower, and 4096 was about as fast with more memory.
-The number for a GPU was not measured. It is never chosen by time, because another cut into micro-batches changes the
+"""Default of `train.micro_batch_tokens`. On a CPU 8192 and more were slower; 4096 was as fast, with more memory. The
+number for a GPU was not measured. It is never chosen by time, because another cut into micro-batches changes the
 last bits of the weights."""
 BUCKET = 2**24
 """Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
@@ -111,7 +112,9 @@ PUBLIC = {
 """The sizes of some public models by their hub names, so that they need no network."""
 
 
-def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int, lora: LoRA | None = None) -> dict[str, int]:
+def memory_of(
+    sizes: ModelSizes, train: Train, tokens: int, algorithm: Algorithm | None = None, lora: LoRA | None = None
+) -> dict[str, int]:
     """Compute the bytes of one rank at the peak of an update, by what they hold.
 
     These do not reach their peaks at the same moment, so the sum is an upper bound of what is counted. Temporary
@@ -119,27 +122,34 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int, lora: LoRA | None = None
 
     Args:
         sizes: the sizes of the policy; a reference policy and a critic of its own have the same.
-        ppo: the knobs, with the mesh.
+        train: the knobs, with the mesh.
         tokens: the largest number of tokens in a forward pass.
+        algorithm: the knobs, with reference policy and critic; None: neither.
         lora: the knobs of the adapter, if only an adapter is trained; its own activations are not counted.
     """
-    shard, parameters, root, layer = ppo.parallel.shard, sizes.parameters, sizes.root_parameters, sizes.layer_parameters
+    shard, parameters, root, layer = (
+        train.parallel.shard,
+        sizes.parameters,
+        sizes.root_parameters,
+        sizes.layer_parameters,
+    )
     trained = sizes.adapter_parameters(lora) if lora else parameters
-    reference, critic = ppo.kl.kl_ctl > 0 and not lora, ppo.critic is not None and ppo.critic.model == "own"
+    reference = algorithm is not None and algorithm.keeps_reference and not lora
+    critic = algorithm is not None and algorithm.critic is not None and algorithm.critic.model == "own"
     gathered = 0
     if shard > 1:
         # Of what is outside of the layers, FSDP holds the weights of each model and one gradient. Of the layers: the
         # weights of the one that computes and of the next one, the gradient of the last one, and a buffer for what
         # arrives and what leaves.
         gathered = 4 * ((2 + reference + critic) * root + 5 * layer)
-    elif ppo.parallel.replicate > 1:  # copies join gradients before they send them
+    elif train.parallel.replicate > 1:  # copies join gradients before they send them
         gathered = 4 * min((1 + critic) * parameters, BUCKET + sizes.vocabulary * sizes.hidden)
-    of_moments = 8 if ppo.moments == "device" else 0
-    saved, all_layers = saved_by_layer(sizes, ppo.autocast), sizes.layers
+    of_moments = 8 if train.moments == "device" else 0
+    saved, all_layers = saved_by_layer(sizes, train.autocast), sizes.layers
     activations, casts = saved * all_layers, 2 * layer * all_layers
-    if ppo.gradient_checkpointing:  # a hidden state for each layer, and one layer at a time as without it
+    if train.gradient_checkpointing:  # a hidden state for each layer, and one layer at a time as without it
         activations, casts = saved + 4 * sizes.hidden * all_layers, 2 * layer
-    if ppo.kernels == "auto" and ppo.device != "cpu" and shard == 1:  # copies of all, which live through a step
+    if train.kernels == "auto" and train.device != "cpu" and shard == 1:  # copies of all, which live through a step
         casts = 2 * layer * all_layers * (1 + reference + critic)
     return {
         "weights, float32": 4 * (parameters + (trained if lora else 0)) // shard,
@@ -147,7 +157,7 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int, lora: LoRA | None = None
         "moments of AdamW": of_moments * trained // shard,
         "reference policy, critic of its own": (4 * reference + (8 + of_moments) * critic) * parameters // shard,
         "what FSDP holds whole for a while": gathered,  # without shards, gradients in a message
-        "bfloat16 casts of weights": casts if ppo.autocast == "bfloat16" else 0,
+        "bfloat16 casts of weights": casts if train.autocast == "bfloat16" else 0,
         "activations for the backward pass": activations * tokens,
         f"logits of {CHUNK_TOKENS:,} tokens": 4 * 4 * sizes.vocabulary * min(tokens, CHUNK_TOKENS),
     }

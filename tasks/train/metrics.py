@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from configs.train import PPO
-from tasks.train.kl import kl_estimate
+from tasks.train.losses import kl_estimate
 from tasks.train.samples import Floats, Ints, Sample
-from tasks.train.step import Step
+from tasks.train.step import OfTokens, Step
 
 Metrics = dict[str, float]
 BINS = 30
@@ -69,35 +68,40 @@ def value_metrics(values: Floats, returns: Floats) -> Metrics:
     return {"value/explained_variance": 1 - float((returns - values).var()) / variance} if variance else {}
 
 
-def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
-    """Compute how the models changed at the action tokens, from the training passes.
+def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
+    """Compute how the models changed at the tokens in the loss, from the training passes.
 
+    Means are over action tokens. What an algorithm's loss returns in `LossOutputs.metrics` is `policy/NAME`.
     `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
     `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
     `weight/effective_share`: the effective sample size `(sum w)² / sum w²` divided by the number of tokens.
     `weight/masked_share`: the fraction of the tokens whose weight is 0, because it was above a cap that masks or below
     the floor.
     `tokens/shared_share`: the fraction of the tokens that were not computed, because another sequence begins with them.
+    `tokens/observed`: the number of observations with cross-entropy, and `policy/observed_loss` its mean.
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
+
+    Args:
+        steps: 1 or more.
+        recomputed: whether the proximal logprobs were.
     """
-    first, recomputed = steps[0].result, ppo.objective != "behaviour"
-    of = {name: torch.cat([step.result[name] for step in steps]) for name in first}
+    results = [_of_actions(step.result) for step in steps]
+    of = {name: torch.cat([result[name] for result in results]) for name in results[0]}
+    if not len(of["logp"]):
+        return _sizes(steps)
+    first = results[0] if len(results[0]["logp"]) else of
     mismatch = of["behaviour"] - of["proximal"] if recomputed else first["behaviour"] - first["logp"]
     metrics = {
         "policy/loss": of["loss"].mean(),
         "policy/entropy": of["entropy"].mean(),
-        "policy/ratio": of["ratio"].mean(),
-        "policy/clip_fraction": of["clipped"].mean(),
         "policy/kl_behaviour": _k3(of["behaviour"], of["logp"]),
         "proximal/mean_difference": mismatch.abs().mean(),
         "proximal/max_difference": mismatch.abs().max(),
     }
-    if ppo.c_clip is not None:
-        metrics["policy/dual_clip_fraction"] = of["dual_clipped"].mean()
     if recomputed:
         metrics["policy/kl_proximal"] = _k3(of["proximal"], of["logp"])
-    if ppo.objective == "decoupled":
+    if "weight" in of:
         weight = of["weight"]
         sum_of_squares = (weight**2).sum().clamp(min=1e-300)  # all weights may be masked
         metrics["weight/mean"], metrics["weight/max"] = weight.mean(), weight.max()
@@ -105,10 +109,33 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
         metrics["weight/masked_share"] = (weight == 0).double().mean()
     if "reference" in of:
         metrics["policy/kl_reference"] = _k3(of["logp"], of["reference"])
-    if "value_loss" in of:
-        metrics["value/loss"], metrics["value/clip_fraction"] = of["value_loss"].mean(), of["value_clipped"].mean()
+    metrics |= {_NAMES.get(name, f"policy/{name}"): of[name].mean() for name in sorted(of.keys() - _GIVEN)}
+    return {name: value.item() for name, value in metrics.items()} | _sizes(steps)
+
+
+_GIVEN = {"samples", "sampled", "behaviour", "proximal", "reference", "logp", "entropy", "loss", "weight"}
+"""Columns with metrics of their own."""
+_NAMES = {
+    "clipped": "policy/clip_fraction",
+    "dual_clipped": "policy/dual_clip_fraction",
+    "value_loss": "value/loss",
+    "value_clipped": "value/clip_fraction",
+}
+"""The names of metrics, the means of columns, where they are not `policy/COLUMN`."""
+
+
+def _of_actions(result: OfTokens) -> OfTokens:
+    """Return the numbers of the tokens that the policy sampled."""
+    sampled = result["sampled"] > 0
+    return result if sampled.all() else {name: values[sampled] for name, values in result.items()}
+
+
+def _sizes(steps: Sequence[Step]) -> Metrics:
+    """Compute the metrics of whole steps, and of observations."""
     computed = sum(step.computed_tokens for step in steps)
-    return {name: value.item() for name, value in metrics.items()} | {
+    observed = torch.cat([step.result["logp"][step.result["sampled"] == 0] for step in steps])
+    metrics = {"tokens/observed": float(len(observed)), "policy/observed_loss": -observed.mean().item()}
+    return (metrics if len(observed) else {}) | {
         "tokens/padding_share": 1 - computed / sum(step.padded_tokens for step in steps),
         "tokens/shared_share": 1 - computed / sum(step.tokens for step in steps),
         "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
@@ -128,8 +155,9 @@ def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version:
         "length": np.array([len(sample.token_ids) for sample in samples]),
         "staleness": version - np.concatenate([sample.versions for sample in samples]),
         "advantage": np.concatenate(advantages),
-        "ratio": torch.cat([step.result["ratio"] for step in steps]).cpu().numpy(),
     }
+    if "ratio" in steps[0].result:
+        observed["ratio"] = torch.cat([_of_actions(step.result)["ratio"] for step in steps]).cpu().numpy()
     binned = {name: np.histogram(values[np.isfinite(values)], BINS) for name, values in observed.items()}
     return {name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in binned.items()}
 

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from configs.policy import LoRA
-from configs.train import PPO
+from configs.train import Train
 from storage.versions.adapters import attach, save, stored_name
 from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
@@ -34,7 +34,7 @@ CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
 
-def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE, adapter: Path | None = None) -> PreTrainedModel:
+def load_policy(folder: Path, train: Train, mesh: Mesh = ALONE, adapter: Path | None = None) -> PreTrainedModel:
     """Load a causal language model with float32 weights from safetensors, and set it up for training.
 
     With the folder of an adapter, only the adapter can be trained. On a mesh each rank reads only its own rows, one
@@ -45,8 +45,8 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE, adapter: Path | None
             cannot be divided among ranks, which read and write the files one weight after the other.
     """
     if mesh.size == 1:
-        return set_up(load_model(folder, adapter), ppo)
-    model, device, stored = empty_model(folder), device_of(ppo), StoredTensors(folder, "model")
+        return set_up(load_model(folder, adapter), train)
+    model, device, stored = empty_model(folder), device_of(train), StoredTensors(folder, "model")
     files = FileNames(model)
     stored_buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
     expected = {of_file for name, value in model.named_parameters() for of_file in files.split(name, value)}
@@ -59,7 +59,7 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE, adapter: Path | None
         buffer.data = buffer.data.to(device)
     if adapter:
         attach(model, adapter)
-    shard(_for_training(model, device, ppo), mesh)
+    shard(_for_training(model, device, train), mesh)
     of_adapter = StoredTensors(adapter, Path(ADAPTER_FILES[1]).stem) if adapter else None
 
     def read(name: str, start: int, end: int) -> Tensor:
@@ -71,31 +71,31 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE, adapter: Path | None
     return model
 
 
-def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
-    """Move a model onto `ppo.device` and let it compute in the way that is fastest there.
+def set_up(policy: PreTrainedModel, train: Train) -> PreTrainedModel:
+    """Move a model onto `train.device` and let it compute in the way that is fastest there.
 
     The model is in evaluation mode, since dropout would make the trained policy differ from the sampled one. With
     gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
     have no dropout).
     """
-    policy.to(device_of(ppo))  # type: ignore[arg-type]  # wrapped by a decorator without types
+    policy.to(device_of(train))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
         parameter.data = parameter.data.clone()  # a mapped file has another alignment, which changes the last bits
-    return _for_training(policy, policy.device, ppo)
+    return _for_training(policy, policy.device, train)
 
 
-def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> PreTrainedModel:
+def _for_training(policy: PreTrainedModel, device: torch.device, train: Train) -> PreTrainedModel:
     plain = is_plain(policy.config)
-    if plain and suits(device, ppo):
-        accelerate(policy, ppo)
+    if plain and suits(device, train):
+        accelerate(policy, train)
     elif device.type == "cpu":
         use_onednn(policy.base_model)
-        if plain and ppo.kernels == "auto":  # the output layer of other models may have a bias
+        if plain and train.kernels == "auto":  # the output layer of other models may have a bias
             round_factors(policy)
-    if ppo.gradient_checkpointing:
+    if train.gradient_checkpointing:
         refuse_noise(policy)
         policy.gradient_checkpointing_enable({"use_reentrant": False})
-    policy.train(ppo.gradient_checkpointing)
+    policy.train(train.gradient_checkpointing)
     return policy
 
 
@@ -150,10 +150,10 @@ def make_canary(model: PreTrainedModel) -> Canary:
     return Canary(ids.tolist(), logp.tolist())
 
 
-def device_of(ppo: PPO) -> torch.device:
+def device_of(train: Train) -> torch.device:
     """Return the device of the trainer; several ranks of a host have chosen one GPU each (`torch.cuda.set_device`)."""
-    if ppo.device != "auto":
-        return torch.device(ppo.device)
+    if train.device != "auto":
+        return torch.device(train.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

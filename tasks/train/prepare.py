@@ -1,4 +1,4 @@
-"""Preparation of an update before its first step: compute logprobs and values of all tokens, then advantages."""
+"""Preparation of an update before its first step: compute logprobs and values of all tokens, then what each gets."""
 
 import math
 import time
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from storage.visible import Fleeting
-from tasks.train.advantages import Estimated, Observed, estimate
+from tasks.train.advantages import Observed
+from tasks.train.algorithms.algorithm import Assignment
 from tasks.train.batches import Columns, batching_for
-from tasks.train.kl import kl_estimate
+from tasks.train.losses import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, bootstrap_values, broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.samples import Floats, Logprobs, Sample
@@ -37,8 +38,9 @@ class Preparation:
         self, train_state: TrainState, temperature: float, samples: Sequence[Sample], report: Callable[[str], None]
     ) -> None:
         self._train_state, self._temperature, self._samples, self._report = train_state, temperature, samples, report
-        self._ppo, self._all = train_state.ppo, range(len(samples))
-        self._batching = batching_for(train_state.model, train_state.ppo, train_state.mesh)
+        self._algorithm, self._all = train_state.algorithm, range(len(samples))
+        self._kl = self._algorithm.knobs.kl
+        self._batching = batching_for(train_state.model, train_state.knobs, train_state.mesh)
         self._metrics: Metrics = {}
 
     def prepare(self, epochs: Epochs) -> tuple[list[Columns], Metrics]:
@@ -48,34 +50,59 @@ class Preparation:
             the columns of each sample, and metrics.
 
         Raises:
-            ValueError: a number is NaN or infinite, in which case the message names the trajectories; or the advantage
-                estimator gives no returns, which a critic needs.
+            ValueError: a number is NaN or infinite, in which case the message names the trajectories; or the algorithm
+                gives what cannot be trained on.
         """
-        state, reference = self._train_state, ByIndex()
+        state, reference, teacher = self._train_state, ByIndex(), ByIndex()
         proximal = self._proximal(epochs)
         if scorer := state.reference_scorer(self._temperature):
             reference = self._score("reference logprobs", scorer, self._all)
+        if state.teacher:
+            teacher = self._score("the teacher's logprobs", logprob_scorer(state.teacher, self._temperature), self._all)
         values = self._score("values", state.values, self._all) if state.critic else {}
-        observed = self._observed(self._penalties(proximal, reference), values)
-        estimated = estimate(self._samples, observed, self._ppo.advantage)
-        refuse_broken("advantages", self._samples, broken(enumerate(estimated.advantages)))
+        observed = self._observed(self._penalties(proximal, reference), values, teacher)
+        assigned = self._algorithm.assign(self._samples, observed)
+        self._check(assigned)
         columns = [
-            Columns(advantages, proximal.get(index), reference.get(index), values.get(index))
-            for index, advantages in enumerate(estimated.advantages)
+            Columns(
+                advantages=assigned.advantages[index],
+                weights={name: weights[index] for name, weights in assigned.weights.items()},
+                proximal=proximal.get(index),
+                reference=reference.get(index),
+                values=values.get(index),
+            )
+            for index in self._all
         ]
+        for of_sample, observations in zip(columns, assigned.observations or (), strict=False):
+            of_sample.observations, of_sample.observation_weights = observations
         if state.critic:
-            self._set_returns(columns, observed, estimated)
+            self._set_returns(columns, observed, assigned)
         return columns, self._metrics
 
+    def _check(self, assigned: Assignment) -> None:
+        """Refuse numbers that are not finite, and arrays of other lengths than those of the tokens."""
+        lengths, named = [len(sample.actions) for sample in self._samples], self._algorithm.knobs.type
+        for name, arrays in {"advantages": assigned.advantages, **assigned.weights}.items():
+            if [len(array) for array in arrays] != lengths:
+                raise ValueError(
+                    f"algorithm.type={named} gave {name} of {len(arrays)} samples with {sum(map(len, arrays))} action "
+                    f"tokens, but there are {len(lengths)} samples with {sum(lengths)}: give a number for each token"
+                )
+            refuse_broken(
+                name if name == "advantages" else f"weights of {name}", self._samples, broken(enumerate(arrays))
+            )
+        of_observations = [each.weights for each in assigned.observations or ()]
+        refuse_broken("weights of observations", self._samples, broken(enumerate(of_observations)))
+
     def _proximal(self, epochs: Epochs) -> ByIndex:
-        """Compute logprobs under the present weights, or return the behaviour logprobs if `ppo` asks for those.
+        """Compute logprobs under the present weights, or return the behaviour logprobs if the algorithm uses those.
 
         With one epoch its first minibatch needs no pass here, unless the KL goes into the reward: it is trained on with
         the same weights, so its training pass gives its proximal logprobs, bit for bit.
         """
-        if self._ppo.objective == "behaviour":
+        if not self._algorithm.recomputes:
             return {index: sample.behaviour for index, sample in enumerate(self._samples)}
-        known = set(epochs[0][0]) if len(epochs) == 1 and not self._ppo.kl.in_reward else set()
+        known = set(epochs[0][0]) if len(epochs) == 1 and not self._kl.in_reward else set()
         rest = [index for index in self._all if index not in known]
         return self._score("proximal logprobs", logprob_scorer(self._train_state.model, self._temperature), rest)
 
@@ -92,7 +119,7 @@ class Preparation:
 
     def _penalties(self, proximal: ByIndex, reference: ByIndex) -> list[Floats]:
         """Compute each sample's token rewards [A]: `-kl_ctl * KL` if the KL goes into the reward, else 0."""
-        kl, coefficient = self._ppo.kl, self._train_state.kl_ctl
+        kl, coefficient = self._kl, self._train_state.kl_ctl
         if not kl.in_reward:
             return [np.zeros(len(sample.actions)) for sample in self._samples]
         estimates = [
@@ -103,14 +130,14 @@ class Preparation:
         self._metrics |= {"kl/kl_ctl": coefficient, "kl/trajectory": of_trajectory}
         return [-coefficient * of_tokens for of_tokens in estimates]
 
-    def _observed(self, penalties: Sequence[Floats], values: ByIndex) -> list[Observed]:
-        """Collect penalties and, with a critic, values in units of returns.
+    def _observed(self, penalties: Sequence[Floats], values: ByIndex, teacher: ByIndex) -> list[Observed]:
+        """Collect penalties, a teacher's logprobs and, with a critic, values in units of returns.
 
         If a sample's return after its last turn is unknown, bootstrap it with the critic's value of what would follow.
         """
         critic, samples = self._train_state.critic, self._samples
         if critic is None:
-            return [Observed(penalty) for penalty in penalties]
+            return [Observed(penalty, teacher=teacher.get(index)) for index, penalty in enumerate(penalties)]
         unknown = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._train_state.precision():
             after = bootstrap_values(self._train_state.values, samples, unknown, self._batching)
@@ -118,21 +145,22 @@ class Preparation:
         rest = {index: sample.after or 0.0 for index, sample in enumerate(samples)}
         rest |= {index: critic.norm.denormalise(value) for index, value in after.items()}
         return [
-            Observed(penalty, critic.norm.denormalise(_tensor(values[index])).numpy(), rest[index])
+            Observed(penalty, critic.norm.denormalise(_tensor(values[index])).numpy(), rest[index], teacher.get(index))
             for index, penalty in enumerate(penalties)
         ]
 
-    def _set_returns(self, columns: Sequence[Columns], observed: Sequence[Observed], estimated: Estimated) -> None:
+    def _set_returns(self, columns: Sequence[Columns], observed: Sequence[Observed], assigned: Assignment) -> None:
         """Add the returns to the value normaliser, then set the normalised returns as the critic's targets."""
         norm = self._train_state.critic and self._train_state.critic.norm
         assert norm
-        if estimated.returns is None:
-            told = "gives no returns for the critic to learn: return them in `Estimated`, or remove ppo.critic"
-            raise ValueError(f"ppo.advantage.type={self._ppo.advantage.type} {told}")
-        returns = np.concatenate(estimated.returns)
+        if assigned.returns is None:
+            told = "gives no returns for the critic to learn: return them in `Estimated`, or remove algorithm.critic"
+            estimator = getattr(self._algorithm.knobs, "advantage", None)
+            raise ValueError(f"algorithm.advantage.type={estimator and estimator.type} {told}")
+        returns = np.concatenate(assigned.returns)
         self._metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), returns)
         norm.update(torch.from_numpy(returns))
-        for of_sample, values in zip(columns, estimated.returns, strict=True):
+        for of_sample, values in zip(columns, assigned.returns, strict=True):
             of_sample.returns = norm.normalise(_tensor(values)).numpy()
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from configs.train import PPO
+from configs.train import Train
 from storage.experts import unpack
 from tasks.train.batches import batching_for
 from tasks.train.passes import logprob_scorer, score_action_tokens
@@ -54,14 +54,14 @@ def recompute(
     Raises:
         ValueError: `folder` holds no model, or some of the weights are missing.
     """
-    ppo = PPO()
-    torch.set_num_threads(ppo.threads)
-    model = load_policy(folder, ppo, adapter=adapter).to(getattr(torch, number_format))
+    train = Train()
+    torch.set_num_threads(train.threads)
+    model = load_policy(folder, train, adapter=adapter).to(getattr(torch, number_format))
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     if replayed := bool(rows) and all(row.experts for row in rows):
         replay_routing(model)
     scorer, tokens = logprob_scorer(model, temperature), [_tokens(row, replayed=replayed) for row in rows]
-    logprobs = score_action_tokens(scorer, tokens, usable, batching_for(model, ppo))
+    logprobs = score_action_tokens(scorer, tokens, usable, batching_for(model, train))
     return [logprobs.get(index) for index in range(len(rows))]
 
 

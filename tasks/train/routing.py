@@ -29,7 +29,7 @@ def replay_routing(model: PreTrainedModel) -> None:
         ValueError: the routers of such a model are not known.
     """
     if model.config.model_type not in KNOWN:
-        what = f"ppo.routing_replay=true needs a mixture of experts of type {', '.join(KNOWN)}"
+        what = f"train.routing_replay=true needs a mixture of experts of type {', '.join(KNOWN)}"
         raise ValueError(f"{what}, but the policy's model_type is {model.config.model_type!r}: leave the knob out")
     for _, router in _routers(model):
         router.given = None
@@ -66,7 +66,7 @@ def refuse_noise(model: PreTrainedModel) -> None:
     if noise := getattr(model.config, "router_jitter_noise", 0):
         raise ValueError(
             f"the policy's config.json has router_jitter_noise={noise}, noise that the engine does not add and that "
-            "ppo.gradient_checkpointing=true would turn on: set it to 0 there, or leave gradient checkpointing out"
+            "train.gradient_checkpointing=true would turn on: set it to 0 there, or leave gradient checkpointing out"
         )
 
 

@@ -19,11 +19,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from configs.algorithms import Credit
 from configs.score import Reward
 from storage.errors import first_few
 from storage.experts import Experts, unpack
@@ -37,7 +37,6 @@ from tasks.train.returns import Ints as Ints
 Logprobs = npt.NDArray[np.float32]
 Scorers = Mapping[str, str]
 """Names of scorers by source of problems; `default` is for all other sources."""
-Credit = Literal["causes", "order"]
 MATH_VERIFY: Scorers = {"default": "math-verify"}
 
 
@@ -95,7 +94,7 @@ def build_samples(
         scores: one for each turn.
         reward: how scores become rewards.
         scorers: who gave the scores; where `reward.shape` is empty, the shape follows from it.
-        credit: `ppo.advantage.credit`, which rewards a return adds up.
+        credit: `algorithm.advantage.credit`, which rewards a return adds up.
         mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
         replay: train with the experts that the engine chose.
 
@@ -120,7 +119,7 @@ def build_samples(
     for fault, ids in (
         ("occur more than once", twice),
         ("have NaN or infinite rewards", broken),
-        ("have no experts of the engine, which ppo.routing_replay=true needs", unrouted),
+        ("have no experts of the engine, which train.routing_replay=true needs", unrouted),
     ):
         if ids:
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")

@@ -1,29 +1,30 @@
 """One optimizer step on a minibatch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from configs.train import Optimizer
-from tasks.train.batches import MicroBatch, Minibatch
-from tasks.train.kl import kl_estimate
-from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
+from tasks.train.batches import Columns, MicroBatch, Minibatch
+from tasks.train.components import Component, LossInputs, Normaliser
 from tasks.train.mesh import Mesh
 from tasks.train.passes import action_logprobs, hidden_states, predicting, refuse_broken
 from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
-from tasks.train.train_state import Critic, TrainState
+from tasks.train.train_state import TrainState
 
 OfTokens = dict[str, Tensor]
-"""The numbers of training passes for their A action tokens, by name: tensors [A] of float64.
+"""The numbers of training passes for their A tokens in the loss, by name: tensors [A] of float64.
 
-`samples` (the index of the token's sample), `behaviour`, `proximal`, `weight`, `logp`, `entropy`, and those of
-`PolicyLoss`; with a reference policy `reference`, with a critic `value_loss` and `value_clipped`.
+`samples` (the index of the token's sample), `sampled`, `behaviour`, `proximal`, `logp`, `entropy`, `loss` (weighted, of
+all components but the critic's) and the metrics of the components' `LossOutputs`, which are 0 where a token does not
+have the component; with a reference policy `reference`, with a critic `value_loss`.
 """
 
 
@@ -31,6 +32,33 @@ def gathered(passes: Sequence[OfTokens], mesh: Mesh) -> OfTokens:
     """Join the results of a minibatch's passes, of all ranks."""
     own = [torch.cat([columns[name] for columns in passes]) for name in passes[0]]
     return dict(zip(passes[0], mesh.gather(torch.stack(own)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A component in a minibatch: its normaliser is that of the whole minibatch."""
+
+    component: Component
+    normaliser: float
+
+
+Terms = Mapping[str, Term]
+
+
+def terms_of(
+    components: Mapping[str, Component], samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int]
+) -> Terms:
+    """Compute the normaliser of each component for the samples at `indices`."""
+
+    def normaliser(name: str, per: Normaliser) -> float:
+        if isinstance(per, float):
+            return per
+        counts = [np.count_nonzero(columns[index].weights[name][samples[index].in_loss]) for index in indices]
+        if name == "ce":
+            counts = [n + len(columns[index].observations) for n, index in zip(counts, indices, strict=True)]
+        return float(max(1, sum(counts) if per == "tokens" else np.count_nonzero(counts)))
+
+    return {name: Term(component, normaliser(name, component.per)) for name, component in components.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +78,27 @@ class Stepper:
 
     Args:
         train_state: the state that the steps change.
-        optimizer: learning rate and gradient clipping.
+        optimizer: gradient clipping.
+        factor: the factor of all learning rates, as a function of the number of steps taken.
         temperature: the temperature at which the tokens were sampled.
     """
 
-    def __init__(self, train_state: TrainState, optimizer: Optimizer, temperature: float) -> None:
+    def __init__(
+        self, train_state: TrainState, optimizer: Optimizer, factor: Callable[[int], float], temperature: float
+    ) -> None:
         self._train_state, self._knobs, self._temperature = train_state, optimizer, temperature
-        self._ppo, self._mesh = train_state.ppo, train_state.mesh
+        self._algorithm, self._mesh, self._factor = train_state.algorithm, train_state.mesh, factor
 
-    def take(self, minibatch: Minibatch, samples: Sequence[Sample]) -> Step:
+    def take(self, minibatch: Minibatch, samples: Sequence[Sample], terms: Terms) -> Step:
         """Take one step of the policy and one of the critic; an early stop skips the policy and a value head on it.
 
-        Gradients are summed over the micro-batches and the ranks. Each token's loss is divided by N, the number of
-        action tokens in the whole minibatch, so padding, the cut into micro-batches, the number of ranks and the order
-        of rows do not matter.
+        Gradients are summed over the micro-batches and the ranks. The normalisers in `terms` are those of the whole
+        minibatch, so padding, the cut into micro-batches, the number of ranks and the order of rows do not matter.
 
         Args:
             minibatch: this rank's micro-batches, of which all ranks have equally many.
             samples: all samples, of which error messages name some.
+            terms: the components of the loss.
 
         Raises:
             ValueError: a loss or gradient is not finite; nothing was changed.
@@ -76,10 +107,10 @@ class Stepper:
         for adamw in train_state.optimizers:
             adamw.zero_grad(set_to_none=True)
         counts = self._mesh.total(torch.tensor([_counts(batch) for batch in minibatch]).sum(0)).tolist()
-        actions, tokens, computed, padded = map(int, counts)
-        result = gathered([*self._passes(minibatch, actions)], self._mesh)
+        tokens, computed, padded = map(int, counts)
+        result = gathered([*self._passes(minibatch, terms)], self._mesh)
         # Checked first: a ratio that overflows must not end the run.
-        limit = self._ppo.early_stop_imp_ratio
+        limit = self._algorithm.early_stop
         too_far = limit is not None and result["ratio"].mean().item() > limit
         stopped = bool(self._mesh.total(torch.tensor(int(too_far))))
         if not stopped:
@@ -102,74 +133,76 @@ class Stepper:
     def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
         for group in adamw.param_groups:
-            group["lr"] = group["full_lr"] * warmup(self._knobs, self._train_state.steps)
+            group["lr"] = group["full_lr"] * self._factor(self._train_state.steps)
         adamw.step()
 
-    def _passes(self, minibatch: Minibatch, actions: int) -> Iterator[OfTokens]:
+    def _passes(self, minibatch: Minibatch, terms: Terms) -> Iterator[OfTokens]:
         """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
         for batch in minibatch:
             reduce_gradients(self._train_state.modules, last=batch is minibatch[-1])
-            yield self._accumulate(batch, actions)
+            yield self._accumulate(batch, terms)
         if self._mesh.size > 1 and self._mesh.devices is None:
             groups = [group for adamw in self._train_state.optimizers for group in adamw.param_groups]
             gradients = (parameter.grad for group in groups for parameter in group["params"])
             self._mesh.add_up(gradient for gradient in gradients if gradient is not None)
 
-    def _accumulate(self, batch: MicroBatch, actions: int) -> OfTokens:
-        """Add the gradients of the micro-batch's loss. `actions` is the number of action tokens in the minibatch."""
-        critic, ppo, model = self._train_state.critic, self._ppo, self._train_state.model
+    def _accumulate(self, batch: MicroBatch, terms: Terms) -> OfTokens:
+        """Add the gradients of the micro-batch's loss."""
+        critic, model = self._train_state.critic, self._train_state.model
         read = partial(action_logprobs, model, batch.rows, batch.places, self._temperature)
         with self._train_state.precision():
-            states, logp, entropy = within(model, lambda: read(entropy_gradient=ppo.entropy_coefficient > 0))
+            states, logp, entropy = within(model, lambda: read(entropy_gradient=self._algorithm.entropy_gradient))
         # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
-        weight = torch.ones_like(proximal)
-        if ppo.objective == "decoupled" and len(proximal):
-            knobs = ppo.behaviour_weight
-            limits = knobs.cap, knobs.mode, knobs.level, knobs.floor
-            weight = behaviour_weights(proximal, batch.behaviour, batch.sequences, *limits)
-        clips = ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip
-        of_policy = policy_loss(logp, proximal, weight, batch.advantages, *clips)
-        loss = of_policy.loss
-        if ppo.kl.in_loss:
-            assert batch.reference is not None
-            loss = loss + ppo.kl.kl_ctl * kl_estimate(logp, batch.reference, ppo.kl.chosen_estimator)
-        if ppo.entropy_coefficient:
-            loss = loss - ppo.entropy_coefficient * entropy
-        total, of_value = loss.sum(), None
-        if critic is not None and critic.own is None:
-            of_value = _value_loss(critic, states, batch)
-            total = total + critic.knobs.value_loss_coefficient * of_value.loss.sum()
-        (total / actions).backward()
-        if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
+        given = batch.behaviour, proximal, batch.advantages, batch.sequences, batch.reference
+        inputs = LossInputs(logp, entropy, *given)
+        columns = {"samples": batch.samples, "sampled": batch.sampled, "behaviour": batch.behaviour}
+        columns |= {"proximal": proximal, "logp": logp, "entropy": entropy, "loss": torch.zeros_like(logp)}
+        if batch.reference is not None:
+            columns["reference"] = batch.reference
+        total, last = logp.new_zeros(()), "value" if critic and critic.own is not None else None
+        for name, term in terms.items():
+            if name != last:
+                if name == "value":
+                    inputs = self._with_values(inputs, states, batch)
+                total = total + self._add(columns, name, term, inputs, batch.weights[name])
+        total.backward()
+        if critic and critic.own is not None:  # after the policy's backward pass, which frees its memory
             own = critic.own
             with self._train_state.precision():
                 states = within(own, lambda: predicting(hidden_states(own, batch.rows), batch.places))
-            of_value = _value_loss(critic, states, batch)
-            (of_value.loss.sum() / actions).backward()
-        given = {"samples": batch.samples, "behaviour": batch.behaviour, "proximal": proximal, "weight": weight}
-        columns = of_policy._asdict() | given | {"logp": logp, "entropy": entropy, "loss": loss}
-        if batch.reference is not None:
-            columns["reference"] = batch.reference
-        if of_value:
-            columns |= {"value_loss": of_value.loss, "value_clipped": of_value.clipped}
+            inputs = self._with_values(inputs, states, batch)
+            self._add(columns, "value", terms["value"], inputs, batch.weights["value"]).backward()
         return {name: values.detach().double() for name, values in columns.items()}
 
+    def _add(self, columns: OfTokens, name: str, term: Term, inputs: LossInputs, weights: Tensor) -> Tensor:
+        """Add the numbers of a component to `columns`, and return its part of the minibatch's loss."""
+        has_it = weights != 0
+        outputs = term.component.loss(inputs if has_it.all() else inputs.of(has_it))
+        loss = term.component.coefficient * _spread(weights[has_it] * outputs.loss, has_it)
+        if name == "value":
+            columns["value_loss"] = _spread(outputs.loss, has_it)
+        else:
+            columns["loss"] = columns["loss"] + loss.detach()
+        columns |= {key: _spread(values, has_it) for key, values in outputs.metrics.items()}
+        return loss.sum() / term.normaliser
 
-def warmup(knobs: Optimizer, step: int) -> float:
-    """Return the fraction of the full learning rate at `step`, counted from 1: it rises linearly."""
-    return min(1.0, step / max(1, knobs.warmup_steps))
+    def _with_values(self, inputs: LossInputs, states: Float[Tensor, "actions width"], batch: MicroBatch) -> LossInputs:
+        assert self._train_state.critic
+        values = self._train_state.critic.read(states)
+        return inputs._replace(values=values, old_values=batch.values, returns=batch.returns)
 
 
-def _value_loss(critic: Critic, states: Float[Tensor, "actions width"], batch: MicroBatch) -> ValueLoss:
-    assert batch.values is not None
-    assert batch.returns is not None
-    return value_loss(critic.read(states), batch.values, batch.returns, critic.knobs.value_eps_clip)
+def _spread(values: Tensor, has_it: Bool[Tensor, " tokens"]) -> Shaped[Tensor, " tokens"]:
+    """Put values of some tokens in their places among all; the others have 0."""
+    if len(values) == len(has_it):
+        return values
+    return torch.zeros(has_it.shape, dtype=torch.float32, device=has_it.device).masked_scatter(has_it, values.float())
 
 
 def _counts(batch: MicroBatch) -> list[int]:
-    """Return the numbers of a micro-batch's action tokens, tokens, tokens without and with padding."""
-    return [len(batch.behaviour), sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
+    """Return the numbers of a micro-batch's tokens, and of those that are computed, without and with padding."""
+    return [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
 
 
 def _norm(parameters: Sequence[nn.Parameter]) -> Float[Tensor, ""]:

@@ -30,6 +30,8 @@ def train(
             with Draft(store, version, "checkpoint", made.nonce) as draft:
                 draft.accept(made.files)
                 parents = [policy, trajectories, scores, *dict.fromkeys(workspace.config.problems.exclusions)]
+                if teacher := workspace.config.models.teacher:
+                    parents.append(layout.checkpoint_of(teacher.checkpoint))
                 base = layout.checkpoint(workspace.name, 0) if workspace.config.policy.lora else None
                 draft.commit(workspace.provenance(), parents, made.metrics, base)
         for statistic in ("mean", "max") if made.metrics["trajectories"] else ():

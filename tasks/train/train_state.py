@@ -22,16 +22,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from configs.algorithms import Algorithm as AlgorithmKnobs
+from configs.algorithms import Critic as CriticKnobs
 from configs.policy import LoRA
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from storage.versions import adapters, model_files
+from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Places, Rows
 from tasks.train.host_moments import HostAdamW, bring_home
 from tasks.train.mesh import Mesh
@@ -90,14 +93,22 @@ class Critic:
     Args:
         policy: the policy in training, whose hidden states a value head reads.
         version_0: folder of policy version 0; a model of its own starts from these weights.
-        ppo: the knobs, with those of the critic.
+        knobs: those of the critic.
+        train: how models are computed.
         optimizer: the policy's knobs; a model of its own gets another AdamW with these knobs.
         mesh: the ranks that share it.
     """
 
-    def __init__(self, policy: PreTrainedModel, version_0: Path, ppo: PPO, optimizer: Optimizer, mesh: Mesh) -> None:
-        assert ppo.critic
-        self.knobs = ppo.critic
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        version_0: Path,
+        knobs: CriticKnobs,
+        train: Train,
+        optimizer: Optimizer,
+        mesh: Mesh,
+    ) -> None:
+        self.knobs = knobs
         self.lr = self.knobs.lr or optimizer.lr
         self.own: PreTrainedModel | None = None
         self.adamw: torch.optim.AdamW | None = None
@@ -109,8 +120,8 @@ class Critic:
         self.head.to(policy.device)
         shard(self.head, mesh)
         if self.knobs.model == "own":
-            self.own = load_policy(version_0, ppo, mesh)
-            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer, ppo.moments)
+            self.own = load_policy(version_0, train, mesh)
+            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer, train.moments)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Iterate over the parameters of the critic alone, without the output layer of a language model."""
@@ -134,7 +145,8 @@ class Critic:
 class TrainState:
     """The policy, its optimizer, critic and reference policy, the RNG and the counts."""
 
-    ppo: PPO
+    algorithm: Algorithm
+    knobs: Train
     model: PreTrainedModel
     critic: Critic | None
     reference: PreTrainedModel | None  # policy version 0, or the moving average of all versions, which starts from it.
@@ -145,6 +157,7 @@ class TrainState:
     steps: int  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     kl_ctl: float
     lora: LoRA | None = None  # the knobs of the adapter, if only an adapter is trained
+    teacher: PreTrainedModel | None = None
 
     def values(self, rows: Rows, places: Places) -> Float[Tensor, " actions"]:
         """Compute the critic's normalised values of the states before the given places.
@@ -157,7 +170,7 @@ class TrainState:
 
     def reference_scorer(self, temperature: float) -> TokenScorer | None:
         """Return the function that computes logprobs under the reference policy; None if there is none."""
-        if self.reference or not (self.lora and self.ppo.kl.kl_ctl):
+        if self.reference or not (self.lora and self.algorithm.knobs.keeps_reference):
             return logprob_scorer(self.reference, temperature) if self.reference else None
         score = logprob_scorer(self.model, temperature)
 
@@ -168,11 +181,11 @@ class TrainState:
         return without_adapter
 
     def precision(self) -> AbstractContextManager[object]:
-        """Return the context in which the models run: autocast if `ppo.autocast` asks for it.
+        """Return the context in which the models run: autocast if `train.autocast` asks for it.
 
         Without its cache, which would keep a bfloat16 copy of every layer's weights on each rank.
         """
-        enabled = self.ppo.autocast == "bfloat16"
+        enabled = self.knobs.autocast == "bfloat16"
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     @property
@@ -192,10 +205,12 @@ def load_train_state(
     state: Path | None,
     version_0: Path | None,
     seed: int,
-    ppo: PPO,
+    algorithm: Algorithm,
+    train: Train,
     optimizer: Optimizer,
     mesh: Mesh,
     adapter: Path | None = None,
+    teacher: tuple[Path, Path | None] | None = None,
 ) -> TrainState:
     """Read what `save_train_state` wrote.
 
@@ -205,39 +220,49 @@ def load_train_state(
         version_0: folder of that policy version, from which a reference policy or a critic of its own starts. None:
             `model`.
         seed: seed of a new RNG.
-        ppo: the algorithm's knobs.
+        algorithm: the algorithm.
+        train: how models are computed.
         optimizer: the optimizer's knobs.
         mesh: the ranks that share the models.
         adapter: folder of the policy's adapter, which alone is trained then.
+        teacher: folders of a teacher and of its adapter, if it has one.
 
     Raises:
         ValueError: a folder holds no model.
-        FileNotFoundError: the state was saved with other settings of `ppo`.
+        FileNotFoundError: the state was saved with other settings of `algorithm`.
     """
-    fixed_reference = ppo.kl.kl_ctl > 0 and ppo.kl.reference == "fixed"
+    knobs = algorithm.knobs
+    fixed_reference = knobs.keeps_reference and knobs.kl.reference == "fixed"
     assert version_0 or adapter or state is None or not fixed_reference, "the policy would be compared with itself"
-    policy, begin = load_policy(model, ppo, mesh, adapter), version_0 or model
-    if ppo.routing_replay:
+    policy, begin = load_policy(model, train, mesh, adapter), version_0 or model
+    if train.routing_replay:
         replay_routing(policy)
-    critic = Critic(policy, begin, ppo, optimizer, mesh) if ppo.critic else None
+    critic = Critic(policy, begin, knobs.critic, train, optimizer, mesh) if knobs.critic else None
     parameters = [(optimizer.lr, list(trained(policy).values()))]
     if critic and critic.own is None:
         parameters.append((critic.lr, critic.parameters()))
     train_state = TrainState(
-        ppo=ppo,
+        algorithm=algorithm,
+        knobs=train,
         model=policy,
         critic=critic,
         lora=model_files.read_adapter(adapter) if adapter else None,
-        reference=load_policy(begin, ppo, mesh).requires_grad_(False) if ppo.kl.kl_ctl and not adapter else None,
-        adamw=make_adamw(parameters, optimizer, ppo.moments),
+        reference=_frozen(begin, train, mesh) if knobs.keeps_reference and not adapter else None,
+        adamw=make_adamw(parameters, optimizer, train.moments),
         mesh=mesh,
         generator=torch.Generator().manual_seed(seed),
         steps=0,
-        kl_ctl=ppo.kl.kl_ctl,
+        kl_ctl=knobs.kl.kl_ctl,
+        teacher=_frozen(teacher[0], train, mesh, teacher[1]) if teacher else None,
     )
     if state is not None:
         _restore(train_state, state)
     return train_state
+
+
+def _frozen(folder: Path, train: Train, mesh: Mesh, adapter: Path | None = None) -> PreTrainedModel:
+    """Load a model that is not trained."""
+    return load_policy(folder, train, mesh, adapter).requires_grad_(False)
 
 
 def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
@@ -259,13 +284,13 @@ def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
         weights = {f"weight/{name}": parameter for name, parameter in named.items()}
         save_tensors(state, _CRITIC, weights | _moments(named, critic.adamw or train_state.adamw), mesh)
         counts["value_norm"] = critic.norm.sums
-    if train_state.reference and train_state.ppo.kl.reference == "ema":
+    if train_state.reference and train_state.algorithm.knobs.kl.reference == "ema":
         save_tensors(state, _REFERENCE, dict(train_state.reference.named_parameters()), mesh)
     if mesh.rank == 0:
         (state / _COUNTS).write_text(json.dumps(counts) + "\n")
 
 
-def adapt(state: Path, before: Mapping[str, Any], ppo: PPO, *, other_weights: bool = False) -> None:
+def adapt(state: Path, before: AlgorithmKnobs, now: AlgorithmKnobs, *, other_weights: bool = False) -> None:
     """Note in a stored state what begins anew, because another run with other settings continues it (`policy.fork`).
 
     A critic of another kind does, a moving reference policy where there was none, and the KL coefficient if any knob of
@@ -273,20 +298,20 @@ def adapt(state: Path, before: Mapping[str, Any], ppo: PPO, *, other_weights: bo
 
     Args:
         state: the folder, whose state.json is changed.
-        before: the section `ppo` of the run that saved it.
-        ppo: that of the run that continues it.
+        before: the section `algorithm` of the run that saved it.
+        now: that of the run that continues it.
         other_weights: the run does not train the parameters that the moments in the state belong to.
     """
-    counts, kind = json.loads((state / _COUNTS).read_text()), ppo.critic.model if ppo.critic else None
-    anew, kl = set(counts.get(_ANEW, ())), ppo.kl.model_dump(mode="json")
+    counts = json.loads((state / _COUNTS).read_text())
+    anew, kinds = set(counts.get(_ANEW, ())), [knobs.critic and knobs.critic.model for knobs in (before, now)]
     if other_weights:
         anew.add(_OPTIMIZER)
-    if kind != (before["critic"] or {}).get("model"):
+    if kinds[0] != kinds[1]:
         anew.add(_CRITIC)
-    if not (before["kl"]["kl_ctl"] and before["kl"]["reference"] == "ema"):
+    if not (before.kl.kl_ctl and before.kl.reference == "ema"):
         anew.add(_REFERENCE)
-    if before["kl"] != kl:
-        counts["kl_ctl"] = ppo.kl.kl_ctl
+    if before.kl != now.kl:
+        counts["kl_ctl"] = now.kl.kl_ctl
     (state / _COUNTS).write_text(json.dumps(counts | {_ANEW: sorted(anew)}) + "\n")
 
 
@@ -313,7 +338,7 @@ def _restore(train_state: TrainState, state: Path) -> None:
             parameter.copy_(like(parameter, functools.partial(stored.rows, f"weight/{name}")))
         _restore_moments(named, critic.adamw or train_state.adamw, stored)
         critic.norm.sums = [float(value) for value in counts["value_norm"]]
-    if train_state.reference and train_state.ppo.kl.reference == "ema" and _REFERENCE not in anew:
+    if train_state.reference and train_state.algorithm.knobs.kl.reference == "ema" and _REFERENCE not in anew:
         stored = StoredTensors(state, _REFERENCE)
         for name, parameter in train_state.reference.named_parameters():
             parameter.copy_(like(parameter, functools.partial(stored.rows, name)))

@@ -1,28 +1,35 @@
-"""The trainer: runs PPO updates on stored rows, and saves the state from which training continues."""
+"""The trainer: runs updates on stored rows, and saves the state from which training continues."""
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from configs import Config
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from storage.visible import Fleeting
-from tasks.train.batches import Columns, batching_for, draw_minibatches, make_minibatch
+from tasks.train.algorithms import make_algorithm
+from tasks.train.algorithms.algorithm import Algorithm
+from tasks.train.batches import Batching, Columns, batching_for, draw_minibatches, make_minibatch
 from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import histograms, sample_metrics, step_metrics
 from tasks.train.orders import Progress
+from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
-from tasks.train.step import Step, Stepper, warmup
+from tasks.train.schedules import factor
+from tasks.train.step import Step, Stepper, terms_of
 from tasks.train.train_state import TrainState, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
@@ -42,7 +49,10 @@ _NOTHING_RIGHT = (
 _NOTHING = (
     "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context with an "
     "unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and _ub, "
-    "rollout.max_resampling_rounds, ppo.mask_truncated and inference.max_model_len"
+    "rollout.max_resampling_rounds, train.mask_truncated and inference.max_model_len"
+)
+_NOTHING_CHOSEN = (
+    "ALARM: nothing to train on: algorithm.type=%s chose no token of %d trajectories. The policy is not changed"
 )
 
 
@@ -53,27 +63,32 @@ class Trainer:
     the same number of threads, the same state and the same rows give the same weights bit for bit, in any process.
 
     Args:
-        ppo: the algorithm.
-        optimizer: the knobs of AdamW.
+        algorithm: what each token gets, and the policy loss.
+        train: how updates are computed.
+        optimizer: the knobs of AdamW and of its schedule.
         reward: how scores become rewards.
         temperature: the temperature at which the trajectories were sampled.
         max_head_offpolicyness: the largest staleness of a token; trajectories with older tokens are left out. None: no
             limit.
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
         scorers: who gave the scores, by source of problems.
+        updates: number of updates of the whole run, over which the learning rate follows its schedule.
     """
 
     def __init__(
         self,
-        ppo: PPO,
+        algorithm: Algorithm,
+        train: Train,
         optimizer: Optimizer,
         reward: Reward,
         temperature: float = 1.0,
         max_head_offpolicyness: int | None = None,
         mesh: Mesh = ALONE,
         scorers: Scorers = MATH_VERIFY,
+        updates: int = 1,
     ) -> None:
-        self._ppo, self._knobs, self._reward, self._temperature = ppo, optimizer, reward, temperature
+        self._algorithm, self._knobs, self._optimizer, self._reward = algorithm, train, optimizer, reward
+        self._temperature, self._updates = temperature, updates
         self._scorers, self._max_staleness, self._mesh = scorers, max_head_offpolicyness, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
@@ -83,22 +98,33 @@ class Trainer:
     def of(cls, config: Config, mesh: Mesh = ALONE) -> "Trainer":
         """Make the trainer of a run."""
         oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
-        return cls(config.ppo, config.optimizer, config.reward, temperature, oldest, mesh, config.score.by_source)
+        algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
+        return cls(
+            *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
+            *(config.score.by_source, config.run.iterations),
+        )
 
     def load(
-        self, model: Path, state: Path | None, seed: int, version_0: Path | None = None, adapter: Path | None = None
+        self,
+        model: Path,
+        state: Path | None,
+        seed: int,
+        version_0: Path | None = None,
+        adapter: Path | None = None,
+        teacher: tuple[Path, Path | None] | None = None,
     ) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
 
         With the folder of an adapter, only the adapter is trained. Without `state` a new state starts, with an RNG
-        seeded by `seed`. `version_0` is the folder of that policy version; it is used if `ppo.needs_first`. None:
-        `model`.
+        seeded by `seed`. `version_0` is the folder of that policy version; it is used if the algorithm `needs_first`.
+        None: `model`. `teacher` has the folders of a model that the algorithm distils, and of its adapter.
 
         Raises:
             ValueError: a folder holds the wrong files.
         """
-        torch.set_num_threads(self._ppo.threads)
-        self._loaded = load_train_state(model, state, version_0, seed, self._ppo, self._knobs, self._mesh, adapter)
+        torch.set_num_threads(self._knobs.threads)
+        settings = self._algorithm, self._knobs, self._optimizer, self._mesh
+        self._loaded = load_train_state(model, state, version_0, seed, *settings, adapter, teacher)
 
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer), or the adapter, to `model`, and the rest to `state`."""
@@ -131,7 +157,7 @@ class Trainer:
                 would have used it); the message names the trajectories.
         """
         self.holds = None
-        torch.set_num_threads(self._ppo.threads)
+        torch.set_num_threads(self._knobs.threads)
         report = progress or (lambda _: None)
         samples, left_out = self._samples(rows, scores, version)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
@@ -142,21 +168,24 @@ class Trainer:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         train_state, start = self._train_state, time.perf_counter()
         epochs = [
-            draw_minibatches(samples, self._ppo.ppo_n_minibatches, train_state.generator)
-            for _ in range(self._ppo.epochs)
+            draw_minibatches(samples, self._knobs.minibatches, train_state.generator) for _ in range(self._knobs.epochs)
         ]
         columns, prepared = Preparation(train_state, self._temperature, samples, report).prepare(epochs)
         middle = time.perf_counter()
-        steps = self._train(samples, columns, epochs, report)
+        steps, of_steps = self._train(samples, columns, epochs, version, report)
+        if not steps:
+            logger.warning(_NOTHING_CHOSEN, self._algorithm.knobs.type, len(samples))
+            return dict.fromkeys(NO_UPDATE, 0.0) | counts
         seconds = time.perf_counter() - middle
         self._follow(prepared.get("kl/trajectory"), len(samples))
         return {
             **sample_metrics(samples, version),
-            **step_metrics(steps, self._ppo),
+            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **of_steps,
             **prepared,
             **counts,
             "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
-            "optimizer/lr": self._knobs.lr * warmup(self._knobs, train_state.steps),
+            "optimizer/lr": self._optimizer.lr * self._factor(version)(train_state.steps),
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
@@ -173,7 +202,7 @@ class Trainer:
         samples = self._built(trajectories, scores)
         if not samples:
             return None
-        loaded = load_policy(other, self._ppo, self._mesh, adapter)
+        loaded = load_policy(other, self._knobs, self._mesh, adapter)
         return mean_kl(self._train_state, loaded, samples, self._temperature)
 
     @property
@@ -189,9 +218,9 @@ class Trainer:
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter.
         """
-        trainable = self._built(trajectories, scores, replay=self._ppo.routing_replay)
+        trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         recent = trainable if self._max_staleness is None else within_staleness(trainable, version, self._max_staleness)
-        samples = recent if self._ppo.critic else with_known_returns(recent)
+        samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
@@ -210,7 +239,7 @@ class Trainer:
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
     ) -> list[Sample]:
-        credit, masked = self._ppo.advantage.credit, self._ppo.mask_truncated
+        credit, masked = self._algorithm.knobs.credit, self._knobs.mask_truncated
         return build_samples(
             trajectories,
             scores,
@@ -222,25 +251,58 @@ class Trainer:
         )
 
     def _train(
-        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, report: Progress
-    ) -> list[Step]:
-        train_state, steps = self._train_state, list[Step]()
-        stepper, total = Stepper(train_state, self._knobs, self._temperature), sum(map(len, epochs))
-        batching = batching_for(train_state.model, self._ppo, train_state.mesh)
+        self,
+        samples: Sequence[Sample],
+        columns: Sequence[Columns],
+        epochs: Epochs,
+        version: int,
+        report: Progress,
+    ) -> tuple[list[Step], dict[str, float]]:
+        """Take a step for each minibatch that has anything in the loss; return them, and metrics of the algorithm."""
+        train_state, steps, told = self._train_state, list[Step](), list[dict[str, float]]()
+        components = {name: self._algorithm.component(name) for name in columns[0].weights}
+        stepper = Stepper(train_state, self._optimizer, self._factor(version), self._temperature)
+        batching, total = batching_for(train_state.model, self._knobs, train_state.mesh), sum(map(len, epochs))
         for indices in (indices for minibatches in epochs for indices in minibatches):
-            minibatch = make_minibatch(samples, columns, indices, batching)
+            present = columns
+            if self._algorithm.needs_current:
+                present, metrics = self._reweighed(samples, columns, indices, batching)
+                told.append(metrics)
+            minibatch = make_minibatch(samples, present, indices, batching)
             if not minibatch:
-                continue  # the token limit cut all of its turns, and they are masked
-            step = stepper.take(minibatch, samples)
+                continue  # nothing in it has a weight, or the token limit cut all of its turns and they are masked
+            step = stepper.take(minibatch, samples, terms_of(components, samples, present, indices))
             steps.append(step)
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
             line = f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}"
             report(line if stopped else Fleeting(line))
-        return steps
+        names = {name for metrics in told for name in metrics}
+        return steps, {name: float(np.mean([m[name] for m in told if name in m])) for name in sorted(names)}
+
+    def _reweighed(
+        self, samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int], batching: Batching
+    ) -> tuple[list[Columns], dict[str, float]]:
+        """Return the columns with the weights that the algorithm gives a minibatch by the present weights."""
+        train_state, chosen = self._train_state, sorted(indices)
+        with train_state.precision():
+            scorer = logprob_scorer(train_state.model, self._temperature)
+            current = score_action_tokens(scorer, samples, chosen, batching)
+        refuse_broken("logprobs", samples, broken(current.items()), "the step was not taken")
+        reference = {index: values for index in chosen if (values := columns[index].reference) is not None}
+        factors, metrics = self._algorithm.reweigh({i: samples[i] for i in chosen}, current, reference)
+        present = list(columns)
+        for index, of_sample in factors.items():
+            weights = {name: values * of_sample for name, values in columns[index].weights.items()}
+            present[index] = replace(columns[index], weights=weights)
+        return present, metrics
+
+    def _factor(self, version: int) -> Callable[[int], float]:
+        """Return the factor of the learning rates as a function of the steps, in the update of a policy version."""
+        return partial(factor, self._optimizer, version, self._updates)
 
     def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
         """Update what changes once per update: an adaptive KL coefficient and a moving reference policy."""
-        train_state, kl = self._train_state, self._ppo.kl
+        train_state, kl = self._train_state, self._algorithm.knobs.kl
         if kl.adaptive and trajectory_kl is not None:
             train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
         if train_state.reference and kl.reference == "ema":

@@ -44,7 +44,8 @@ class VersionTrainer:
     def __init__(self, config: Config, mesh: "Mesh | None" = None) -> None:
         self._config, self._ranks = config, mesh
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
-        self._version_0 = layout.checkpoint(config.run.name, 0)
+        self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
+        self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher else None
 
     @cached_property
     def _mesh(self) -> "Mesh":
@@ -74,14 +75,18 @@ class VersionTrainer:
         rows, scores = self._rows(order.trajectories, order.scores)
         if trainer.holds != order.policy:
             checkpoint = self._open(order.policy, state=True)
-            version_0 = self._open(self._version_0).model if self._config.ppo.needs_first else None
-            trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, version_0, checkpoint.adapter)
+            version_0 = self._open(self._version_0).model if self._config.algorithm.needs_first else None
+            taught_by = self._open(self._teacher) if self._teacher else None
+            teacher = (taught_by.model, taught_by.adapter) if taught_by else None
+            seed, adapter = self._config.run.seed, checkpoint.adapter
+            trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
         rows, metrics = self._without_excluded(rows, order.trajectories, progress)
         metrics |= trainer.update(rows, scores, order.policy.number, progress)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order.policy)
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
-            trim_to_limit(self._store, self._config.storage, (self._version_0, order.policy, order.version))
+            in_use = [self._version_0, order.policy, order.version, *([self._teacher] if self._teacher else [])]
+            trim_to_limit(self._store, self._config.storage, in_use)
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 

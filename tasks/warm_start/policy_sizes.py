@@ -11,7 +11,6 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.errors import UnavailableError
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion
 from storage.versions import model_files
 from storage.versions.checkpoints import manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
@@ -74,16 +73,12 @@ def _open_without_weights(config: Config, wanted: Sequence[str]) -> Path:
     return fetch_folder(store, manifest, "model", Path(config.storage.cache), leave_out=WEIGHTS)
 
 
-def forked_checkpoint(policy: Policy) -> PolicyVersion:
-    """Return the version of the checkpoint that `policy.fork` names."""
-    assert policy.fork
-    run, _, number = policy.fork.rpartition("@")
-    return layout.checkpoint(run, int(number))
-
-
 def policy_place(config: Config) -> str:
     """Return `policy.path`, or the URI of the checkpoint of `policy.fork`."""
-    return config.policy.path or Store.of(config.storage).uri(forked_checkpoint(config.policy))
+    if config.policy.path:
+        return config.policy.path
+    assert config.policy.fork
+    return Store.of(config.storage).uri(layout.checkpoint_of(config.policy.fork))
 
 
 def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | None, tuple[int, ...]]":

@@ -10,17 +10,19 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config
+from configs.algorithms import read_algorithm
 from configs.evaluate import HELD_OUT
 from configs.problems import StoredSource
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
+from tasks.agents.chat import load_tokenizer
 from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.check import check_new_run, problems_of
 from tasks.run.workspace import Workspace
-from tasks.warm_start.policy_sizes import forked_checkpoint, lesson
+from tasks.warm_start.policy_sizes import lesson
 
 _STEPS_PER_LINE = 100
 
@@ -68,6 +70,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
             get_run_logger().info("importing the policy from %s", config.policy.path)
             if origin := import_policy(config.policy.path, folder, workspace.cache, workspace.store):
                 parents.append(origin)
+        _check_teacher(workspace, folder)
         # Errors of the first rollout show before anything is committed.
         chat = try_out(folder, config)
         for problem_set in sets:
@@ -75,10 +78,10 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         if sets:
             metrics[FIXED_SETS] = dict(zip((TRAIN, HELD_OUT), sets, strict=True))
         adapter = _new_adapter(config, folder, Path(scratch) / "adapter")
-        ppo = config.ppo
-        if ppo.parallel.ranks > 1:  # the model may not fit one GPU
-            ppo = ppo.model_copy(update={"device": "cpu"})
-        canary = canary or make_canary(load_policy(folder, ppo))
+        train = config.train
+        if train.parallel.ranks > 1:  # the model may not fit one GPU
+            train = train.model_copy(update={"device": "cpu"})
+        canary = canary or make_canary(load_policy(folder, train))
         provenance = workspace.provenance()
         checkpoints.commit(
             workspace.store, version, folder, state, canary, provenance, parents, metrics, adapter=adapter
@@ -104,15 +107,41 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
         ValueError: there is no such checkpoint.
         StorageError: it cannot be read, or gc has deleted its data.
     """
-    version = forked_checkpoint(workspace.config.policy)
-    if not manifests.committed(workspace.store, version):
-        raise ValueError(
-            f"policy.fork={workspace.config.policy.fork}: there is no {workspace.store.uri(version)}. These are there: "
-            f"`python -m storage ls --kind checkpoint --run {version.run}`"
-        )
-    version = checkpoints.resolve_policy(workspace.store, version)
+    version = _committed(workspace, "policy.fork", workspace.config.policy.fork or "")
     get_run_logger().info("beginning with %s and its optimizer", version)
     return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
+
+
+def _committed(workspace: Workspace, knob: str, named: str) -> PolicyVersion:
+    """Return the checkpoint `RUN@N` that a knob names; raise ValueError if there is none."""
+    version = layout.checkpoint_of(named)
+    if not manifests.committed(workspace.store, version):
+        raise ValueError(
+            f"{knob}={named}: there is no {workspace.store.uri(version)}. These are there: "
+            f"`python -m storage ls --kind checkpoint --run {version.run}`"
+        )
+    return checkpoints.resolve_policy(workspace.store, version)
+
+
+def _check_teacher(workspace: Workspace, policy: Path) -> None:
+    """Check that the teacher exists, and that token ids mean the same to it as to the policy in a folder.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it has another tokenizer; the message names the first token.
+        StorageError: it cannot be read, or gc has deleted its data.
+    """
+    if not (knobs := workspace.config.models.teacher):
+        return
+    version = _committed(workspace, "models.teacher.checkpoint", knobs.checkpoint)
+    teacher = checkpoints.open_checkpoint(workspace.store, version, workspace.cache)
+    own, its = ({i: token for token, i in load_tokenizer(f).get_vocab().items()} for f in (policy, teacher.model))
+    for number in sorted(own.keys() | its.keys()):
+        if own.get(number) != its.get(number):
+            raise ValueError(
+                f"models.teacher.checkpoint={knobs.checkpoint} has another tokenizer: token {number} is "
+                f"{own.get(number)!r} to the policy and {its.get(number)!r} to the teacher. Distil from a model with "
+                "the policy's tokenizer"
+            )
 
 
 def _continued(forked: Checkpoint, config: Config, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
@@ -134,7 +163,8 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
         return None
     shutil.copytree(forked.state, folder)
     other_weights = bool(forked.adapter or config.policy.lora)
-    adapt(folder, forked.manifest.settings["ppo"], config.ppo, other_weights=other_weights)
+    before = read_algorithm(forked.manifest.settings["algorithm"])
+    adapt(folder, before, config.algorithm, other_weights=other_weights)
     return folder
 
 
@@ -150,4 +180,4 @@ def _warm_start(config: Config, folder: Path) -> dict[str, float]:
             text = "warm start: step %d of at most %d, loss %.3f, sampled right %.2f"
             get_run_logger().info(text, step, knobs.steps, loss, accuracy)
 
-    return make_policy(knobs, taught, feedback, config.run.seed, folder, config.ppo.threads, log_step)
+    return make_policy(knobs, taught, feedback, config.run.seed, folder, config.train.threads, log_step)

@@ -111,7 +111,7 @@ def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, i
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
     overrides += [f"run.overlap={str(staleness > 0).lower()}", f"rollout.max_head_offpolicyness={staleness}"]
     overrides += [f"rollout.problems_per_iteration={PROBLEMS}", f"rollout.group_size={SAMPLES}"]
-    overrides += [f"rollout.concurrency={concurrency}", "ppo.threads=1"]
+    overrides += [f"rollout.concurrency={concurrency}", "train.threads=1"]
     if turn_s:
         overrides += ["agent={type: 'tests.support.waiting_engine:TwoToFiveTurns'}", "inference.max_model_len=512"]
         overrides += ["sampling.max_new_tokens=100"]  # so much that each turn is a request of its own

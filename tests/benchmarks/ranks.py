@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 WARM_UP, ROUNDS = 1, 8
 MESHES = {
-    "own process": ["ppo.threads=2", "run.overlap=true"],
-    "two copies": ["ppo.parallel.replicate=2", "ppo.threads=1"],
-    "two shards": ["ppo.parallel.shard=2", "ppo.threads=1"],
+    "own process": ["train.threads=2", "run.overlap=true"],
+    "two copies": ["train.parallel.replicate=2", "train.threads=1"],
+    "two shards": ["train.parallel.shard=2", "train.threads=1"],
 }
 SHARDS = (1, 2, 4)
-OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5", "optimizer.eps=1e-8", "ppo.ppo_n_minibatches=1"]
+OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5", "optimizer.eps=1e-8", "train.minibatches=1"]
 DATA = {"problems": 16, "samples": 8, "vocabulary": 8192, "longest": 40}
 
 
@@ -61,10 +61,10 @@ def _speed_rows(folder: Path, model: Path) -> list[Row]:
 
     names = ["one process", *MESHES]
     runs = {name: TrainingRun(folder / name, WARM_UP + ROUNDS, model, OPTIONS, data=DATA) for name in names}
-    config = runs["one process"].config("ppo.threads=2")
+    config = runs["one process"].config("train.threads=2")
     times: dict[str, list[Times]] = {name: [] for name in names}
     with ExitStack() as stack:
-        stack.enter_context(connected(runs["one process"].config("ppo.parallel={replicate: 2, shard: 3}")))
+        stack.enter_context(connected(runs["one process"].config("train.parallel={replicate: 2, shard: 3}")))
         trainers: dict[str, OrderedTrainer] = {"one process": VersionTrainer(config)}
         trainers |= {name: stack.enter_context(_ranks(runs[name], *settings)) for name, settings in MESHES.items()}
         for iteration in range(WARM_UP + ROUNDS):
@@ -104,7 +104,7 @@ def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
 
     for shard in SHARDS:
         run = TrainingRun(folder / str(shard), 2, model, OPTIONS, data=DATA)
-        settings = [f"ppo.parallel.shard={shard}", "ppo.threads=1", "run.overlap=true"]
+        settings = [f"train.parallel.shard={shard}", "train.threads=1", "run.overlap=true"]
         with connected(run.config(*settings)), _ranks(run, *settings) as ranks:
             for iteration in range(2):
                 run.train(ranks, iteration)

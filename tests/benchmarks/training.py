@@ -30,18 +30,18 @@ def measure(lab: Lab) -> list[Row]:
 
     config = lab.config()
     trajectories, scores = _play(lab, config)
-    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature)
+    trainer = Trainer.of(config)
     trainer.load(lab.policy.model, None, config.run.seed)
-    model = load_policy(lab.policy.model, config.ppo)
+    model = load_policy(lab.policy.model, config.train)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
-    drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.ppo), trees=False))
+    drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.train), trees=False))
     rounds = []
     for _ in range(WARM_UP + ROUNDS):
         start = time.perf_counter()
         metrics = trainer.update(trajectories, scores, version=0)
         metrics["seconds/all"] = time.perf_counter() - start
         rounds.append((metrics, _bare(model, adamw, next(drawn), config.optimizer.max_grad_norm)))
-    budget = batching_for(model, config.ppo).budget
+    budget = batching_for(model, config.train).budget
     return [_row(rounds[WARM_UP:], budget)]
 
 
@@ -91,10 +91,10 @@ def _minibatches(
     from tasks.train.samples import build_samples
 
     samples = build_samples(trajectories, scores, config.reward)
-    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
-    generator, ppo = torch.Generator().manual_seed(config.run.seed), config.ppo
+    columns = [Columns(np.zeros(len(sample.actions)), {"rl": np.ones(len(sample.actions))}) for sample in samples]
+    generator = torch.Generator().manual_seed(config.run.seed)
     while True:
-        draw = draw_minibatches(samples, ppo.ppo_n_minibatches, generator)
+        draw = draw_minibatches(samples, config.train.minibatches, generator)
         yield [make_minibatch(samples, columns, indices, batching) for indices in draw]
 
 

@@ -48,7 +48,7 @@ def test_versions_are_those_of_one_process(
     assert kinds(store) == kinds(Store(f"{tmp_path}/alone"))
 
 
-RANKS = ["trainer.max_restarts=2", "ppo.parallel.shard=3"]  # more than a node has cores
+RANKS = ["train.max_restarts=2", "train.parallel.shard=3"]  # more than a node has cores
 
 
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: p
     monkeypatch.setattr("tasks.cluster.workers.cpu_build", lambda: False)
     with pytest.raises(ValueError, match=r"a worker needs 1 core and 8 GPU\(s\) on one node, .* but the cluster has"):
         math_mt_ppo("smoke", [*settings, "inference.replicas=8"])
-    ranks = ["ppo.parallel.shard=8", "ppo.ppo_n_minibatches=1"]
+    ranks = ["train.parallel.shard=8", "train.minibatches=1"]
     with pytest.raises(ValueError, match=r"the trainer needs 1 core\(s\) and 0 GPU\(s\) for each of 8 rank\(s\)"):
         math_mt_ppo("smoke", [*settings, *ranks, "run.name=ranks"])
     with pytest.raises(ConnectionError, match="no Ray cluster answers at 127.0.0.1:1"):

@@ -52,14 +52,14 @@ SETUPS = {
         "settings",
         ("node", "flow"),
         {"worker": "ray::WaitingNode"} if SOAK else {},
-        ("trainer.max_restarts=99",),
+        ("train.max_restarts=99",),
         long=False,
     ),
     "ranks": SetUp(
         "settings",
         ("node", "flow"),
         {"worker": "ray::WaitingNode", "rank": "ray::TrainerRank"},
-        ("trainer.max_restarts=99", "ppo.parallel.shard=3"),  # more than a node has cores
+        ("train.max_restarts=99", "train.parallel.shard=3"),  # more than a node has cores
     ),
     "vLLM": SetUp(
         "settings",

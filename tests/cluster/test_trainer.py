@@ -44,14 +44,14 @@ def s3_bucket(tmp_path_factory: pytest.TempPathFactory, s3_server: s3.Endpoint) 
     run = TrainingRun(tmp_path_factory.mktemp("ray"), 0)
     with pytest.MonkeyPatch.context() as environment:
         made = s3.make_bucket(s3_server, environment)
-        with connected(run.config("ppo.parallel={replicate: 2, shard: 2}")):
+        with connected(run.config("train.parallel={replicate: 2, shard: 2}")):
             yield made
 
 
 def ranks_of(run: TrainingRun, replicate: int, shard: int, *overrides: str) -> "RayTrainer":
     from tasks.cluster.trainer import RayTrainer
 
-    config = run.config(f"ppo.parallel={{replicate: {replicate}, shard: {shard}}}", "run.overlap=true", *overrides)
+    config = run.config(f"train.parallel={{replicate: {replicate}, shard: {shard}}}", "run.overlap=true", *overrides)
     return RayTrainer(config, logging.getLogger(__name__).info)
 
 
@@ -157,7 +157,7 @@ def test_killed_ranks_start_again(tmp_path: Path, s3_bucket: str) -> None:
     dice, kills = random.Random(3), Counter[str]()
     disturbed = TrainingRun(tmp_path / "disturbed", KILLS + 1)
     quiet = TrainingRun(tmp_path / "quiet", KILLS + 1, root=f"s3://{s3_bucket}/{tmp_path.name}")
-    with ranks_of(disturbed, 1, 2, f"trainer.max_restarts={KILLS}", "trainer.timeout_s=5") as ranks:
+    with ranks_of(disturbed, 1, 2, f"train.max_restarts={KILLS}", "train.timeout_s=5") as ranks:
         disturbed.train(ranks, 0)
         for iteration in range(1, KILLS + 1):
             blow = strike(ranks, VICTIMS[(iteration - 1) % len(VICTIMS)], scaled(0.0, dice.uniform(0, 0.4)), kills)
@@ -238,8 +238,8 @@ def check_caches(folder: Path, root: str) -> None:
     """Train with two ranks as if each had a node, with caches that may keep nothing but what is in use."""
     run, rank = TrainingRun.reopened(folder, root), dist.get_rank()
     cache = folder / f"cache-{rank}"
-    config = run.config("ppo.parallel.replicate=2", f"storage.cache={cache}", "storage.cache_gib=1e-9")
-    mesh = Mesh.of(config.ppo.parallel, "cpu", 60, ["a", "b"])
+    config = run.config("train.parallel.replicate=2", f"storage.cache={cache}", "storage.cache_gib=1e-9")
+    mesh = Mesh.of(config.train.parallel, "cpu", 60, ["a", "b"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.versions.fetch.RECENT_S", -60.0)
         VersionTrainer(config, mesh).update(run.order(0), print, "nonce")

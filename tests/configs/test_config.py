@@ -65,10 +65,10 @@ def test_another_beginning_leaves_the_adapter() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("ppo.eps_clp=0.3", "did you mean 'eps_clip'"),
+        ("algorithm.eps_clp=0.3", "did you mean 'eps_clip'"),
         ("run.name=../elsewhere", "run.name"),
-        ("rollout.group_size=1", "group baseline"),
-        ("ppo.ppo_n_minibatches=99", "ppo.ppo_n_minibatches=99"),
+        ("rollout.group_size=1", "rollout.group_size=1 leaves algorithm.type=ppo nothing to compare"),
+        ("train.minibatches=99", "train.minibatches=99"),
         ("sampling.temperature=0", "greedy"),
         ("sampling.temperature=0.009", "sampling.temperature: 0.009 is not a temperature that vLLM samples with"),
         ("evaluation={samples: 4, temperature: 2.1}", "evaluation.temperature: 2.1 is not a temperature"),
@@ -83,22 +83,25 @@ def test_another_beginning_leaves_the_adapter() -> None:
         ("cluster.judges=1", "nodes without room for a rollout worker grade"),
         ("cluster.silence_s=10", "has no effect in one process"),
         ("agent.type=no_such_package:Agent", "no module 'no_such_package'; is its folder on PYTHONPATH"),
-        ("ppo.advantage={type: grup}", "did you mean 'group'"),
-        ("ppo.advantage={type: gae}", "set ppo.critic={}"),
-        ("ppo.critic={}", "uses no critic"),
-        ("ppo={advantage: {type: gae, scale_by_std: true}, critic: {}}", "no effect with advantage.type=gae"),
-        ("ppo.kl={kl_ctl: 0.1, place: loss, adaptive: true}", "adaptive=True has no effect with place=loss"),
-        ("ppo={advantage: {type: gae}, critic: {model: own, value_loss_coefficient: 1}}", "optimizer of its own"),
-        ("ppo.advantage.gae_lambda=0.9", "no effect with advantage.type=group"),
-        ("ppo.behaviour_weight={cap: null, mode: mask}", "no effect without a cap"),
-        ("ppo.behaviour_weight={cap: 0.4, floor: 0.5}", "floor=0.5 is not below cap=0.4"),
-        ("ppo.advantage={normalisation: none, bound: 3}", "no effect with advantage.normalisation=none"),
-        ("ppo={objective: behaviour, behaviour_weight: {level: sequence}}", "w is 1 with objective=behaviour"),
+        ("algorithm.advantage={type: grup}", "did you mean 'group'"),
+        ("algorithm.advantage={type: gae}", "set algorithm.critic={}"),
+        ("algorithm.critic={}", "uses no critic"),
+        ("algorithm={advantage: {type: gae, scale_by_std: true}, critic: {}}", "no effect with advantage.type=gae"),
+        ("algorithm.kl={kl_ctl: 0.1, place: loss, adaptive: true}", "adaptive=True has no effect with place=loss"),
+        ("algorithm={advantage: {type: gae}, critic: {model: own, value_loss_coefficient: 1}}", "optimizer of its own"),
+        ("algorithm.advantage.gae_lambda=0.9", "no effect with advantage.type=group"),
+        ("algorithm.behaviour_weight={cap: null, mode: mask}", "no effect without a cap"),
+        ("algorithm.behaviour_weight={cap: 0.4, floor: 0.5}", "floor=0.5 is not below cap=0.4"),
+        ("algorithm.advantage={normalisation: none, bound: 3}", "no effect with advantage.normalisation=none"),
+        ("algorithm={objective: behaviour, behaviour_weight: {level: sequence}}", "w is 1 with objective=behaviour"),
         ("reward.overlong_penalty=2", "without overlong_tokens"),
         ("rollout={generation_size: 8, group_size: 16}", "below rollout.group_size=16"),
         ("reward.overlong_tokens=12", "must be below sampling.max_new_tokens=12"),
         ("run.overlap=true", "set rollout.max_head_offpolicyness=1"),
-        ("ppo.use_decoupled_loss=false", "no knob any more: ppo.objective says it: decoupled, recomputed or behaviour"),
+        (
+            "algorithm.use_decoupled_loss=false",
+            "no knob any more: algorithm.objective says it: decoupled, recomputed or behaviour",
+        ),
         ("policy.warm_start.tool_share=0.2", r"does not offer: set agent\.tools=\[calculator\], or tool_share to 0"),
         ("agent={type: openai, tools: [calculator]}", r"agent\.tools: .* set policy\.warm_start\.tool_share=0\.3"),
         ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
@@ -106,7 +109,7 @@ def test_another_beginning_leaves_the_adapter() -> None:
         ("agent.type=[" + "x," * 400 + "]", r"agent\.type=\['x', 'x', .*more characters: Input should be"),
         ("agent.args.limits=" + "[" * 60_000 + "]" * 60_000, r"agent\.args.* more than 50 lists, .* lie in each other"),
         ("run.seed=18446744073709551616", r"run\.seed=18446744073709551616: Input should be less"),
-        ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
+        ("train.threads=1000000000", r"train\.threads=1000000000"),
         ("inference.urls=['file:///etc/passwd']", r"inference\.urls\.0='file:///etc/passwd': String should match"),
         ("inference.urls=['127.0.0.1:8000']", r"inference\.urls\.0='127\.0\.0\.1:8000': String should match"),
         ("storage.root=''", r"storage\.root='': .* should have at least 1"),
@@ -143,7 +146,7 @@ def test_values_that_can_work_are_accepted(override: str) -> None:
         (["cluster.workers_per_node=2", "inference.urls=['http://a:1']"], r"names only 1 server\(s\)"),
         (["cluster.address=auto", "inference.urls=['http://a:1']"], "leave one of the two out"),
         (["rollout.max_head_offpolicyness=1", "run.overlap=true", "inference.swap=restart"], "restart loses them"),
-        (["rollout.max_head_offpolicyness=1", "ppo.objective=recomputed"], "right on-policy only"),
+        (["rollout.max_head_offpolicyness=1", "algorithm.objective=recomputed"], "right on-policy only"),
     ],
 )
 def test_contradictions_are_refused(overrides: list[str], message: str) -> None:
@@ -247,18 +250,18 @@ def test_a_file_that_is_no_configuration_is_refused(make: Callable[[Path], Any],
 
 def test_differences_name_keys_and_values() -> None:
     """A continued run with a changed configuration prints the key, old value and new value of each difference."""
-    old, new = load("demo"), load("demo", ["ppo.eps_clip=0.3", "agent.args.num_turns=4"])
+    old, new = load("demo"), load("demo", ["algorithm.eps_clip=0.3", "agent.args.num_turns=4"])
     lines = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
-    assert lines == ["agent.args.num_turns: 2 -> 4", "ppo.eps_clip: 0.2 -> 0.3"]
+    assert lines == ["agent.args.num_turns: 2 -> 4", "algorithm.eps_clip: 0.2 -> 0.3"]
 
 
 def test_every_knob_is_on_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m configs` shows each knob with its type, default and sentence, and none without a sentence."""
     assert [title for title, sentence in entries(Config) if not sentence and ".kind:" not in title] == []
-    monkeypatch.setattr(sys, "argv", ["configs", "ppo.kl.place"])
+    monkeypatch.setattr(sys, "argv", ["configs", "algorithm.kl.place"])
     main()
     assert capsys.readouterr().out.splitlines() == [
-        'ppo.kl.place: reward | loss = "reward"',
+        'algorithm.kl.place: reward | loss = "reward"',
         "    Subtract the penalty from the rewards of the tokens, or add it to the loss.",
         "",
     ]

@@ -51,17 +51,17 @@ def test_first_configurations_mean_the_same(commit: str) -> None:
     """
     assert differences(FIRST[commit], load("smoke").model_dump(mode="json"))
     before = [f"{key}={'null' if value is None else value}" for key, value in BEFORE.items()]
-    present = load("smoke", ["ppo.micro_batch_tokens=16384", *before]).model_dump(mode="json")
+    present = load("smoke", ["train.micro_batch_tokens=16384", *before]).model_dump(mode="json")
     assert differences(up_to_date(FIRST[commit]), present) == []
 
 
 def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a default has changed, a run keeps what it was begun with unless its configuration says something else."""
-    monkeypatch.setattr("configs.stored.BEFORE", {"rollout.group_size": 3, "ppo.kl.kl_ctl": 7.0})
-    begun = up_to_date(without(dump(), "rollout", "ppo.kl.kl_ctl"))
-    assert (begun["rollout"]["group_size"], begun["ppo"]["kl"]["kl_ctl"]) == (3, 7.0)
-    continued_config = as_begun(Config.model_validate(without(dump(), "rollout", "ppo.kl")), begun)
-    assert (continued_config.rollout.group_size, continued_config.ppo.kl.kl_ctl) == (3, 7.0)
+    monkeypatch.setattr("configs.stored.BEFORE", {"rollout.group_size": 3, "algorithm.kl.kl_ctl": 7.0})
+    begun = up_to_date(without(dump(), "rollout", "algorithm.kl.kl_ctl"))
+    assert (begun["rollout"]["group_size"], begun["algorithm"]["kl"]["kl_ctl"]) == (3, 7.0)
+    continued_config = as_begun(Config.model_validate(without(dump(), "rollout", "algorithm.kl")), begun)
+    assert (continued_config.rollout.group_size, continued_config.algorithm.kl.kl_ctl) == (3, 7.0)
     chosen = as_begun(load("smoke", ["rollout.group_size=4"]), begun)
     assert chosen.rollout.group_size == 4
 
@@ -70,14 +70,15 @@ def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.Mon
     ("stored", "key", "value"),
     [
         ({"cluster": {"start_timeout_s": 7.0}}, "cluster.startup_timeout_s", 7.0),
-        ({"ppo": {"minibatches": 7}}, "ppo.ppo_n_minibatches", 7),
-        ({"ppo": {"behaviour_weight_cap": 3.0}}, "ppo.behaviour_weight.cap", 3.0),
-        ({"ppo": {"kl": {"place": "none", "kl_ctl": 0.1}}}, "ppo.kl.kl_ctl", 0.0),
+        ({"ppo": {"minibatches": 7}}, "train.minibatches", 7),
+        ({"ppo": {"behaviour_weight_cap": 3.0}}, "algorithm.behaviour_weight.cap", 3.0),
+        ({"ppo": {"kl": {"place": "none", "kl_ctl": 0.1}}}, "algorithm.kl.kl_ctl", 0.0),
         ({"storage": {"root": ""}}, "storage.root", "."),  # it meant the current folder
-        ({"ppo": {}}, "ppo.objective", "decoupled"),
-        ({"ppo": {"use_decoupled_loss": True, "recompute_logprob": True}}, "ppo.objective", "decoupled"),
-        ({"ppo": {"use_decoupled_loss": False}}, "ppo.objective", "behaviour"),  # ratios to the logprobs of sampling
-        ({"ppo": {"use_decoupled_loss": True, "recompute_logprob": False}}, "ppo.objective", "behaviour"),
+        ({"ppo": {}}, "algorithm.objective", "decoupled"),
+        ({"ppo": {"use_decoupled_loss": True, "recompute_logprob": True}}, "algorithm.objective", "decoupled"),
+        # Ratios to the logprobs of sampling.
+        ({"ppo": {"use_decoupled_loss": False}}, "algorithm.objective", "behaviour"),
+        ({"ppo": {"use_decoupled_loss": True, "recompute_logprob": False}}, "algorithm.objective", "behaviour"),
     ],
 )
 def test_a_renamed_knob_keeps_its_value(stored: dict[str, Any], key: str, value: Any) -> None:
@@ -93,11 +94,12 @@ def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
     begun["run"]["lease_s"] = 2.0
     begun["storage"] |= {"patience_s": 5.0, "whole_copy_every": 20}
     begun["problems"]["held_out"]["max_line_mb"] = begun["evaluation"]["sets"]["own"]["max_line_mb"] = 5
+    begun["ppo"] = begun.pop("algorithm")
     begun["ppo"]["kl"]["horizon"] = 10_000.0
     assert up_to_date(begun) == values
     begun["ppo"]["kl"]["horizon"] = 100.0
-    assert unknown(up_to_date(begun)) == ["ppo.kl.horizon=100.0: it is no knob any more: it is always 10000"]
-    with pytest.raises(ConfigError, match="ppo.kl.horizon=100.0: it is no knob any more: it is always 10000"):
+    assert unknown(up_to_date(begun)) == ["algorithm.kl.horizon=100.0: it is no knob any more: it is always 10000"]
+    with pytest.raises(ConfigError, match="algorithm.kl.horizon=100.0: it is no knob any more: it is always 10000"):
         read_stored(begun, "night 1")
 
 
@@ -165,9 +167,9 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
     ("overrides", "lacking"),
     [
         ([], ["run.overlap"]),
-        ([], ["ppo.kl", "reward", "audit"]),
+        ([], ["algorithm.kl", "reward", "audit"]),
         ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start.teaches"]),
-        (["ppo.advantage.type=gae", "ppo.critic={}"], ["ppo.critic.value_eps_clip"]),
+        (["algorithm.advantage.type=gae", "algorithm.critic={}"], ["algorithm.critic.value_eps_clip"]),
         (["evaluation.sets={own: {kind: arithmetic}}"], ["evaluation.sets.own.high"]),
         (
             ["problems.held_out={kind: jsonl, path: x, preset: gsm8k}"],
@@ -236,14 +238,14 @@ def test_an_empty_knob_keeps_the_micro_batches_of_the_run(tmp_path: Path) -> Non
     A number that the configuration does give must be that of the run.
     """
     tokens = 2048
-    assert begin(tmp_path / "new").config.ppo.micro_batch_tokens is None
+    assert begin(tmp_path / "new").config.train.micro_batch_tokens is None
     begin(tmp_path)
     version = layout.run("smoke")
-    rewrite(tmp_path, version, lambda values: values["config"]["ppo"].update(micro_batch_tokens=tokens))
-    assert begin(tmp_path).config.ppo.micro_batch_tokens == tokens
-    assert begin(tmp_path, f"ppo.micro_batch_tokens={tokens}").config.ppo.micro_batch_tokens == tokens
-    with pytest.raises(ConfigError, match=f"ppo.micro_batch_tokens: {tokens} -> 4096"):
-        begin(tmp_path, "ppo.micro_batch_tokens=4096")
+    rewrite(tmp_path, version, lambda values: values["config"]["train"].update(micro_batch_tokens=tokens))
+    assert begin(tmp_path).config.train.micro_batch_tokens == tokens
+    assert begin(tmp_path, f"train.micro_batch_tokens={tokens}").config.train.micro_batch_tokens == tokens
+    with pytest.raises(ConfigError, match=f"train.micro_batch_tokens: {tokens} -> 4096"):
+        begin(tmp_path, "train.micro_batch_tokens=4096")
 
 
 def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from configs.algorithms import Advantage
 from configs.score import Reward
-from configs.train import Advantage
 from tasks.train.advantages import Observed, estimate
 from tasks.train.samples import Floats, Sample, build_samples
 from tests.support.train_helpers import make_scores, make_trajectory

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.train import PPO
+from configs.algorithms import PPO
 from tasks.train.losses import behaviour_weights, policy_loss
 from tasks.train.samples import Floats
 

@@ -20,6 +20,9 @@ from storage import interrupts
 if TYPE_CHECKING:
     from tasks.evaluate.learning_curve import LearningCurve
 
+SEED, LAST = "$SEED", "$LAST"
+"""Stand in the overrides of an arm for the seed of the run and its number of updates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arm:
@@ -109,7 +112,7 @@ class Experiment:
             f"storage.cache={root}/cache",
             *self.common,
             *([] if arm is self.arms[0] else [f"policy.path={first}"]),
-            *arm.overrides,
+            *(override.replace(SEED, str(seed)).replace(LAST, str(iterations)) for override in arm.overrides),
         ]
 
     def _name(self, arm: Arm, seed: int) -> str:

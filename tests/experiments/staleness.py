@@ -16,13 +16,13 @@ STALENESS = 4
 _STALE = [f"rollout.max_head_offpolicyness={STALENESS}"]
 _LAGGING = partial(lagging, STALENESS)
 _CRITIC = [
-    "ppo.advantage={type: gae, normalisation: none}",
-    "ppo.critic={model: own, lr: 1.0e-3}",
+    "algorithm.advantage={type: gae, normalisation: none}",
+    "algorithm.critic={model: own, lr: 1.0e-3}",
 ]
 ARMS = [
     Arm("synchronous"),
     Arm(f"staleness {STALENESS}, decoupled", _STALE, _LAGGING),
-    Arm(f"staleness {STALENESS}, plain PPO", [*_STALE, "ppo.objective=behaviour"], _LAGGING),
+    Arm(f"staleness {STALENESS}, plain PPO", [*_STALE, "algorithm.objective=behaviour"], _LAGGING),
     Arm("synchronous, critic + GAE", _CRITIC),
     Arm(f"stream, staleness {STALENESS}", ["run.overlap=true", *_STALE]),
 ]

@@ -45,8 +45,8 @@ def _cell(share: dict[str, Any] | None) -> str:
 ARMS = [
     Arm("verdicts"),
     Arm("coin flips", around=coin_flips),
-    Arm("verdicts, baseline turn", ["ppo.advantage.baseline=turn"]),
-    Arm("verdicts, baseline episode", ["ppo.advantage.baseline=episode"]),
+    Arm("verdicts, baseline turn", ["algorithm.advantage.baseline=turn"]),
+    Arm("verdicts, baseline episode", ["algorithm.advantage.baseline=episode"]),
 ]
 
 if __name__ == "__main__":

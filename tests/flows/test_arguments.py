@@ -74,7 +74,7 @@ def test_flags_stand_for_overrides(call: Call) -> None:
     ("line", "status", "says"),
     [
         ("flows.retrain retrain run.seed=7 smoke", 2, "override 'smoke' is not key=value"),
-        ("flows.math_mt_ppo demo ppo.eps_clp=0.3", 2, "did you mean 'eps_clip'"),
+        ("flows.math_mt_ppo demo algorithm.eps_clp=0.3", 2, "did you mean 'eps_clip'"),
         ("flows.math_mt_ppo smoke --fork demo", 2, "policy.fork='demo': String should match pattern"),
         ("flows.math_mt_ppo smoke --fork smoke@1", 2, "needs a name of its own: set run.name=…"),
         ("flows.rollout smoke --iteration -1", 2, "argument --iteration: '-1' is not a whole number of at least 0"),

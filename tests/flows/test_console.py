@@ -67,7 +67,7 @@ def test_an_error_is_told_once_with_the_line_of_the_users_code(
         prefect.flow(maze.step).fn()
 
     def refuse() -> None:
-        raise ConfigError("ppo.eps_clp: did you mean eps_clip?")
+        raise ConfigError("algorithm.eps_clp: did you mean eps_clip?")
 
     assert status(maze.reset, verbose=False) == 1
     assert capsys.readouterr().err == "error: no exit (maze.py:2 in reset)\n"
@@ -80,5 +80,5 @@ def test_an_error_is_told_once_with_the_line_of_the_users_code(
     assert 'maze.py", line 9, in load' in told
     assert "JSONDecodeError: Expecting value" in told.splitlines()[-1]
     assert status(refuse, verbose=False) == 2
-    assert capsys.readouterr().err.startswith("error: ppo.eps_clp")
+    assert capsys.readouterr().err.startswith("error: algorithm.eps_clp")
     sys.modules.pop("maze")

@@ -14,7 +14,7 @@ from tasks.warm_start import smollm2
 from tests.support.paths import ROOT
 
 SHORT = ["run.iterations=2", "rollout.problems_per_iteration=4", "rollout.group_size=4", "problems.held_out.count=4"]
-TRAINED = ["rollout.reject_equal=false", "ppo.entropy_coefficient=0.01"]
+TRAINED = ["rollout.reject_equal=false", "algorithm.entropy_coefficient=0.01"]
 """Weights change even if no answer is right, as it may be in so few episodes."""
 
 

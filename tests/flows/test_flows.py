@@ -97,8 +97,8 @@ def test_rows_join_their_scores_in_duckdb(tmp_path: Path) -> None:
 def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
     """Nothing committed is done twice, more iterations continue from the last checkpoint, and others are refused."""
     before = nonces(tmp_path)
-    with pytest.raises(ConfigError, match=r"ppo.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
-        run_flow("smoke", [*trained, "ppo.eps_clip=0.3"])
+    with pytest.raises(ConfigError, match=r"algorithm.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
+        run_flow("smoke", [*trained, "algorithm.eps_clip=0.3"])
     run_flow("smoke", [*trained, "run.iterations=1"])
     assert nonces(tmp_path) == before
     run_flow("smoke", trained)
@@ -272,8 +272,16 @@ def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str])
 @pytest.mark.parametrize(
     "options",
     [
-        ["ppo.advantage={type: gae}", "ppo.critic={model: own}", "ppo.kl={kl_ctl: 0.1, adaptive: true}"],
-        ["ppo.advantage={type: gae}", "ppo.critic={}", "ppo.kl={kl_ctl: 0.1, place: loss, reference: ema}"],
+        [
+            "algorithm.advantage={type: gae}",
+            "algorithm.critic={model: own}",
+            "algorithm.kl={kl_ctl: 0.1, adaptive: true}",
+        ],
+        [
+            "algorithm.advantage={type: gae}",
+            "algorithm.critic={}",
+            "algorithm.kl={kl_ctl: 0.1, place: loss, reference: ema}",
+        ],
     ],
     ids=["own-critic", "value-head"],
 )
@@ -299,7 +307,13 @@ def test_a_run_may_begin_with_a_policy_of_another_run(trained: list[str], tmp_pa
 def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str], tmp_path: Path) -> None:
     """Weights, moments and steps are those of the other run, which is in the lineage of what the fork trains."""
     origin, store = layout.checkpoint("smoke", 1), Store(f"{tmp_path}/var")
-    other = ["run.name=fork", "run.iterations=1", "optimizer.lr=1e-5", "ppo.advantage={type: gae}", "ppo.critic={}"]
+    other = [
+        "run.name=fork",
+        "run.iterations=1",
+        "optimizer.lr=1e-5",
+        "algorithm.advantage={type: gae}",
+        "algorithm.critic={}",
+    ]
     run_flow("smoke", [*trained, *other, "policy={fork: smoke@1}", "evaluation.every=2"])
     opened = [
         checkpoints.open_checkpoint(store, version, tmp_path, state=True)
@@ -330,7 +344,7 @@ def test_a_run_that_a_trajectory_has_stopped_goes_on(
 
     An older program has stored the trajectory.
     """
-    settings = [*overrides, "run.iterations=1", "ppo.behaviour_weight={cap: null}", "evaluation.every=9"]
+    settings = [*overrides, "run.iterations=1", "algorithm.behaviour_weight={cap: null}", "evaluation.every=9"]
     completion, calls = client._completion, itertools.count()
 
     def spoiled(*arguments: Any) -> Completion:
@@ -349,7 +363,7 @@ def test_a_run_that_a_trajectory_has_stopped_goes_on(
         numbers = run_flow("smoke", [*settings, f"problems.exclusions=[{version}]"])
         assert numbers["training"][0]["trajectories/excluded"] == 1
     else:
-        assert run_flow("smoke", [*settings, "ppo.behaviour_weight={cap: 5}"])["iterations"] == 1
+        assert run_flow("smoke", [*settings, "algorithm.behaviour_weight={cap: 5}"])["iterations"] == 1
 
 
 AGENT = """

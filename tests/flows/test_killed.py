@@ -42,7 +42,7 @@ PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "score.reading=library"]
 """The policy is too small to answer, but what the library reads in its texts is right now and then: weights change."""
 
-ADAPTER = ["policy.lora={rank: 4}", "ppo.kl.kl_ctl=0.1", "ppo.entropy_coefficient=0.1", "optimizer.lr=1e-3"]
+ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entropy_coefficient=0.1", "optimizer.lr=1e-3"]
 
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
 EPISODE = "tasks.rollout.collector:Collector._episode"

@@ -26,7 +26,7 @@ def test_two_ranks_play_two_iterations_although_their_flow_is_killed(
     """
     overrides = [
         *(f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", "score.workers=1"),
-        *("inference.tensor_parallel=2", "ppo.entropy_coefficient=0.01"),
+        *("inference.tensor_parallel=2", "algorithm.entropy_coefficient=0.01"),
         "inference.extra_args=[--kv-cache-memory-bytes, '67108864']",
     ]
     for point, status in ((Point("train", "tasks.train.trainer:Trainer.save", 2), -9), (None, 0)):

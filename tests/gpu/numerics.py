@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from tasks.train.batches import Batching, batching_for, cut, pieces
 from tasks.train.kernels import PACKED, float32_logits, suits
 from tasks.train.mesh import Mesh, join_group, new_notes
@@ -82,7 +82,7 @@ def trained(trainer: Trainer, setting: Setting, updates: int) -> Trained:
     state = trainer._train_state
     before, samples = flat(state.model.parameters()), build_samples(rows, scores, Reward())
     with state.precision():
-        batching = batching_for(state.model, state.ppo, state.mesh)
+        batching = batching_for(state.model, state.knobs, state.mesh)
         of_samples = score_action_tokens(logprob_scorer(state.model, 1.0), samples, range(len(samples)), batching)
     trainer.update(rows, scores, version=2)
     gradient = flat(gradients(trainer).values())
@@ -113,14 +113,14 @@ def losses(setting: Setting) -> Iterator[Check]:
     for seed, folder in enumerate(folders):
         model("qwen2", 2, 64 if setting.rehearsal else 128, seed).save_pretrained(folder)
 
-    def run(device: str, **ppo: Any) -> Trained:
-        trainer = make_trainer(folders[0], OPTIMIZER, version_0=folders[1], device=device, **ppo)
+    def run(device: str, **options: Any) -> Trained:
+        trainer = make_trainer(folders[0], OPTIMIZER, version_0=folders[1], device=device, **options)
         return trained(trainer, setting, updates)
 
     exact = cache(lambda loss: run("cpu", **LOSSES[loss]))
 
-    def compared(name: str, loss: str, limits: dict[str, float], **ppo: Any) -> Check:
-        found = difference(run(setting.device, **LOSSES[loss], **ppo), exact(loss))
+    def compared(name: str, loss: str, limits: dict[str, float], **options: Any) -> Check:
+        found = difference(run(setting.device, **LOSSES[loss], **options), exact(loss))
         return limited(name, found, limits, "relative to the CPU in float32")
 
     for loss in LOSSES:
@@ -133,7 +133,8 @@ def losses(setting: Setting) -> Iterator[Check]:
 
 def attention(setting: Setting) -> Iterator[Check]:
     """Compare padded, packed and tree rows with each attention that is there, and the output layer's products."""
-    device, half = torch.device(setting.device), PPO.model_validate({"device": setting.device, "autocast": "bfloat16"})
+    device = torch.device(setting.device)
+    half = Train.model_validate({"device": setting.device, "autocast": "bfloat16"})
     samples = doubled(setting)
     names = ["sdpa", "eager", PACKED, *(["flash_attention_2"] if is_flash_attn_2_available() else [])]
     cases = [(name, "padded", Batching(4096, device)) for name in names]

@@ -32,7 +32,7 @@ ITERATIONS = 3
 
 def _common(setting: Setting, eager: bool) -> list[str]:
     """Return overrides of the demo: bfloat16 on a GPU, float32 in a rehearsal."""
-    half = ["inference.dtype=bfloat16", f"inference.canary_tolerance={TOLERANCE}", "ppo.autocast=bfloat16"]
+    half = ["inference.dtype=bfloat16", f"inference.canary_tolerance={TOLERANCE}", "train.autocast=bfloat16"]
     size = ["policy.warm_start.hidden_size=64", "policy.warm_start.layers=1", "policy.warm_start.steps=20"]
     few = ["rollout.problems_per_iteration=4", "rollout.group_size=4"] if setting.rehearsal else []
     return [
@@ -81,10 +81,10 @@ def _commit(lab: Lab, number: int, noise: float) -> Checkpoint:
     import torch
     from transformers import AutoTokenizer
 
-    from configs.train import PPO
+    from configs.train import Train
     from tasks.train.policy import load_policy, make_canary
 
-    policy, generator = load_policy(lab.policy.model, PPO(device="cpu")), torch.Generator().manual_seed(0)
+    policy, generator = load_policy(lab.policy.model, Train(device="cpu")), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=generator))

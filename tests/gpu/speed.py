@@ -7,8 +7,9 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from configs.algorithms import PPO
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from tasks.train.memory import PUBLIC, memory_of
 from tests.gpu.checks import Check, Numbers, Setting, attempt
 from tests.support.train_helpers import random_rows
@@ -38,7 +39,7 @@ class Shape:
     tied: bool
     trajectories: int = 64  # in groups of 4
     longest: int = 1024  # tokens of a turn; a trajectory has one or two
-    ppo: dict[str, Any] = field(default_factory=lambda: {"autocast": "bfloat16", "gradient_checkpointing": True})
+    train: dict[str, Any] = field(default_factory=lambda: {"autocast": "bfloat16", "gradient_checkpointing": True})
 
     @property
     def matrix_parameters(self) -> int:
@@ -55,7 +56,7 @@ SHAPES = (
 """The numbers in the config.json of these models."""
 
 
-TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, ppo={"threads": 1})
+TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, train={"threads": 1})
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain, moments=host": {"kernels": "plain", "gradient_checkpointing": True, "moments": "host"},
     "plain": {"kernels": "plain", "gradient_checkpointing": True},
@@ -70,10 +71,12 @@ def _speed(setting: Setting, *, shape: Shape) -> Iterator[Check]:
     import torch
 
     timed, trainer = TINY if setting.rehearsal else shape, None
-    for name, ppo in SETTINGS.items():
+    for name, train in SETTINGS.items():
         title = f"training pass, {shape.name}, {name}"
-        chosen = replace(timed, ppo={"autocast": "bfloat16", "micro_batch_tokens": TOKENS, **ppo})
-        needed = sum(memory_of(PUBLIC[f"Qwen/{shape.name}-Instruct"], PPO.model_validate(chosen.ppo), TOKENS).values())
+        chosen = replace(timed, train={"autocast": "bfloat16", "micro_batch_tokens": TOKENS, **train})
+        needed = sum(
+            memory_of(PUBLIC[f"Qwen/{shape.name}-Instruct"], Train.model_validate(chosen.train), TOKENS).values()
+        )
         total = 0 if setting.rehearsal else torch.cuda.get_device_properties(0).total_memory
         if total and needed > total:
             yield Check(title, "skipped", {"GB needed": needed / 1e9, "GB there": total / 1e9}, "does not fit")
@@ -166,6 +169,7 @@ def make_random_trainer(shape: Shape, device: str) -> "Trainer":
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    from tasks.train.algorithms import make_algorithm
     from tasks.train.mesh import ALONE
     from tasks.train.policy import set_up
     from tasks.train.train_state import TrainState, make_adamw
@@ -180,13 +184,15 @@ def make_random_trainer(shape: Shape, device: str) -> "Trainer":
         num_key_value_heads=shape.kv_heads,
         tie_word_embeddings=shape.tied,
     )
-    knobs = PPO.model_validate({"device": device, "ppo_n_minibatches": 1, **shape.ppo})
-    trainer = Trainer(knobs, OPTIMIZER, Reward())
+    knobs = Train.model_validate({"device": device, "minibatches": 1, **shape.train})
+    algorithm = make_algorithm(PPO(), max_new_tokens=shape.longest)
+    trainer = Trainer(algorithm, knobs, OPTIMIZER, Reward())
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = set_up(Qwen2ForCausalLM(config), knobs)
     trainer._loaded = TrainState(  # without files: 7 billion parameters are 30 GB
-        ppo=knobs,
+        algorithm=algorithm,
+        knobs=knobs,
         model=model,
         critic=None,
         reference=None,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from configs.inference import Inference
 from configs.policy import LoRA
 from configs.rollout import Rollout
-from configs.train import PPO
+from configs.train import Train
 from storage import layout
 from storage.objects.store import Store
 from storage.versions import adapters, checkpoints
@@ -45,7 +45,7 @@ def commit_adapter(store: Store, run: str, number: int, base: Path, noise: float
         generator, tensors = torch.Generator().manual_seed(number), load_file(folder / ADAPTER_FILES[1])
         noisy = {name: value + noise * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
         adapters.save(noisy, lora, folder)
-        canary = make_canary(load_policy(base, PPO(), adapter=folder))
+        canary = make_canary(load_policy(base, Train(), adapter=folder))
         if number == 0:
             draft.add_folder(base, "model")
         draft.add_folder(folder, "adapter")
@@ -81,7 +81,7 @@ async def ask(engine: Engine, gconfig: GenerationConfig, after: Checkpoint | Non
 
 def assert_sampled_by(policy: Checkpoint, completions: list[Completion]) -> None:
     """Check that all tokens have the version of a policy, and logprobs that the trainer finds."""
-    model = load_policy(policy.model, PPO(), adapter=policy.adapter)
+    model = load_policy(policy.model, Train(), adapter=policy.adapter)
     for completion in completions[:4]:
         assert set(completion.versions) == {policy.number}
         ids = torch.tensor([PROMPT + completion.token_ids])

@@ -44,12 +44,12 @@ def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float)
     """Return the trainer's logprobs of a completion of `PROMPT`."""
     import torch
 
-    from configs.train import PPO
+    from configs.train import Train
     from tasks.train.policy import load_policy
 
     ids = torch.tensor([PROMPT + completion.token_ids])
     with torch.no_grad():
-        logits = load_policy(policy.model, PPO())(ids).logits[0, len(PROMPT) - 1 : -1]
+        logits = load_policy(policy.model, Train())(ids).logits[0, len(PROMPT) - 1 : -1]
     own: list[float] = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].tolist()
     return own
 

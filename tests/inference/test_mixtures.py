@@ -9,7 +9,7 @@ import torch.distributed as dist
 from configs.inference import RETURN_EXPERTS
 from configs.rollout import Rollout
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer
 from storage import layout
 from storage.objects.store import Store
 from storage.versions import checkpoints
@@ -26,7 +26,7 @@ from tasks.train.trainer import Trainer
 from tests.conftest import INFERENCE
 from tests.inference.test_engine import generate, own_logprobs
 from tests.support.rank_processes import run_ranks
-from tests.support.train_helpers import random_rows
+from tests.support.train_helpers import divided, random_rows
 
 UPDATES = 2
 
@@ -47,8 +47,10 @@ def save_mixture(folder: Path, dense: Path) -> None:
 
 def update_on_ranks(folder: Path, out: Path) -> None:
     """Take updates; each rank writes its part of the weights after every one."""
-    ppo = PPO.model_validate({"device": "cpu", "threads": 1, "parallel": {"shard": dist.get_world_size()}})
-    trainer = Trainer(ppo, Optimizer(lr=1e-2), Reward(), mesh=Mesh.of(ppo.parallel, "cpu", 60, ["a"] * 2))
+    algorithm, train = divided({"advantage": {}, "parallel": {"shard": dist.get_world_size()}})
+    trainer = Trainer(
+        algorithm, train, Optimizer(lr=1e-2), Reward(), mesh=Mesh.of(train.parallel, "cpu", 60, ["a"] * 2)
+    )
     trainer.load(folder, None, seed=1)
     for update in range(UPDATES):
         trainer.update(*random_rows(vocabulary=16, seed=update), version=2)

@@ -91,9 +91,14 @@ def test_a_night_of_an_older_program_keeps_its_rule() -> None:
 
 def test_a_continued_night_may_be_helped() -> None:
     """It takes today's learning rate, bounds, exclusions and consent to other code, and keeps everything else."""
-    night = NIGHT.model_copy(update={"config": load("smoke", ["ppo.eps_clip=0.3"]).model_dump(mode="json")})
-    helped = ["optimizer.lr=1e-7", "ppo.c_clip=2.0", "problems.exclusions=[exclusions/1f0c]", "run.accept_code=true"]
-    assert continued(night, load("smoke", helped)) == load("smoke", [*helped, "ppo.eps_clip=0.3"])
+    night = NIGHT.model_copy(update={"config": load("smoke", ["algorithm.eps_clip=0.3"]).model_dump(mode="json")})
+    helped = [
+        "optimizer.lr=1e-7",
+        "algorithm.c_clip=2.0",
+        "problems.exclusions=[exclusions/1f0c]",
+        "run.accept_code=true",
+    ]
+    assert continued(night, load("smoke", helped)) == load("smoke", [*helped, "algorithm.eps_clip=0.3"])
 
 
 def test_a_night_of_an_older_program_keeps_its_checkpoints() -> None:

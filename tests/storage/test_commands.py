@@ -85,7 +85,7 @@ def test_show_and_diff(filled: Store) -> None:
     assert "[x]" in printed  # printed unchanged, not read as markup
     difference = data(filled.root, "diff", layout.checkpoint("r", 0), "r/latest")
     metrics = {"[x]": [None, 1], "loss": [None, 0.25]}
-    assert difference == {"config": {"ppo.eps_clip": [0.2, 0.3]}, "metrics": metrics, "own_code": {}}
+    assert difference == {"config": {"algorithm.eps_clip": [0.2, 0.3]}, "metrics": metrics, "own_code": {}}
 
 
 def test_lineage_both_ways(filled: Store) -> None:

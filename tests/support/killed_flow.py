@@ -23,7 +23,7 @@ from storage.errors import StorageError
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
-RANKS = ["ppo.parallel.shard=2"]
+RANKS = ["train.parallel.shard=2"]
 ANSWERS = "tasks.cluster.trainer:RayTrainer._answers"
 """The flow waits for ranks: that they begin, join, and carry out one order after the other."""
 

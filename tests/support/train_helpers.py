@@ -11,14 +11,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from configs.algorithms import read_algorithm
 from configs.policy import LoRA
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from storage.experts import pack
 from storage.records import Score, Status, Trajectory, Turn
 from storage.versions import adapters
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import load_model
+from tasks.train.algorithms import make_algorithm
+from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
@@ -164,14 +167,25 @@ def make_trainer(
     version_0: Path | None = None,
     reward: Reward | None = None,
     adapter: Path | None = None,
-    **ppo: Any,
+    teacher: Path | None = None,
+    **options: Any,
 ) -> Trainer:
-    knobs = PPO.model_validate(
-        {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
+    algorithm, train = divided({"minibatches": 1, **options})
+    trainer = Trainer(algorithm, train, optimizer, reward or Reward(), temperature)
+    trainer.load(
+        folder, None, seed=1, version_0=version_0, adapter=adapter, teacher=(teacher, None) if teacher else None
     )
-    trainer = Trainer(knobs, optimizer, reward or Reward(), temperature)
-    trainer.load(folder, None, seed=1, version_0=version_0, adapter=adapter)
     return trainer
+
+
+def divided(options: dict[str, Any]) -> tuple[Algorithm, Train]:
+    """Make an algorithm, PPO without normalisation by default, and the knobs of the update, from options of both."""
+    of_train = {name: value for name, value in options.items() if name in Train.model_fields}
+    own = {name: value for name, value in options.items() if name not in of_train}
+    if "type" not in own:
+        own = {"advantage": {"normalisation": "none"}, **own}
+    algorithm = make_algorithm(read_algorithm(own), max_new_tokens=16)
+    return algorithm, Train.model_validate({"device": "cpu", "threads": 1, **of_train})
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

@@ -24,10 +24,10 @@ from tests.support.train_helpers import random_rows, save_tiny
 RUN, SCORER = "smoke", "5c0e"
 OPTIONS = [
     "rollout.max_head_offpolicyness=99",
-    "ppo.kl.kl_ctl=0.1",
-    "ppo.kl.reference=ema",
-    "ppo.advantage.type=gae",
-    "ppo.critic.model=own",
+    "algorithm.kl.kl_ctl=0.1",
+    "algorithm.kl.reference=ema",
+    "algorithm.advantage.type=gae",
+    "algorithm.critic.model=own",
 ]
 
 
@@ -57,7 +57,7 @@ class TrainingRun:
         with Draft(self.store, layout.run(RUN), "run") as draft:
             draft.commit(self._provenance, [])
         model = model or save_tiny(folder / "policy")
-        canary = make_canary(load_policy(model, config.ppo))
+        canary = make_canary(load_policy(model, config.train))
         adapter = folder / "adapter" if config.policy.lora else None
         if config.policy.lora and adapter:
             make_adapter(load_model(model), config.policy.lora, config.run.seed, adapter)
@@ -79,7 +79,12 @@ class TrainingRun:
         self._provenance = Provenance(config=self.config().model_dump(mode="json"))
 
     def config(self, *overrides: str) -> Config:
-        where = [f"storage.root={self.root}", f"storage.cache={self.folder}/cache", "ppo.threads=1", "ppo.device=cpu"]
+        where = [
+            f"storage.root={self.root}",
+            f"storage.cache={self.folder}/cache",
+            "train.threads=1",
+            "train.device=cpu",
+        ]
         return load("smoke", [*where, *self._options, *overrides])
 
     def policy(self, number: int) -> PolicyVersion:

@@ -31,7 +31,7 @@ from tests.support.programs import call_program
 from tests.support.train_helpers import make_trainer, save_random_adapter
 from tests.support.training_run import RUN, SCORER, TrainingRun
 
-OPTIONS = ["policy.lora.rank=3", "ppo.kl.kl_ctl=0.1", "optimizer.lr=1e-2", "rollout.max_head_offpolicyness=99"]
+OPTIONS = ["policy.lora.rank=3", "algorithm.kl.kl_ctl=0.1", "optimizer.lr=1e-2", "rollout.max_head_offpolicyness=99"]
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_the_reference_is_the_policy_without_its_adapter(model: Path, adapter: P
     state, canary = trainer._train_state, trainer.canary()
     samples = trainer._built(*random_rows())
     scorers = state.reference_scorer(1.0), logprob_scorer(load_model(model), 1.0)
-    batching = batching_for(state.model, state.ppo, state.mesh)
+    batching = batching_for(state.model, state.knobs, state.mesh)
     found, expected = (score_action_tokens(scorer, samples, [0, 1], batching) for scorer in scorers if scorer)
     assert state.reference is None
     for index in (0, 1):
@@ -192,7 +192,7 @@ def test_what_is_not_an_adapter_of_the_model_is_refused(case: str, tmp_path: Pat
         (["policy.lora.rank=513"], "512"),
         (["policy.lora.targets=[]"], "policy.lora.targets"),
         (["policy.lora.targets=[q_proj,q_proj]"], "twice"),
-        (["policy.lora={}", "ppo.kl.kl_ctl=0.1", "ppo.kl.reference=ema"], "use fixed"),
+        (["policy.lora={}", "algorithm.kl.kl_ctl=0.1", "algorithm.kl.reference=ema"], "use fixed"),
         (["policy.lora={}", "inference.extra_args=[--max-lora-rank,'1']"], "--max-lora-rank is refused"),
     ],
 )
@@ -213,7 +213,8 @@ def test_its_parameters_are_counted(tmp_path: Path) -> None:
     model = save_tiny(tmp_path)
     trainer = make_trainer(model, adapter=save_random_adapter(model, tmp_path / "adapter"), kl={"kl_ctl": 0.1})
     sizes = ModelSizes.of(json.loads((model / "config.json").read_text()))
-    memory, count = memory_of(sizes, trainer._ppo, 10, SMALL), sizes.adapter_parameters(SMALL)
+    algorithm, count = trainer._algorithm.knobs, sizes.adapter_parameters(SMALL)
+    memory = memory_of(sizes, trainer._knobs, 10, algorithm, SMALL)
     assert count == sum(parameter.numel() for parameter in trained(trainer._train_state.model).values())
     assert memory["moments of AdamW"] == 8 * count
     assert memory["reference policy, critic of its own"] == 0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.algorithms import Advantage
 from configs.score import Reward
-from configs.train import Advantage
 from tasks.train.advantages import Estimated, Observed, estimate, normalise
 from tasks.train.samples import Floats, Sample, build_samples
 from tests.experiments.baselines import learn, toys
@@ -291,5 +291,5 @@ def test_estimators_that_cannot_work_are_refused() -> None:
     """A misspelt name is refused with the known names, and GAE without a critic."""
     with pytest.raises(ValueError, match=r"'grupo' is not registered, did you mean 'group'\?; there are gae, group"):
         advantages_of(samples_of(ROWS), type="grupo")
-    with pytest.raises(ValueError, match=r"needs a critic's values: set ppo\.critic={}"):
+    with pytest.raises(ValueError, match=r"needs a critic's values: set algorithm\.critic={}"):
         advantages_of(samples_of(ROWS), type="gae")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from configs.score import Reward
-from configs.train import PPO
+from configs.train import Train
 from tasks.train.batches import (
     Batching,
     Columns,
@@ -56,14 +56,18 @@ def test_collate_by_hand() -> None:
     rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
     samples = build_samples(rows, make_scores("a", 0, 1) + make_scores("b", 1), Reward())
     columns = [
-        Columns(np.array([0.5, 0.5, -2.0]), reference=np.array([-1, -2, -3], np.float32)),
-        Columns(np.array([3.0]), reference=np.array([-4], np.float32)),
+        Columns(
+            np.array([0.5, 0.5, -2.0]), {"rl": np.array([1, 2, 3.0])}, reference=np.array([-1, -2, -3], np.float32)
+        ),
+        Columns(np.array([3.0]), {"rl": np.array([4.0])}, reference=np.array([-4], np.float32)),
     ]
     (batch,) = make_minibatch(samples, columns, [1, 0], BATCHING)
     assert batch.samples.tolist() == [0, 0, 0, 1]
     assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 0], [1, 2, 3, 13, 0, 0, 0, 0, 0]]
     assert places_of(batch.places) == [(0, 3), (0, 4), (0, 7), (1, 3)]
     assert batch.advantages.tolist() == [0.5, 0.5, -2.0, 3.0]
+    assert batch.weights["rl"].tolist() == [1, 2, 3, 4]
+    assert batch.sampled.all()
     assert batch.reference is not None
     assert batch.reference.tolist() == [-1, -2, -3, -4]
     assert (batch.proximal, batch.values, batch.returns) == (None, None, None)
@@ -80,7 +84,7 @@ def test_masked_turns_are_in_no_batch() -> None:
     rows = [make_trajectory("a", [[10, 11], [12]], finish_reason="length")]
     rows.append(make_trajectory("b", [[13]], finish_reason="length"))
     samples = build_samples(rows, make_scores("a", 0, 1) + make_scores("b", 1), Reward(), mask_truncated=True)
-    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
+    columns = [Columns(np.zeros(len(sample.actions)), {"rl": np.ones(len(sample.actions))}) for sample in samples]
     (batch,) = make_minibatch(samples, columns, [0, 1], BATCHING)
     assert (batch.samples.tolist(), batch.places.columns.tolist()) == ([0, 0], [3, 4])
     assert make_minibatch(samples, columns, [1], BATCHING) == []
@@ -144,7 +148,7 @@ def test_rows_and_trees_give_the_same_logprobs(kind: str) -> None:
     """Sequences in one tree do not see each other: each token's logprob is that of its sequence."""
     model = tiny_model(kind)
     samples = build_samples(*random_rows(samples=12, vocabulary=8, longest=4), Reward())
-    assert batching_for(model, PPO()).trees
+    assert batching_for(model, Train()).trees
     trees = replace(TREES, budget=60)
     passes = cut(samples, pieces(samples, range(len(samples))), trees)
     assert any(segment.is_tree for segments in passes for segment in segments)
@@ -161,8 +165,8 @@ def test_trees_need_a_model_that_is_known_to_obey_the_mask() -> None:
     """A model with a sliding window, or of another type, gets a row for each sequence."""
     windowed = tiny_model("qwen2")
     windowed.config.use_sliding_window = True
-    assert not batching_for(windowed, PPO()).trees
-    assert not batching_for(gpt2(), PPO()).trees
+    assert not batching_for(windowed, Train()).trees
+    assert not batching_for(gpt2(), Train()).trees
 
 
 def gpt2() -> GPT2LMHeadModel:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.algorithms import Advantage
 from configs.score import Reward
-from configs.train import Advantage
 from storage.records import Score
 from tasks.train.advantages import Observed, estimate
 from tasks.train.returns import in_order, turn_returns
@@ -228,7 +228,7 @@ def test_gae_over_branches_by_hand() -> None:
     """
     sample = sample_of(TREES["planner and workers"], turn_discount=0.5)
     observed = Observed(np.zeros(len(sample.actions)), np.full(len(sample.actions), 0.25))
-    with pytest.raises(ValueError, match=r"gae_lambda=0\.9 needs .*: t\. Set ppo\.advantage\.gae_lambda=1"):
+    with pytest.raises(ValueError, match=r"gae_lambda=0\.9 needs .*: t\. Set algorithm\.advantage\.gae_lambda=1"):
         estimate([sample], [observed], Advantage(type="gae", gae_lambda=0.9))
     knobs = Advantage(type="gae", normalisation="none", discount=0.5)
     (advantages,) = estimate([sample], [observed], knobs).advantages

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from configs.algorithms import PPO
 from configs.score import Reward
-from configs.train import PPO
 from tasks.train.batches import batching_for
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
@@ -28,7 +28,7 @@ from tests.support.train_helpers import (
 
 def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -> Tensor:
     """Compute the policy's whole loss again: float64, full logits, one trajectory and one token at a time."""
-    ppo = PPO.model_validate({"advantage": {"normalisation": "none"}, **knobs})
+    algorithm = PPO.model_validate({"advantage": {"normalisation": "none"}, **knobs})
     rows, scores = random_rows()
     success = {(score.trajectory_id, score.turn): score.success for score in scores}
     returns = {
@@ -36,7 +36,7 @@ def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -
         for row in rows
         for k in range(len(row.turns))
     }
-    reference, cap = tiny_model(seed=7).double(), ppo.behaviour_weight
+    reference, cap = tiny_model(seed=7).double(), algorithm.behaviour_weight
     terms = []
     for row in rows:
         logprobs = (model(torch.tensor([row.token_ids])).logits[0] / temperature).log_softmax(-1)
@@ -50,24 +50,25 @@ def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -
             peers = [returns[r.trajectory_id, min(k, len(r.turns) - 1)] for r in compared]
             advantage = returns[row.trajectory_id, k] - sum(peers) / len(peers)
             logp = logprobs[t - 1, row.token_ids[t]]
-            proximal = logp.detach() if ppo.objective != "behaviour" else torch.tensor(row.logprobs[t]).double()
+            proximal = logp.detach() if algorithm.objective != "behaviour" else torch.tensor(row.logprobs[t]).double()
             weight = math.exp(gaps[t] if cap.level == "token" else sum(gaps.values()) / len(gaps))
             if cap.cap and weight > cap.cap:
                 weight = cap.cap if cap.mode == "truncate" else 0.0
             if cap.floor and weight < cap.floor:
                 weight = 0.0
             ratio = torch.exp(logp - proximal)
-            clipped = ratio.clamp(1 - ppo.eps_clip, 1 + (ppo.eps_clip_higher or ppo.eps_clip))
+            clipped = ratio.clamp(1 - algorithm.eps_clip, 1 + (algorithm.eps_clip_higher or algorithm.eps_clip))
             objective = torch.min(ratio * advantage, clipped * advantage)
-            if ppo.c_clip and advantage < 0:
-                objective = torch.max(objective, torch.tensor(ppo.c_clip * advantage))
-            term = -(weight if ppo.objective == "decoupled" else 1.0) * objective
-            term = term + ppo.entropy_coefficient * (logprobs[t - 1].exp() * logprobs[t - 1]).sum()
-            if ppo.kl.in_loss:
+            if algorithm.c_clip and advantage < 0:
+                objective = torch.max(objective, torch.tensor(algorithm.c_clip * advantage))
+            term = -(weight if algorithm.objective == "decoupled" else 1.0) * objective
+            term = term + algorithm.entropy_coefficient * (logprobs[t - 1].exp() * logprobs[t - 1]).sum()
+            if algorithm.kl.in_loss:
                 d = logp - of_reference[t - 1, row.token_ids[t]]
                 term = (
                     term
-                    + ppo.kl.kl_ctl * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[ppo.kl.chosen_estimator]
+                    + algorithm.kl.kl_ctl
+                    * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[algorithm.kl.chosen_estimator]
                 )
             terms.append(term)
     return torch.stack(terms).mean()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from tasks.train.batches import Batching, Segment, arrange, batching_for, cut, find_places, pieces
 from tasks.train.kernels import PACKED, CopiedLinear, accelerate, float32_logits, suits, use_copies
 from tasks.train.passes import logprob_scorer, score_action_tokens
@@ -32,7 +32,7 @@ from tests.support.train_helpers import (
 )
 
 CPU = torch.device("cpu")
-HALF = PPO(autocast="bfloat16", gradient_checkpointing=True)
+HALF = Train(autocast="bfloat16", gradient_checkpointing=True)
 
 
 def test_a_packed_row_by_hand() -> None:
@@ -72,8 +72,8 @@ def test_packed_rows_and_trees_give_the_logprobs_of_each_sequence_alone(kind: st
     """No sequence of a row sees another one, and a tree obeys its mask with this attention, too."""
     model = packing(tiny_model(kind))
     samples = build_samples(*random_rows(problems=2, samples=8, vocabulary=8, longest=4), Reward())
-    assert batching_for(model, PPO()).packed
-    assert not batching_for(tiny_model(kind), PPO()).packed
+    assert batching_for(model, Train()).packed
+    assert not batching_for(tiny_model(kind), Train()).packed
     for trees in (False, True):
         batching = Batching(90, CPU, trees=trees, packed=True)
         logprobs = score_action_tokens(logprob_scorer(model, 0.9), samples, range(len(samples)), batching)
@@ -97,8 +97,8 @@ def test_packed_rows_give_the_same_gradient(
     shared = {"reward": Reward(unfinished="leave-out"), "micro_batch_tokens": 100, **options}
     padded = make_trainer(save_tiny(tmp_path), **shared)
     expected = padded.update(rows, scores, version=2)
-    monkeypatch.setattr("tasks.train.policy.suits", lambda device, ppo: True)
-    monkeypatch.setattr("tasks.train.policy.accelerate", lambda model, ppo: packing(model))
+    monkeypatch.setattr("tasks.train.policy.suits", lambda device, train: True)
+    monkeypatch.setattr("tasks.train.policy.accelerate", lambda model, train: packing(model))
     packed = make_trainer(tmp_path, **shared)
     found = packed.update(rows, scores, version=2)
     assert_near(gradients(packed), gradients(padded), 1e-5)
@@ -113,13 +113,13 @@ def test_everything_together_is_as_far_from_float32_as_autocast_is(
 ) -> None:
     """Two updates with two steps each, checkpointing, packed rows, fused norms and copies: the copies follow."""
     rows, scores, folder = *random_rows(), save_tiny(tmp_path)
-    options: dict[str, Any] = {"ppo_n_minibatches": 2, "micro_batch_tokens": 100}
+    options: dict[str, Any] = {"minibatches": 2, "micro_batch_tokens": 100}
     moved = {}
     for name in ("exact", "autocast", "kernels"):
         if name != "exact":
             options |= {"autocast": "bfloat16", "gradient_checkpointing": True}
         if name == "kernels":
-            monkeypatch.setattr("tasks.train.policy.suits", lambda device, ppo: True)
+            monkeypatch.setattr("tasks.train.policy.suits", lambda device, train: True)
         trainer = make_trainer(folder, **options)
         model: Any = trainer._train_state.model
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from configs.train import PPO, KLEstimator
-from tasks.train.kl import adapt_kl_coefficient, kl_estimate
-from tasks.train.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
+from configs.algorithms import PPO, KLEstimator
+from configs.train import Train
+from tasks.train.kl import adapt_kl_coefficient
+from tasks.train.losses import PolicyLoss, behaviour_weights, kl_estimate, policy_loss, value_loss
 from tasks.train.policy import OneDNNLinear, load_policy, use_onednn
 from tests.experiments.limits import CASES, DRAWS, errors
 from tests.support.train_helpers import assert_near, save_tiny, tiny_model
@@ -208,9 +209,9 @@ def test_results_are_those_of_float64(shape: tuple[int, ...], inputs: int, outpu
 def test_a_loaded_policy_uses_it(tmp_path: Path) -> None:
     """Below the output layer, whose number of rows always differs; the names of the weights stay the same.
 
-    Under autocast the layer is PyTorch's own, so `ppo.autocast` has its effect.
+    Under autocast the layer is PyTorch's own, so `train.autocast` has its effect.
     """
-    policy = load_policy(save_tiny(tmp_path), PPO(device="cpu"))
+    policy = load_policy(save_tiny(tmp_path), Train(device="cpu"))
     linear = [module for module in policy.base_model.modules() if isinstance(module, nn.Linear)]
     assert {type(module) for module in linear} == {OneDNNLinear}
     assert type(policy.get_output_embeddings()) is nn.Linear

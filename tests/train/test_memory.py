@@ -11,8 +11,9 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs import load
+from configs.algorithms import PPO
 from configs.inference import Inference
-from configs.train import PPO, Parallel
+from configs.train import Parallel, Train
 from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
@@ -61,19 +62,19 @@ def test_public_sizes_have_the_published_numbers_of_parameters() -> None:
 def test_memory_by_hand() -> None:
     """P parameters on one rank are 16 P bytes; a critic of its own as many again, a reference policy 4 P."""
     parameters = LARGE.parameters
-    alone = memory_of(LARGE, PPO(), 10)
+    alone = memory_of(LARGE, Train(), 10)
     assert list(alone.values())[:3] == [4 * parameters, 4 * parameters, 8 * parameters]
     assert (alone[OTHERS], alone[GATHERED], alone["bfloat16 casts of weights"]) == (0, 0, 0)
     assert alone["logits of 4,096 tokens"] == 16 * 152064 * 10
-    assert memory_of(LARGE, PPO(moments="host"), 10)["moments of AdamW"] == 0
+    assert memory_of(LARGE, Train(moments="host"), 10)["moments of AdamW"] == 0
     half, casts = {"autocast": "bfloat16", "gradient_checkpointing": True}, "bfloat16 casts of weights"
-    assert memory_of(LARGE, PPO.model_validate(half), 10)[casts] == 2 * LARGE.layers * LARGE.layer_parameters
-    assert memory_of(LARGE, PPO.model_validate({**half, "kernels": "plain"}), 10)[casts] == 2 * LARGE.layer_parameters
+    assert memory_of(LARGE, Train.model_validate(half), 10)[casts] == 2 * LARGE.layers * LARGE.layer_parameters
+    assert memory_of(LARGE, Train.model_validate({**half, "kernels": "plain"}), 10)[casts] == 2 * LARGE.layer_parameters
     both = PPO.model_validate({**OWN_CRITIC, "kl": {"kl_ctl": 0.1}})
-    assert memory_of(LARGE, both, 10)[OTHERS] == 20 * parameters
-    sharded = memory_of(LARGE, PPO(parallel=Parallel(shard=4)), 10)
+    assert memory_of(LARGE, Train(), 10, both)[OTHERS] == 20 * parameters
+    sharded = memory_of(LARGE, Train(parallel=Parallel(shard=4)), 10)
     assert sharded[GATHERED] == 8 * LARGE.root_parameters + 20 * LARGE.layer_parameters
-    copied = memory_of(LARGE, PPO(parallel=Parallel(replicate=2)), 10)
+    copied = memory_of(LARGE, Train(parallel=Parallel(replicate=2)), 10)
     assert copied[GATHERED] == 4 * (2**24 + 152064 * LARGE.hidden)  # gradients in a message, the last one the largest
 
 
@@ -86,7 +87,8 @@ def test_recipes_fit_their_cards(name: str, card: int) -> None:
     config = load(name)
     sizes, settings = policy_sizes(config), config.inference
     served = settings.gpu_memory_utilization if name == "gsm8k-1.5b" else 0.0
-    assert sum(memory_of(sizes, config.ppo, pass_tokens(config)).values()) < (0.95 - served) * card * 1e9
+    needed = sum(memory_of(sizes, config.train, pass_tokens(config), config.algorithm).values())
+    assert needed < (0.95 - served) * card * 1e9
     weights, token = served_memory(sizes, settings)
     most = settings.gpu_memory_utilization * card * 1e9
     assert weights + 10 * token * settings.max_model_len < most

@@ -1,4 +1,4 @@
-"""Every mesh of ranks computes what one process computes, with every option of `ppo`."""
+"""Every mesh of ranks computes what one process computes, with every algorithm and every option of PPO."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from configs.algorithms import NAMES
 from configs.score import Reward
-from configs.train import PPO, Optimizer
+from configs.train import Optimizer, Train
 from storage.records import Score, Trajectory
 from storage.versions.weights import load_model
+from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.sharding import StoredTensors, whole
@@ -24,21 +26,23 @@ from tests.support.soak import scaled
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
+    divided,
     random_rows,
     save_random_adapter,
     save_tiny,
+    tiny_model,
     with_random_experts,
 )
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "small micro-batches": {"micro_batch_tokens": 16},
-    "three minibatches, two epochs": {"ppo_n_minibatches": 3, "epochs": 2},
+    "three minibatches, two epochs": {"minibatches": 3, "epochs": 2},
     "plain PPO": {"objective": "behaviour", "eps_clip_higher": 0.4, "c_clip": 1.1},
     "weights of tokens, masked": {"behaviour_weight": {"cap": 1.2, "mode": "mask", "floor": 0.8}},
     "weights of sequences": {"behaviour_weight": {"level": "sequence", "cap": 1.1}},
     "entropy bonus": {"entropy_coefficient": 0.3},
-    "early stop": {"early_stop_imp_ratio": 1.000001, "ppo_n_minibatches": 4},
+    "early stop": {"early_stop_imp_ratio": 1.000001, "minibatches": 4},
     "mask_truncated": {"mask_truncated": True},
     "group by std": {"advantage": {"scale_by_std": True, "leave_one_out": True, "normalisation": "group"}},
     "KL in the reward": {"kl": {"kl_ctl": 0.1, "adaptive": True}, "advantage": {"scale_by_std": True, "bound": 1.5}},
@@ -53,8 +57,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "autocast": {"autocast": "bfloat16"},
     "mixture of experts": {**EVERYTHING, "routing_replay": True, "gradient_checkpointing": True},
     "adapter": {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
+    **{name: {"type": name} for name in NAMES if name not in ("ppo", "echo")},
+    "echo": {"type": "echo", "observations": "all"},
 }
-FEW = ["early stop", "own critic", "everything", "autocast", "mixture of experts", "adapter"]
+FEW = [
+    "early stop",
+    "own critic",
+    "everything",
+    "autocast",
+    "mixture of experts",
+    "adapter",
+    "grpo",
+    "gspo",
+    "dpo",
+    "echo",
+]
 """Options of the short test; the long one has all."""
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
@@ -81,16 +98,17 @@ def rows() -> tuple[list[Trajectory], list[Score]]:
     return rows, scores
 
 
-def rows_for(ppo: PPO) -> tuple[list[Trajectory], list[Score]]:
+def rows_for(train: Train) -> tuple[list[Trajectory], list[Score]]:
     made, scores = rows()
-    return [with_random_experts(row) for row in made] if ppo.routing_replay else made, scores
+    return [with_random_experts(row) for row in made] if train.routing_replay else made, scores
 
 
 def save_both(folder: Path, kind: str = "qwen3", *, tied: bool = False) -> Path:
-    """Save a dense policy, and below it an adapter that changes something, and a mixture of experts."""
+    """Save a dense policy, and below it an adapter that changes something, a teacher, and a mixture of experts."""
     save_tiny(folder / "mixture", "qwen3_moe")
     save_tiny(folder, kind, tied)
     save_random_adapter(folder, folder / "adapter")
+    tiny_model(kind, tied, seed=7).save_pretrained(folder / "teacher")
     return folder
 
 
@@ -98,14 +116,18 @@ def policy_for(name: str, folder: Path) -> Path:
     return folder / "mixture" if name == MIXTURE else folder
 
 
-def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> PPO:
-    parallel = {"replicate": replicate, "shard": shard}
-    return PPO.model_validate({"device": "cpu", "threads": 1, "ppo_n_minibatches": 2, "parallel": parallel, **options})
+Knobs = tuple[Algorithm, Train]
 
 
-def start(folder: Path, ppo: PPO, mesh: Mesh, *, adapted: bool = False) -> Trainer:
-    trainer = Trainer(ppo, OPTIMIZER, Reward(unfinished="leave-out"), mesh=mesh)  # a critic estimates what was cut
-    trainer.load(folder, None, seed=1, adapter=folder / "adapter" if adapted else None)
+def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> Knobs:
+    normalised: dict[str, Any] = {} if "type" in options else {"advantage": {}}
+    return divided({"minibatches": 2, "parallel": {"replicate": replicate, "shard": shard}, **normalised, **options})
+
+
+def start(folder: Path, chosen: Knobs, mesh: Mesh, *, adapted: bool = False) -> Trainer:
+    trainer = Trainer(*chosen, OPTIMIZER, Reward(unfinished="leave-out"), mesh=mesh)  # a critic estimates what was cut
+    teacher = (folder / "teacher", None) if chosen[0].knobs.type == "opd" else None
+    trainer.load(folder, None, seed=1, adapter=folder / "adapter" if adapted else None, teacher=teacher)
     return trainer
 
 
@@ -124,12 +146,12 @@ def numbers(trainer: Trainer) -> dict[str, Tensor]:
     return {name: whole(value.detach()).clone() for name, value in named.items()}
 
 
-def train(folder: Path, mesh: Mesh, ppo: PPO, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
+def train(folder: Path, mesh: Mesh, chosen: Knobs, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Take UPDATES updates; return the numbers after the first and the last, and the metrics of the last."""
-    trainer, metrics = start(folder, ppo, mesh, adapted=adapted), dict[str, float]()
+    trainer, metrics = start(folder, chosen, mesh, adapted=adapted), dict[str, float]()
     found: dict[str, Tensor] = {}
     for version in range(UPDATES):
-        metrics = trainer.update(*rows_for(ppo), version=2 + version)
+        metrics = trainer.update(*rows_for(chosen[1]), version=2 + version)
         if version in (0, UPDATES - 1):
             found |= {f"{version}/{name}": value for name, value in numbers(trainer).items()}
     return found, metrics
@@ -139,11 +161,13 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
     """Train with the options of each mesh; the first rank writes what it found."""
     for (replicate, shard), names in plan.items():
         for name in names:
-            ppo = knobs(OPTIONS[name], replicate, shard)
-            mesh = Mesh.of(ppo.parallel, "cpu", 60, ["a"] * ppo.parallel.ranks)
-            found, metrics = train(policy_for(name, folder), mesh, ppo, adapted=name in ADAPTED)
+            chosen = knobs(OPTIONS[name], replicate, shard)
+            mesh = Mesh.of(chosen[1].parallel, "cpu", 60, ["a"] * chosen[1].parallel.ranks)
+            found, metrics = train(policy_for(name, folder), mesh, chosen, adapted=name in ADAPTED)
             if name == MIXTURE:
-                save_policy(load_policy(policy_for(name, folder), ppo, mesh), out / f"{replicate}x{shard} files", mesh)
+                save_policy(
+                    load_policy(policy_for(name, folder), chosen[1], mesh), out / f"{replicate}x{shard} files", mesh
+                )
             if dist.get_rank() == 0:
                 torch.save((found, metrics), out / f"{replicate}x{shard} {name}.pt")
 

@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.algorithms import PPO
 from configs.score import Reward
-from configs.train import PPO
+from configs.train import Train
 from tasks.train.advantages import group, register_advantage
 from tasks.train.train_state import ValueNorm, adapt
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     GAE,
     UNCLIPPED,
+    divided,
     is_unchanged,
     make_scores,
     make_trainer,
@@ -34,7 +36,7 @@ def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
 
     Plain PPO with the logprobs of sampling needs no proximal pass; the mismatch is still reported.
     """
-    trainer = make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2, epochs=3)
+    trainer = make_trainer(save_tiny(tmp_path), minibatches=2, epochs=3)
     metrics = trainer.update(*random_rows(), version=2)
     assert trainer._train_state.steps == 6
     assert metrics["policy/kl_proximal"] > 0
@@ -69,7 +71,7 @@ def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> No
     """A custom estimator must return returns if there is a critic."""
     register_advantage("no-returns", group)
     trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
-    with pytest.raises(ValueError, match="no-returns gives no returns"):
+    with pytest.raises(ValueError, match="no-returns gives no returns for the critic"):
         trainer.update(*random_rows(), version=0)
 
 
@@ -109,8 +111,7 @@ def test_value_norm_by_hand() -> None:
 def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
     """Staleness is the version in training minus the version of the oldest token."""
     rows, scores = random_rows()  # versions 0, 1, 2 in turn
-    knobs = PPO(device="cpu", threads=1, ppo_n_minibatches=1)
-    trainer = Trainer(knobs, UNCLIPPED, Reward(), max_head_offpolicyness=1)
+    trainer = Trainer(*divided({"minibatches": 1, "advantage": {}}), UNCLIPPED, Reward(), max_head_offpolicyness=1)
     trainer.load(save_tiny(tmp_path), None, seed=1)
     metrics = trainer.update(rows, scores, version=2)
     assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
@@ -170,7 +171,7 @@ def test_a_state_is_continued_with_other_options(
     trainer = make_trainer(save_tiny(tmp_path / "start"), **before)
     trainer.update(*random_rows(), version=0)
     trainer.save(model := tmp_path / "model", state := tmp_path / "state")
-    adapt(state, PPO(**before).model_dump(mode="json"), PPO(**after))
+    adapt(state, PPO(**before), PPO(**after))
     assert [part for part in json.loads((state / "state.json").read_text())["anew"] if part in anew] == anew
     forked = make_trainer(tmp_path / "start", **after)
     forked.load(model, state, seed=1, version_0=model)
@@ -189,7 +190,7 @@ def test_moments_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
     """Updates, files, and updates of a state that was read are those with moments on the device."""
     rows, states = random_rows(), []
     for moments in ("device", "host"):
-        options: dict[str, Any] = {"moments": moments, "critic": {"model": "own"}, "ppo_n_minibatches": 2, **GAE}
+        options: dict[str, Any] = {"moments": moments, "critic": {"model": "own"}, "minibatches": 2, **GAE}
         trainer = make_trainer(save_tiny(tmp_path / "start"), **options)
         trainer.update(*rows, version=0)
         model, state = tmp_path / moments / "model", tmp_path / moments / "state"
@@ -201,4 +202,4 @@ def test_moments_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     with pytest.raises(ValueError, match="moments=host is for models that are not divided"):
-        PPO.model_validate({"moments": "host", "parallel": {"shard": 2}})
+        Train.model_validate({"moments": "host", "parallel": {"shard": 2}})

@@ -13,7 +13,7 @@ from torch.nn.functional import softmax
 from transformers import PreTrainedModel
 
 from configs.score import Reward
-from configs.train import PPO
+from configs.train import Train
 from storage.experts import pack
 from storage.records import Trajectory
 from tasks.train.batches import Batching
@@ -93,7 +93,7 @@ def test_the_drift_is_rounding_alone_when_routing_is_forced_alike() -> None:
     With equal weights nothing is left: the logprobs have the same bits.
     """
     rows, scores = random_rows(problems=6, longest=30)
-    engine, trainer, equal = (set_up(tiny_model("qwen3_moe"), PPO(device="cpu", threads=1)) for _ in range(3))
+    engine, trainer, equal = (set_up(tiny_model("qwen3_moe"), Train(device="cpu", threads=1)) for _ in range(3))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for layer in layers_of(trainer):
@@ -144,7 +144,9 @@ def test_an_update_trains_experts_and_routers(tmp_path: Path) -> None:
         gradient = gradients[f"model.layers.0.mlp.{part}"]
         assert gradient is not None
         assert gradient.abs().max() > 1e-5
-    with pytest.raises(ValueError, match=r"have no experts of the engine, which ppo\.routing_replay=true needs: t000"):
+    with pytest.raises(
+        ValueError, match=r"have no experts of the engine, which train\.routing_replay=true needs: t000"
+    ):
         trainer.update(rows, scores, version=2)
     short = [replace(row, experts=routed[0].experts) for row in routed]
     with pytest.raises(ValueError, match=r"t\d+ has experts of \d+ tokens, but \d+ tokens"):
@@ -169,6 +171,6 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
         make_trainer(save_tiny(tmp_path), routing_replay=True)
     noisy = tiny_model("qwen3_moe")
     noisy.config.router_jitter_noise = 0.1
-    set_up(noisy, PPO(device="cpu", threads=1))
+    set_up(noisy, Train(device="cpu", threads=1))
     with pytest.raises(ValueError, match=r"router_jitter_noise=0\.1"):
-        set_up(noisy, PPO(device="cpu", threads=1, gradient_checkpointing=True))
+        set_up(noisy, Train(device="cpu", threads=1, gradient_checkpointing=True))

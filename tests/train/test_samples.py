@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from configs.score import Reward
-from configs.train import PPO
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
@@ -149,16 +148,20 @@ def test_unobserved_rates_are_left_out() -> None:
     assert {k: v for k, v in sample_metrics(called, 5).items() if k.startswith("success/")} == {"success/turn_1": 1.0}
 
 
-def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> OfTokens:
-    """Return one token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour."""
+def outcome(name: str, ratio: float, weight: float | None = None, value: ValueLoss | None = None) -> OfTokens:
+    """Return one token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour.
+
+    Without a weight the objective has none, and the proximal logprob is that of sampling.
+    """
     behaviour = torch.tensor([-2.0])
-    proximal = behaviour + math.log(weight)
+    proximal = behaviour + math.log(weight or 1.0)
     logp = proximal + math.log(ratio)
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
-    weights = torch.tensor([weight])
+    weights = torch.tensor([weight or 1.0])
     loss = policy_loss(logp, proximal, weights, advantages, 0.2)._asdict()
-    given = {"samples": zero, "behaviour": behaviour, "logp": logp, "proximal": proximal, "weight": weights}
+    given = {"samples": zero, "sampled": zero + 1, "behaviour": behaviour, "logp": logp, "proximal": proximal}
+    given |= {} if weight is None else {"weight": weights}
     values = {"value_loss": value.loss, "value_clipped": value.clipped} if value else {}
     columns = loss | given | {"entropy": torch.tensor([0.25]), "reference": behaviour} | values
     return gathered([{name: column.double() for name, column in columns.items()}], ALONE)
@@ -175,7 +178,7 @@ def test_step_metrics_by_hand() -> None:
         step(outcome("a", 1.5, 3.0, value), grad_norm=1.0, early_stopped=False),
         step(outcome("b", 1.0, 1.0, value), grad_norm=3.0, early_stopped=True),
     ]
-    assert step_metrics(steps, PPO()) == pytest.approx(
+    assert step_metrics(steps, recomputed=True) == pytest.approx(
         {
             "policy/loss": (-3.0 * 1.2 * 1 + 1.0) / 2,
             "policy/entropy": 0.25,
@@ -204,8 +207,8 @@ def test_step_metrics_by_hand() -> None:
 
 def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch() -> None:
     """Only the first minibatch is taken with the sampling weights; there are no behaviour weights to report."""
-    steps = [step(outcome(name, ratio, 1.0), 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
-    metrics = step_metrics(steps, PPO(objective="behaviour", c_clip=3.0))
+    steps = [step(outcome(name, ratio), 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
+    metrics = step_metrics(steps, recomputed=False)
     assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
     assert metrics["policy/dual_clip_fraction"] == 0
     assert not metrics.keys() & {"weight/mean", "policy/kl_proximal", "value/loss"}

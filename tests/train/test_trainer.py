@@ -35,7 +35,7 @@ from tests.support.train_helpers import (
 def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
     """Shards are written as episodes end; training sorts the rows."""
     folder = save_tiny(tmp_path)
-    first, second = make_trainer(folder, ppo_n_minibatches=2), make_trainer(folder, ppo_n_minibatches=2)
+    first, second = make_trainer(folder, minibatches=2), make_trainer(folder, minibatches=2)
     rows, scores = random_rows()
     first.update(rows, scores, version=2)
     second.update(rows[::-1], scores[::-1], version=2)
@@ -46,7 +46,7 @@ def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{**EVERYTHING, "epochs": 2}, *scaled([], [{}, {**GAE, "critic": {}}])], ids=len)
 def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     """Stored state and data give the same weights, moments and draws as an uninterrupted run."""
-    folder, knobs = save_tiny(tmp_path / "start"), {"ppo_n_minibatches": 2, "micro_batch_tokens": 60, **options}
+    folder, knobs = save_tiny(tmp_path / "start"), {"minibatches": 2, "micro_batch_tokens": 60, **options}
     trainer = make_trainer(folder, **knobs)
     for number in (1, 2):
         trainer.update(*random_rows(seed=number), version=number)
@@ -124,7 +124,7 @@ def test_canary_holds_the_models_logprobs(tmp_path: Path) -> None:
 def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
     """The warm-up counts steps, not updates, and continues after a restart."""
     optimizer = Optimizer(lr=1.0e-3, warmup_steps=4)
-    trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, ppo_n_minibatches=2)
+    trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, minibatches=2)
     assert trainer.update(*random_rows(), version=0)["optimizer/lr"] == pytest.approx(0.5e-3)
     trainer.save(tmp_path / "model", tmp_path / "state")
     trainer.load(tmp_path / "model", tmp_path / "state", seed=1)

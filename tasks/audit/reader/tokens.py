@@ -8,20 +8,25 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise, zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from configs.algorithms import OPD, PPO, OwnAlgorithm, read_algorithm
+from configs.algorithms import Algorithm as AlgorithmKnobs
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
-from configs.train import PPO
 from storage.records import Score, Trajectory
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
 from tasks.audit.decoding import NO_TOKEN, Decoder
 from tasks.audit.reader.library import Library
-from tasks.train.advantages import Observed, estimate
+from tasks.train.advantages import Observed
 from tasks.train.returns import settled
 from tasks.train.samples import build_samples, with_known_returns, within_staleness
+
+if TYPE_CHECKING:
+    from tasks.train.algorithms.algorithm import Algorithm
 
 PART = 2000
 """Tokens on one page."""
@@ -40,7 +45,7 @@ class Token:
     sampled: bool
     logprob: float | None
     version: int | None
-    advantage: float | None
+    advantage: float | None  # or the weight in the cross-entropy, which observations may have, too
 
     @property
     def shown(self) -> str:
@@ -50,8 +55,8 @@ class Token:
     @property
     def about(self) -> str:
         """The values of the token in one line, for a tooltip."""
-        numbers = (("logprob", self.logprob), ("advantage", self.advantage))
-        values = [f"{name} {number:.4g}" for name, number in numbers if self.sampled and number is not None]
+        numbers = (("logprob", self.logprob if self.sampled else None), ("advantage", self.advantage))
+        values = [f"{name} {number:.4g}" for name, number in numbers if number is not None]
         known = "unknown" if self.version is None else self.version
         version = f"policy version {known}" if self.sampled else "not sampled"
         return ", ".join([f"position {self.position}", f"id {self.id}", *values, version])
@@ -211,39 +216,61 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     manifest = data_set.manifest
     assert manifest, "rows are read only of data sets with a manifest"
     try:
-        ppo, reward = PPO.model_validate(manifest.knob("ppo")), Reward.model_validate(manifest.knob("reward"))
+        knobs, reward = read_algorithm(manifest.knob("algorithm")), Reward.model_validate(manifest.knob("reward"))
         scorers = ScoreSettings.model_validate(manifest.knob("score")).by_source
-        knobs = ppo.advantage
-        if ppo.critic is not None:
-            raise NoAdvantageError(f"The estimator {knobs.type} needs a critic's values, which are not stored.")
-        normalised = knobs.normalisation == "batch"
-        if normalised:
-            knobs = knobs.model_copy(update={"normalisation": "none"})
+        normalised = isinstance(knobs, PPO) and knobs.advantage.normalisation == "batch"
+        if isinstance(knobs, PPO) and normalised:
+            undivided = knobs.advantage.model_copy(update={"normalisation": "none"})
+            knobs = knobs.model_copy(update={"advantage": undivided})
+        algorithm = _algorithm(knobs, int(manifest.number("sampling.max_new_tokens")))
         rows, scores, reward = _group(library, data_set, row.problem_id, reward)
-        built = build_samples(
-            *(rows, scores, reward), scorers=scorers, credit=knobs.credit, mask_truncated=ppo.mask_truncated
-        )
+        masked = bool(manifest.knob("train.mask_truncated"))
+        built = build_samples(*(rows, scores, reward), scorers=scorers, credit=knobs.credit, mask_truncated=masked)
         oldest = int(manifest.number("rollout.max_head_offpolicyness"))
         samples = with_known_returns(within_staleness(built, data_set.iteration, oldest))
         observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
-        estimated = estimate(samples, observed, knobs).advantages if samples else []
+        assigned = algorithm.assign(samples, observed)
     except ValueError as error:
         raise NoAdvantageError(f"The advantages cannot be computed: {error}.") from error
-    by_id = {sample.trajectory_id: (sample, values) for sample, values in zip(samples, estimated, strict=True)}
+    by_id = {sample.trajectory_id: index for index, sample in enumerate(samples)}
     if row.trajectory_id not in by_id:
         raise NoAdvantageError(
             f"This trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
             "was too old, or because it has no sampled tokens or an unknown return."
         )
-    sample, values = by_id[row.trajectory_id]
-    says = f"Computed by this version's estimator {knobs.type} from the {len(samples):,} trajectories of the group "
+    index, in_policy_loss = by_id[row.trajectory_id], "rl" in assigned.weights
+    numbers = assigned.advantages if in_policy_loss else assigned.weights["ce"]
+    of_tokens = dict(zip(samples[index].actions.tolist(), numbers[index].tolist(), strict=True))
+    if assigned.observations:
+        positions, weights = assigned.observations[index]
+        of_tokens |= dict(zip(positions.tolist(), weights.tolist(), strict=True))
+    says = "" if in_policy_loss else "Weights in the cross-entropy. "
+    says += f"Computed by this version's algorithm {knobs.type} from the {len(samples):,} trajectories of the group "
     says += "that were trained on"
     if normalised:
         says += "; not divided by their root mean square over the batch, as the update did"
-    if ppo.kl.in_reward:
+    if knobs.type == "reinforce_pp":
+        says += "; normalised over this group, where the update did so over the batch"
+    if knobs.kl.in_reward:
         says += "; without the KL penalty, which needs the reference policy"
-    largest = max((float(abs(each).max()) for each in estimated if len(each)), default=0.0)
-    return Advantages(dict(zip(sample.actions.tolist(), values.tolist(), strict=True)), largest, says + ".")
+    largest = max((float(abs(each).max()) for each in numbers if len(each)), default=0.0)
+    return Advantages(of_tokens, largest, says + ".")
+
+
+def _algorithm(knobs: AlgorithmKnobs, max_new_tokens: int) -> "Algorithm":
+    """Make the algorithm; code of the user's is never imported because a data set names it.
+
+    Raises:
+        NoAdvantageError: it needs what is not stored.
+    """
+    if isinstance(knobs, OwnAlgorithm):
+        raise NoAdvantageError(f"They are computed by {knobs.type}, which is no part of this program.")
+    if knobs.critic is not None or isinstance(knobs, OPD):
+        needed = "a critic's values" if knobs.critic else "the teacher's logprobs"
+        raise NoAdvantageError(f"The algorithm {knobs.type} needs {needed}, which are not stored.")
+    from tasks.train.algorithms import make_algorithm  # torch, which takes seconds
+
+    return make_algorithm(knobs, max_new_tokens)
 
 
 def _group(

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median, variance
 
 from configs import Config, load
+from configs.algorithms import PPO
 from storage import layout
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
@@ -134,10 +135,10 @@ def pipeline(name: str, model: Path, folder: Path) -> Side:
         seconds=[(later - earlier).total_seconds() for earlier, later in pairwise(moments)],
         lengths=[sum(row.action_mask) for row in rows],
         samples=len(rows),
-        updates=done - begun - round(stopped * _updates(config)),  # without those that `ppo.early_stop_imp_ratio` left
+        updates=done - begun - round(stopped * _updates(config)),  # without those that stopped early
         parameters=sum(tensor.size for tensor in tensors),
         dtypes=tuple(sorted({str(tensor.dtype) for tensor in tensors})),
-        threads=config.ppo.threads,
+        threads=config.train.threads,
     )
 
 
@@ -172,6 +173,7 @@ def job(config: Config, rounds: int, model: Path) -> dict[str, object]:
     groups, seed = config.rollout.problems_per_iteration, config.run.seed
     drawn = [problem for i in range(rounds) for problem in draw(problems, groups, i, seed)]
     beta1, beta2 = config.optimizer.betas
+    assert isinstance(config.algorithm, PPO)
     return {
         "model": str(model),
         "problems": [{"prompt": problem.prompt, "solution": problem.solutions[0]} for problem in drawn],
@@ -187,9 +189,9 @@ def job(config: Config, rounds: int, model: Path) -> dict[str, object]:
             **{name: getattr(config.optimizer, knob) for name, knob in OPTIMIZER.items()},
             "adam_beta1": beta1,
             "adam_beta2": beta2,
-            "epsilon": config.ppo.eps_clip,
+            "epsilon": config.algorithm.eps_clip,
         },
-        "threads": config.ppo.threads,
+        "threads": config.train.threads,
         "seed": seed,
         "micro_batch": MICRO_BATCH,
     }
@@ -197,7 +199,7 @@ def job(config: Config, rounds: int, model: Path) -> dict[str, object]:
 
 def _updates(config: Config) -> int:
     """Return the number of optimizer steps in a round."""
-    return config.ppo.ppo_n_minibatches * config.ppo.epochs
+    return config.train.minibatches * config.train.epochs
 
 
 def _run(command: list[str], folder: Path, added: dict[str, str], without: str) -> str:

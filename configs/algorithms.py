@@ -1,0 +1,467 @@
+"""The algorithms and their knobs: one section each, with the defaults of its paper and no knobs that it lacks.
+
+`algorithm.type` names one. `tasks/train/algorithms` has the formulas, one file for each.
+"""
+
+import re
+import typing
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, PositiveFloat, Tag, TypeAdapter, field_validator, model_validator
+
+from configs.knobs import Knobs, NonNegativeFloat, Share, nearest, refuse_idle, tags
+
+KLEstimator = Literal["k1", "k2", "k3"]
+Credit = Literal["causes", "order"]
+Clip = Annotated[float, Field(gt=0, lt=1)]
+OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+"""The name of a class or function of the user's."""
+
+
+class Advantage(Knobs):
+    """The advantage estimator: group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
+
+    type: str = "group"
+    """Registered advantage estimator: `group` or `gae`."""
+    credit: Credit = "causes"
+    """Which rewards a turn's return adds up. causes: all that were given when the agent had received the turn, so that
+    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past.
+    order: all that follow in the order in which turns are stored."""
+    baseline: Literal["turn", "episode", "mixed"] = "mixed"
+    """Episodes of the group with which a turn is compared (type `group` only): those that reached this turn (`turn`);
+    all, each with its return at this turn or at its last one before (`episode`: plain GRPO if the reward comes at the
+    end); or those that reached it, but all if at most three did (`mixed`)."""
+    scale_by_std: bool = False
+    """Divide by the standard deviation of the group (type `group` only)."""
+    scale_penalties: bool = False
+    """Let `scale_by_std` and `normalisation` count and divide KL penalties in the reward, too. False: they divide what
+    comes from the rewards only, so kl_ctl is in units of divided rewards, as with `kl.place=loss` (type `group` only).
+    """
+    leave_one_out: bool = False
+    """Compare an episode with the mean of the other episodes of its group (RLOO; type `group` only)."""
+    discount: Share = 1.0
+    """Discount from one token to the next within a turn (type `gae` only). The agent's `turn_discount` applies from
+    turn to turn."""
+    gae_lambda: Share = 1.0
+    """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value. Below 1 the turns of an
+    episode must be a chain, unless `credit=order` takes them for one."""
+    normalisation: Literal["none", "batch", "group"] = "batch"
+    """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
+    With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
+    already centre A; groups whose rewards agree stay at 0."""
+    bound: PositiveFloat | None = 10.0
+    """Largest normalised advantage in the loss: a few episodes that differ from all others are divided by more than the
+    standard deviation or root mean square; empty: no bound."""
+
+
+class Critic(Knobs):
+    """The critic, which predicts values of action tokens for `gae`."""
+
+    model: Literal["value-head", "own"] = "value-head"
+    """A head on the last hidden states of the policy, or a separate model that starts as policy version 0."""
+    lr: PositiveFloat | None = None
+    """Learning rate of the head or of the separate model; empty: `optimizer.lr`."""
+    value_eps_clip: PositiveFloat = 0.2
+    """Largest change of a value in an update, in normalised units."""
+    value_loss_coefficient: PositiveFloat = 0.1
+    """Weight of the value loss relative to the policy loss; value-head only."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.model == "own":
+            refuse_idle(self, "value_loss_coefficient", why="with model=own, which has an optimizer of its own")
+        return self
+
+
+class KL(Knobs):
+    """The KL penalty, which keeps the policy close to the reference policy; 0 as `kl_ctl` turns it off."""
+
+    kl_ctl: NonNegativeFloat = 0.0
+    """Coefficient, such as 0.1; the start value if adaptive. 0: no penalty and no reference policy."""
+    place: Literal["reward", "loss"] = "reward"
+    """Subtract the penalty from the rewards of the tokens, or add it to the loss."""
+    estimator: KLEstimator | None = None
+    """Estimator of the KL from d = logp - logp_reference: d (k1), d²/2 (k2) or exp(-d) - 1 + d (k3). Empty: k1 in the
+    reward, k3 in the loss, because the gradient of k1 in the loss is 0 on average."""
+    adaptive: bool = False
+    """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
+    target: PositiveFloat = 6.0
+    """Target KL of a trajectory in nats (adaptive only)."""
+    reference: Literal["fixed", "ema"] = "fixed"
+    """Reference policy: policy version 0, or the moving average of all versions."""
+
+    @property
+    def in_reward(self) -> bool:
+        return self.kl_ctl > 0 and self.place == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        return self.kl_ctl > 0 and self.place == "loss"
+
+    @property
+    def chosen_estimator(self) -> KLEstimator:
+        return self.estimator or ("k1" if self.place == "reward" else "k3")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kl_ctl == 0:
+            refuse_idle(self, "place", "estimator", "adaptive", "reference", why="without kl_ctl: set kl_ctl=0.1")
+        if self.place == "loss":
+            refuse_idle(self, "adaptive", why="with place=loss: use place=reward")
+        if not self.adaptive:
+            refuse_idle(self, "target", why="without adaptive=true")
+        return self
+
+
+class BehaviourWeight(Knobs):
+    """The weight w = proximal / behaviour probability, which corrects for tokens that another policy sampled."""
+
+    cap: PositiveFloat | None = 5.0
+    """Largest w; empty: no limit."""
+    floor: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """A token whose w is below this has weight 0, as in IcePop and MIS; empty: no limit."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """Replacement of a larger w: the cap (truncate), or 0 (mask)."""
+    level: Literal["token", "sequence"] = "token"
+    """`token`: each token has its own w. `sequence`: all tokens of a sequence have the geometric mean of their w."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.cap is None:
+            refuse_idle(self, "mode", why="without a cap")
+        if self.cap is not None and self.floor is not None and self.floor >= self.cap:
+            raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}: no token would be trained on")
+        return self
+
+
+class Algorithm(Knobs):
+    """What all algorithms have. Those without a penalty and a critic of their own have none."""
+
+    if typing.TYPE_CHECKING:
+        type: Any
+
+        @property
+        def kl(self) -> KL: ...
+
+        @property
+        def critic(self) -> Critic | None: ...
+
+    on_policy_only: ClassVar[bool] = False
+    """True if nothing corrects for tokens that an older policy sampled."""
+
+    @property
+    def compares(self) -> bool:
+        """True if the episodes of a group are compared with each other."""
+        return True
+
+    @property
+    def credit(self) -> Credit:
+        """Which rewards a turn's return adds up (`Advantage.credit`)."""
+        return "causes"
+
+    @property
+    def keeps_reference(self) -> bool:
+        """True if training needs a reference policy."""
+        return self.kl.kl_ctl > 0
+
+    @property
+    def needs_first(self) -> bool:
+        """True if training needs policy version 0, for a reference policy or a critic of its own."""
+        return self.keeps_reference or (self.critic is not None and self.critic.model == "own")
+
+
+class PolicyGradient(Algorithm):
+    """An algorithm with a policy loss, which one of your own can replace."""
+
+    loss: Annotated[str, Field(pattern=OWN)] | None = None
+    """A function of your own in place of the algorithm's policy loss, `package.module:function`, from `LossInputs` to
+    `LossOutputs` (`tasks/train/components.py`); empty: the algorithm's."""
+
+
+class PPO(PolicyGradient):
+    """PPO (arXiv 1707.06347) with AReaL's decoupled objective (2505.24298), group baselines or a critic."""
+
+    type: Literal["ppo"] = "ppo"
+    advantage: Advantage = Advantage()
+    """Knobs of the advantages, which are computed from rewards."""
+    critic: Critic | None = None
+    """Critic for `gae`; `algorithm.critic={}` makes one with the defaults."""
+    kl: KL = KL()
+    """KL penalty and its reference policy."""
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    eps_clip_higher: PositiveFloat | None = None
+    """Sets another upper bound, 1 + eps_clip_higher (asymmetric clip); empty: eps_clip."""
+    c_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Dual clip: if A < 0, the surrogate is never below c_clip * A; empty: no dual clip."""
+    objective: Literal["decoupled", "recomputed", "behaviour"] = "decoupled"
+    """Policy that a ratio is taken to, and around which it is clipped. decoupled: the proximal policy, whose logprobs
+    the trainer recomputes; each token is weighted by proximal / behaviour probability. recomputed: plain PPO with these
+    logprobs and without the weight, which is right on-policy only. behaviour: plain PPO with the logprobs of sampling;
+    the trainer recomputes none."""
+    behaviour_weight: BehaviourWeight = BehaviourWeight()
+    """Weight of the decoupled objective."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Coefficient of the bonus for the entropy of the action tokens' distributions."""
+    early_stop_imp_ratio: Annotated[float, Field(gt=1)] | None = 5.0
+    """A minibatch whose mean ratio is above this does not change the policy, and is counted; empty: no limit."""
+
+    @property
+    def compares(self) -> bool:
+        return self.advantage.type == "group"
+
+    @property
+    def credit(self) -> Credit:
+        return self.advantage.credit
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        advantage = self.advantage
+        if advantage.type == "gae" and self.critic is None:
+            raise ValueError(
+                "advantage.type='gae' needs values: set algorithm.critic={} for a critic with the defaults"
+            )
+        if advantage.type == "group" and self.critic is not None:
+            raise ValueError(
+                "advantage.type='group' uses no critic: set algorithm.advantage.type=gae, or leave algorithm.critic out"
+            )
+        if advantage.type == "gae":
+            refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
+        if advantage.type == "group":
+            refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
+        if advantage.normalisation == "none":
+            refuse_idle(advantage, "bound", why="with advantage.normalisation=none")
+        if self.objective != "decoupled":
+            why = f"in behaviour_weight: w is 1 with objective={self.objective}"
+            refuse_idle(self.behaviour_weight, "cap", "floor", "level", why=why)
+        return self
+
+
+class _WithoutCritic:
+    @property
+    def kl(self) -> KL:
+        return KL()
+
+    @property
+    def critic(self) -> None:
+        return None
+
+
+class Published(_WithoutCritic, PolicyGradient):
+    """An algorithm without a critic, whose ratios are to the policy that sampled."""
+
+
+class GRPO(Published):
+    """GRPO (arXiv 2402.03300): advantages divided by the group's standard deviation, the mean over each episode."""
+
+    type: Literal["grpo"]
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    kl_ctl: NonNegativeFloat = 0.04
+    """Coefficient of the KL to policy version 0 in the loss (k3); 0: none, and no reference policy."""
+
+    @property
+    def kl(self) -> KL:
+        return KL(kl_ctl=self.kl_ctl, place="loss") if self.kl_ctl else KL()
+
+
+class DrGRPO(Published):
+    """Dr. GRPO (arXiv 2503.20783): GRPO without the two divisions, by standard deviation and by length."""
+
+    type: Literal["dr_grpo"]
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+
+
+class RLOO(Published):
+    """RLOO (arXiv 2402.14740): REINFORCE on whole episodes, each against the mean of the others of its group."""
+
+    type: Literal["rloo"]
+    on_policy_only: ClassVar[bool] = True
+    kl_ctl: NonNegativeFloat = 0.03
+    """Coefficient of the KL to policy version 0 in the reward (k1); 0: none, and no reference policy."""
+
+    @property
+    def kl(self) -> KL:
+        return KL(kl_ctl=self.kl_ctl)
+
+
+class ReinforcePP(Published):
+    """REINFORCE++ (arXiv 2501.03262): returns, normalised over the whole batch in place of a baseline, and a clip."""
+
+    type: Literal["reinforce_pp"]
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    kl_ctl: NonNegativeFloat = 0.001
+    """Coefficient of the KL to policy version 0 in the reward of each token (k1); 0: none, and no reference policy."""
+
+    @property
+    def compares(self) -> bool:
+        return False
+
+    @property
+    def kl(self) -> KL:
+        return KL(kl_ctl=self.kl_ctl)
+
+
+class DAPO(Published):
+    """DAPO (arXiv 2503.14476): a wider clip above, the mean over tokens, no KL; groups that agree are replaced.
+
+    Its punishment for length is `reward.overlong_tokens`.
+    """
+
+    type: Literal["dapo"]
+    eps_clip: Clip = 0.2
+    """The ratio is at least 1 - eps_clip."""
+    eps_clip_higher: PositiveFloat = 0.28
+    """The ratio is at most 1 + eps_clip_higher."""
+
+
+class GSPO(Published):
+    """GSPO (arXiv 2507.18071): one ratio for each sequence. With `gspo_token` tokens keep advantages of their own."""
+
+    type: Literal["gspo", "gspo_token"]
+    eps_clip: Clip = 3e-4
+    """The ratio of a sequence is at least 1 - eps_clip."""
+    eps_clip_higher: PositiveFloat = 4e-4
+    """The ratio of a sequence is at most 1 + eps_clip_higher."""
+
+
+class CISPO(Published):
+    """CISPO (arXiv 2506.13585): the ratio is a constant weight with a cap, so that no token loses its gradient."""
+
+    type: Literal["cispo"]
+    cap: PositiveFloat = 5.0
+    """Largest weight; there is no smallest one. The paper names no number; this is ScaleRL's (arXiv 2510.13786)."""
+
+
+class MaxRL(Published):
+    """MaxRL (arXiv 2602.02710): advantages divided by the group's success rate, the gradient of the log-likelihood."""
+
+    type: Literal["max_rl"]
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+
+
+class MIS(Published):
+    """Masked importance sampling (IcePop, Ling team 2025): a token whose ratio is outside of two limits has no loss."""
+
+    type: Literal["mis"]
+    floor: PositiveFloat = 0.5
+    """Smallest ratio to the policy that sampled."""
+    cap: PositiveFloat = 5.0
+    """Largest ratio."""
+    level: Literal["token", "sequence"] = "token"
+    """`sequence`: the geometric mean of a sequence's ratios decides for all its tokens."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.floor >= self.cap:
+            raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}: no token would be trained on")
+        return self
+
+
+class Echo(Published):
+    """ECHO: dr_grpo's policy loss, and cross-entropy on what tools said, so that the policy learns its environment."""
+
+    type: Literal["echo"]
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    weight: PositiveFloat = 0.1
+    """Weight of the cross-entropy."""
+    observations: Literal["tools", "all"] = "tools"
+    """Observations with cross-entropy: the outputs of tools, or all feedback."""
+
+
+class RFT(_WithoutCritic, Algorithm):
+    """Rejection sampling fine-tuning (arXiv 2308.01825): cross-entropy on turns that were right; expert iteration."""
+
+    type: Literal["rft"]
+    distinct: bool = True
+    """Train on equal completions of a problem once only."""
+
+    @property
+    def compares(self) -> bool:
+        return False
+
+
+class DPO(_WithoutCritic, Algorithm):
+    """DPO (arXiv 2305.18290): pairs of a better and a worse episode of a group, and policy version 0 as reference."""
+
+    type: Literal["dpo"]
+    beta: PositiveFloat = 0.1
+    """Strength with which the reference holds the policy."""
+
+    @property
+    def keeps_reference(self) -> bool:
+        return True
+
+
+class OPD(Published):
+    """On-policy distillation (arXiv 2306.13649): the reverse KL to `models.teacher`, token by token."""
+
+    type: Literal["opd"]
+
+    @property
+    def compares(self) -> bool:
+        return False
+
+
+class OwnAlgorithm(Published):
+    """An algorithm of your own (CONTRIBUTING.md says how to write one)."""
+
+    type: str
+    """`package.module:Class`."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    reference: bool = False
+    """Keep policy version 0 as a reference policy."""
+
+    @property
+    def keeps_reference(self) -> bool:
+        return self.reference
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if not re.fullmatch(OWN, name):
+            told = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
+            raise ValueError(f"{name!r} is no algorithm{told}")
+        return name
+
+
+_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo)
+_TAGS = {name: tags(of_type)[0] for of_type in _CLASSES for name in tags(of_type)}
+NAMES = tuple(_TAGS)
+"""The values of `algorithm.type`, without those of your own."""
+
+
+def _tag(values: Any) -> str:
+    named = values.get("type", "ppo") if isinstance(values, dict) else getattr(values, "type", None)
+    return _TAGS.get(named, "own") if isinstance(named, str) else "own"
+
+
+AnyAlgorithm = Annotated[
+    Annotated[PPO, Tag("ppo")]
+    | Annotated[GRPO, Tag("grpo")]
+    | Annotated[DrGRPO, Tag("dr_grpo")]
+    | Annotated[RLOO, Tag("rloo")]
+    | Annotated[ReinforcePP, Tag("reinforce_pp")]
+    | Annotated[DAPO, Tag("dapo")]
+    | Annotated[GSPO, Tag("gspo")]
+    | Annotated[CISPO, Tag("cispo")]
+    | Annotated[MaxRL, Tag("max_rl")]
+    | Annotated[MIS, Tag("mis")]
+    | Annotated[RFT, Tag("rft")]
+    | Annotated[DPO, Tag("dpo")]
+    | Annotated[OPD, Tag("opd")]
+    | Annotated[Echo, Tag("echo")]
+    | Annotated[OwnAlgorithm, Tag("own")],
+    Discriminator(_tag),
+]
+
+
+def read_algorithm(values: dict[str, Any]) -> Algorithm:
+    """Convert the section `algorithm` of a stored configuration that is up to date."""
+    read: Algorithm = TypeAdapter(AnyAlgorithm).validate_python(values)
+    return read

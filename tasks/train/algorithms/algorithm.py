@@ -1,0 +1,164 @@
+"""What an algorithm is: it gives each token its share of the loss before an update, and has a policy loss.
+
+Example: what Dr. GRPO gives three episodes of one problem, the last of two turns, with returns of -1, 1 and 1 and room
+for 100 tokens:
+
+    episode    tokens    advantages                weights["rl"]
+    wrong      3         -1.33, -1.33, -1.33       1/100, 1/100, 1/100
+    right      2         0.67, 0.67                1/100, 1/100
+    right      1 + 1     0.67, 0.67                1/100, 1/100
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from configs.algorithms import Algorithm as Knobs
+from tasks.train.advantages import Observed
+from tasks.train.algorithms import OWN_LOSSES
+from tasks.train.components import (
+    Component,
+    Loss,
+    LossInputs,
+    LossOutputs,
+    Normaliser,
+    critic_loss,
+    find_component,
+    reference_kl,
+)
+from tasks.train.losses import policy_loss
+from tasks.train.samples import Floats, Ints, Logprobs, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmContext:
+    """What the pipeline gives the constructor of an algorithm."""
+
+    knobs: Any  # the section `algorithm`, of the type that `algorithm.type` names
+    max_new_tokens: int = 1024  # largest number of tokens in a completion
+
+
+class Observations(NamedTuple):
+    """Tokens of a sample that the policy did not sample, but has cross-entropy on (component `ce`)."""
+
+    positions: Ints  # E, in token_ids; none of them an action token or the first of a sequence
+    weights: Floats  # E
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the A action tokens of each of N samples get in an update."""
+
+    advantages: list[Floats]  # N arrays [A]; 0 where nothing uses them
+    weights: Mapping[str, list[Floats]]  # of each component N arrays [A]; a token with the weight 0 does not have it
+    returns: list[Floats] | None = None  # N arrays [A], the targets of a critic
+    observations: list[Observations] | None = None  # N
+
+
+class Algorithm:
+    """The base class of algorithms: a policy gradient with the clip of PPO.
+
+    A subclass has `assign`, and whatever it does otherwise. It has no state: what it decides follows from its knobs
+    and the stored data alone, so an update can be repeated.
+    """
+
+    knobs: Knobs
+    per: Normaliser = "tokens"
+    """The normaliser of the policy loss and of a KL penalty in the loss."""
+    needs_current: bool = False
+    """True if `reweigh` needs the logprobs under the weights before each optimizer step."""
+
+    def __init__(self, context: AlgorithmContext) -> None:
+        self.knobs, self.max_new_tokens = context.knobs, context.max_new_tokens
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
+        return False
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """True if the loss has a gradient through the entropy."""
+        return False
+
+    @property
+    def early_stop(self) -> float | None:
+        """The mean ratio above which a minibatch changes nothing; None: no limit."""
+        return None
+
+    def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
+        """Decide what each token gets, once for the whole update.
+
+        Args:
+            samples: N samples, in whole groups.
+            observed: for each sample penalties, and values or logprobs of other models that the algorithm needs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define assign")
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        """Compute the policy loss (component `rl`) of tokens with a weight in `rl`."""
+        return clipped(inputs, self.knobs.eps_clip)  # type: ignore[attr-defined]
+
+    def reweigh(
+        self,
+        samples: Mapping[int, Sample],
+        current: Mapping[int, Logprobs],
+        reference: Mapping[int, Logprobs],
+    ) -> tuple[dict[int, Floats], dict[str, float]]:
+        """Compute the factor [A] of each sample's weights in one minibatch, and metrics of it.
+
+        Args:
+            samples: those of the minibatch, by index.
+            current: their logprobs [A] under the present weights.
+            reference: those under the reference policy, if there is one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs_current, so it must define reweigh")
+
+    def component(self, name: str) -> Component:
+        """Return the component of this name, with its normaliser and coefficient.
+
+        Raises:
+            ValueError: there is no such component.
+        """
+        kl, critic = self.knobs.kl, self.knobs.critic
+        if name == "rl":
+            own: str | None = getattr(self.knobs, "loss", None)
+            return Component(cast(Loss, OWN_LOSSES.find(own)) if own else self.loss, self.per)
+        if name == "ref_kl" and kl.in_loss:
+            return Component(partial(reference_kl, estimator=kl.chosen_estimator), self.per, kl.kl_ctl)
+        if name == "value" and critic:
+            coefficient = critic.value_loss_coefficient if critic.model == "value-head" else 1.0
+            return Component(partial(critic_loss, value_eps_clip=critic.value_eps_clip), "tokens", coefficient)
+        return find_component(name, self.knobs.type)
+
+    def share(
+        self, advantages: list[Floats], weights: list[Floats] | None = None, returns: list[Floats] | None = None
+    ) -> Assignment:
+        """Return the assignment of a policy gradient, with the KL penalty and the critic that the knobs ask for.
+
+        Without `weights` all tokens have the weight 1.
+        """
+        ones = [np.ones(len(values)) for values in advantages]
+        parts = {"rl": weights or ones}
+        if self.knobs.kl.in_loss:
+            parts["ref_kl"] = weights or ones
+        if self.knobs.critic:
+            parts["value"] = ones
+        return Assignment(advantages, parts, returns)
+
+
+def clipped(inputs: LossInputs, eps_clip: float, eps_clip_higher: float | None = None) -> LossOutputs:
+    """Compute `-min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)`, with ratio = policy / sampling."""
+    found = policy_loss(
+        inputs.logp, inputs.behaviour, torch.ones_like(inputs.logp), inputs.advantages, eps_clip, eps_clip_higher
+    )
+    return LossOutputs(found.loss, {"ratio": found.ratio, "clipped": found.clipped})
+
+
+def by_episode(samples: Sequence[Sample]) -> list[Floats]:
+    """Return weights with which a sum over episodes is a sum of means: 1 / (tokens of the episode in the loss)."""
+    return [np.full(len(sample.actions), 1 / max(1, sample.in_loss.sum())) for sample in samples]

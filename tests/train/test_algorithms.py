@@ -1,0 +1,512 @@
+"""Every algorithm: its gradient is that of the written formula, and its numbers those of its page by hand."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from configs.algorithms import NAMES, read_algorithm
+from configs.score import Reward
+from storage.records import Score, Trajectory
+from tasks.train.advantages import Observed
+from tasks.train.algorithms import make_algorithm
+from tasks.train.algorithms.algorithm import Algorithm, Assignment
+from tasks.train.algorithms.dpo import DPO, pairs
+from tasks.train.components import Component, LossInputs, LossOutputs, register_component
+from tasks.train.samples import Sample, build_samples
+from tests.support.train_helpers import (
+    assert_near,
+    gradients,
+    is_unchanged,
+    make_scores,
+    make_trainer,
+    make_trajectory,
+    random_rows,
+    save_tiny,
+    tiny_model,
+    weights,
+)
+
+LIMIT = 16
+"""`max_new_tokens` of the trainers of these tests."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """An action token, or an observation (`turn` is that before it), with its logprobs."""
+
+    row: int
+    turn: int
+    logp: Tensor  # float64, with gradient
+    behaviour: float
+    reference: float
+    teacher: float
+    sampled: bool = True
+
+
+class Naive:
+    """Random rows, one token at a time, in float64. Turn k of an episode earns the sum of ±1 from k on."""
+
+    def __init__(self, model: PreTrainedModel, reference: PreTrainedModel, teacher: PreTrainedModel) -> None:
+        self.rows, self.scores = rows()
+        self.success = {(score.trajectory_id, score.turn): score.success > 0.5 for score in self.scores}
+        models = (model, reference.double(), teacher.double())
+        self.tokens = [token for number in range(len(self.rows)) for token in self._of_row(number, *models)]
+        self.actions = [token for token in self.tokens if token.sampled]
+        self.observations = [token for token in self.tokens if not token.sampled]
+
+    def _of_row(self, number: int, *models: PreTrainedModel) -> list[Token]:
+        row, logits = self.rows[number], [list[Tensor]() for _ in models]
+        for start, end in zip(row.sequence_starts, [*row.sequence_starts[1:], len(row.token_ids)], strict=True):
+            for of_model, model in zip(logits, models, strict=True):
+                of_model.append(model(torch.tensor([row.token_ids[start:end]])).logits[0].log_softmax(-1))
+        own, reference, teacher = (torch.cat(of_model) for of_model in logits)
+        found = list[Token]()
+        for k, turn in enumerate(row.turns):
+            if k and turn.start not in row.sequence_starts and row.turns[k - 1].end not in row.sequence_starts:
+                found += [
+                    Token(number, k - 1, own[t - 1, row.token_ids[t]], 0.0, 0.0, 0.0, sampled=False)
+                    for t in range(row.turns[k - 1].end, turn.start)
+                ]
+            for t in range(turn.start, turn.end):
+                at = t - 1, row.token_ids[t]
+                numbers = row.logprobs[t], reference[at].item(), teacher[at].item()
+                found.append(Token(number, k, own[at], *numbers))
+        return found
+
+    def earned(self, row: int, turn: int, of_turn: Callable[[int, int], float]) -> float:
+        return sum(of_turn(row, k) for k in range(turn, len(self.rows[row].turns)))
+
+    def verdict(self, row: int, turn: int) -> float:
+        return 1.0 if self.success[self.rows[row].trajectory_id, turn] else -1.0
+
+    def right_ahead(self, row: int, turn: int) -> float:
+        return float(any(self.verdict(row, k) > 0 for k in range(turn, len(self.rows[row].turns))))
+
+    def peers(self, row: int, turn: int, value: Callable[[int, int], float]) -> list[float]:
+        """Return the values that a turn is compared with: of all episodes if three or fewer reached it."""
+        group = [n for n, other in enumerate(self.rows) if other.problem_id == self.rows[row].problem_id]
+        reached = [n for n in group if len(self.rows[n].turns) > turn]
+        compared = reached if len(reached) > 3 else group
+        return [value(n, min(turn, len(self.rows[n].turns) - 1)) for n in compared]
+
+    def centred(
+        self, token: Token, value: Callable[[int, int], float], *, by_std: bool = False, others: bool = False
+    ) -> float:
+        peers = self.peers(token.row, token.turn, value)
+        centred = value(token.row, token.turn) - sum(peers) / len(peers)
+        if max(peers) - min(peers) < 1e-12:
+            return 0.0
+        if others:
+            centred *= len(peers) / (len(peers) - 1)
+        return centred / (float(np.std(peers)) + 1e-6) if by_std else centred
+
+    def advantage(self, token: Token, **options: bool) -> float:
+        return self.centred(token, lambda n, k: self.earned(n, k, self.verdict), **options)
+
+    def length(self, row: int) -> int:
+        return sum(token.row == row for token in self.actions)
+
+    def mean(self, loss: Callable[[Token], Tensor], tokens: Sequence[Token]) -> Tensor:
+        return torch.stack([loss(token) for token in tokens]).mean()
+
+    def mean_of_means(self, loss: Callable[[Token], Tensor]) -> Tensor:
+        total = [loss(token) / self.length(token.row) for token in self.actions]
+        return torch.stack(total).sum() / len(self.rows)
+
+    def sequence_ratio(self, token: Token) -> Tensor:
+        """Return the ratio of the sequence that the token is in."""
+        row = self.rows[token.row]
+        own = [other for other in self.actions if other.row == token.row]
+        if len(row.sequence_starts) > 1:  # each turn begins a sequence of its own
+            own = [other for other in own if other.turn == token.turn]
+        return torch.stack([other.logp - other.behaviour for other in own]).mean().exp()
+
+
+def rows() -> tuple[list[Trajectory], list[Score]]:
+    """Make rows of one or two turns, of which one has two sequences, and one group has equal returns."""
+    made, scores = random_rows(longest=7)
+    two = next(number for number, row in enumerate(made) if len(row.turns) == 2)
+    made[two] = replace(made[two], sequence_starts=[0, made[two].turns[0].end])
+    return made, scores
+
+
+def ratio_of(token: Token) -> Tensor:
+    return torch.exp(token.logp - token.behaviour)
+
+
+def clip(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    return -torch.min(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def k3(token: Token) -> Tensor:
+    d = token.logp - token.reference
+    return torch.exp(-d) - 1 + d
+
+
+def naive_grpo(data: Naive) -> Tensor:
+    return data.mean_of_means(
+        lambda token: clip(ratio_of(token), data.advantage(token, by_std=True), 0.2, 0.2) + 0.04 * k3(token)
+    )
+
+
+def naive_dr_grpo(data: Naive) -> Tensor:
+    terms = [clip(ratio_of(token), data.advantage(token), 0.2, 0.2) for token in data.actions]
+    return torch.stack(terms).sum() / LIMIT / len(data.rows)
+
+
+def naive_rloo(data: Naive) -> Tensor:
+    def penalty(row: int, turn: int) -> float:
+        own = [token for token in data.actions if (token.row, token.turn) == (row, turn)]
+        return sum(-0.03 * (token.behaviour - token.reference) for token in own)
+
+    def advantage(token: Token) -> float:
+        of_kl = data.centred(token, lambda n, k: data.earned(n, k, penalty), others=True)
+        return data.advantage(token, others=True) + of_kl
+
+    return torch.stack([-advantage(token) * token.logp for token in data.actions]).sum() / len(data.rows)
+
+
+def naive_reinforce_pp(data: Naive) -> Tensor:
+    returns = []
+    for place, token in enumerate(data.actions):
+        later = [other for other in data.actions[place:] if other.row == token.row]
+        kl = sum(0.001 * (other.behaviour - other.reference) for other in later)
+        returns.append(data.earned(token.row, token.turn, data.verdict) - kl)
+    mean, std = float(np.mean(returns)), float(np.std(returns)) + 1e-5
+    terms = [
+        clip(ratio_of(token), (value - mean) / std, 0.2, 0.2)
+        for token, value in zip(data.actions, returns, strict=True)
+    ]
+    return torch.stack(terms).mean()
+
+
+def naive_dapo(data: Naive) -> Tensor:
+    return data.mean(lambda token: clip(ratio_of(token), data.advantage(token, by_std=True), 0.2, 0.28), data.actions)
+
+
+def naive_gspo(data: Naive) -> Tensor:
+    return data.mean_of_means(
+        lambda token: clip(data.sequence_ratio(token), data.advantage(token, by_std=True), 3e-4, 4e-4)
+    )
+
+
+def naive_gspo_token(data: Naive) -> Tensor:
+    def loss(token: Token) -> Tensor:
+        ratio = data.sequence_ratio(token).detach() * token.logp.exp() / token.logp.exp().detach()
+        return clip(ratio, data.advantage(token, by_std=True), 3e-4, 4e-4)
+
+    return data.mean_of_means(loss)
+
+
+def naive_cispo(data: Naive) -> Tensor:
+    def loss(token: Token) -> Tensor:
+        return -min(ratio_of(token).item(), 5.0) * data.advantage(token, by_std=True) * token.logp
+
+    return data.mean(loss, data.actions)
+
+
+def naive_max_rl(data: Naive) -> Tensor:
+    def advantage(token: Token) -> float:
+        peers = data.peers(token.row, token.turn, data.right_ahead)
+        rate = sum(peers) / len(peers)
+        return (data.right_ahead(token.row, token.turn) - rate) / rate if rate else 0.0
+
+    return data.mean(lambda token: clip(ratio_of(token), advantage(token), 0.2, 0.2), data.actions)
+
+
+def naive_mis(data: Naive) -> Tensor:
+    def loss(token: Token) -> Tensor:
+        ratio = ratio_of(token)
+        return -ratio * data.advantage(token) * (0.5 <= ratio.item() <= 5.0)
+
+    return data.mean(loss, data.actions)
+
+
+def naive_mis_sequence(data: Naive) -> Tensor:
+    def loss(token: Token) -> Tensor:
+        return -ratio_of(token) * data.advantage(token) * (0.8 <= data.sequence_ratio(token).item() <= 1.2)
+
+    return data.mean(loss, data.actions)
+
+
+def naive_rft(data: Naive) -> Tensor:
+    return data.mean(
+        lambda token: -token.logp, [token for token in data.actions if data.verdict(token.row, token.turn) > 0]
+    )
+
+
+def naive_dpo(data: Naive) -> Tensor:
+    losses = []
+    for problem in {row.problem_id for row in data.rows}:
+        group = [number for number, row in enumerate(data.rows) if row.problem_id == problem]
+        group.sort(key=lambda n: (-data.earned(n, 0, data.verdict), data.rows[n].trajectory_id))
+        while len(group) > 1 and data.earned(group[0], 0, data.verdict) > data.earned(group[-1], 0, data.verdict):
+            better, worse = (
+                torch.stack([t.logp - t.reference for t in data.actions if t.row == n]).sum()
+                for n in (group[0], group[-1])
+            )
+            losses.append(-torch.nn.functional.logsigmoid(0.1 * (better - worse)))
+            group = group[1:-1]
+    return torch.stack(losses).mean()
+
+
+def naive_opd(data: Naive) -> Tensor:
+    return data.mean(lambda token: -ratio_of(token) * (token.teacher - token.behaviour), data.actions)
+
+
+def naive_echo(data: Naive) -> Tensor:
+    policy = data.mean(lambda token: clip(ratio_of(token), data.advantage(token), 0.2, 0.2), data.actions)
+    return policy + 0.1 * data.mean(lambda token: -token.logp, data.observations)
+
+
+FORMULAS: dict[str, tuple[Callable[[Naive], Tensor], dict[str, Any]]] = {
+    "grpo": (naive_grpo, {}),
+    "dr_grpo": (naive_dr_grpo, {}),
+    "rloo": (naive_rloo, {}),
+    "reinforce_pp": (naive_reinforce_pp, {}),
+    "dapo": (naive_dapo, {}),
+    "gspo": (naive_gspo, {}),
+    "gspo_token": (naive_gspo_token, {}),
+    "cispo": (naive_cispo, {}),
+    "max_rl": (naive_max_rl, {}),
+    "mis": (naive_mis, {}),
+    "mis, sequences": (naive_mis_sequence, {"type": "mis", "level": "sequence", "floor": 0.8, "cap": 1.2}),
+    "rft": (naive_rft, {"distinct": False}),
+    "dpo": (naive_dpo, {}),
+    "opd": (naive_opd, {}),
+    "echo": (naive_echo, {"observations": "all"}),
+}
+
+
+def test_every_algorithm_has_a_formula() -> None:
+    """PPO has its own in `test_gradients.py`."""
+    assert {str(options.get("type", name)) for name, (_, options) in FORMULAS.items()} | {"ppo"} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradient_is_that_of_the_written_formula(tmp_path: Path, name: str) -> None:
+    """Losses, weights and normalisers equal autograd in float64, with trees and several micro-batches."""
+    formula, options = FORMULAS[name]
+    folders = [tmp_path / each for each in ("now", "first", "teacher")]
+    save_tiny(folders[0])
+    for folder, seed in zip(folders[1:], (7, 8), strict=True):
+        tiny_model(seed=seed).save_pretrained(folder)
+    model = tiny_model().double()
+    formula(Naive(model, tiny_model(seed=7), tiny_model(seed=8))).backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    knobs = {"type": name, **options, "micro_batch_tokens": 50}
+    trainer = make_trainer(folders[0], version_0=folders[1], teacher=folders[2], **knobs)
+    trainer.update(*rows(), version=2)
+    assert_near(gradients(trainer), expected, 1e-5)
+    assert max(value.abs().max() for value in expected.values()) > 1e-5
+
+
+def algorithm(name: str, **knobs: Any) -> Algorithm:
+    return make_algorithm(read_algorithm({"type": name, **knobs}), 100)
+
+
+def group(*episodes: Sequence[float]) -> list[Sample]:
+    """Make samples of one problem from the successes of their turns; turn k has k + 1 tokens of its own."""
+    names = [f"e{number}" for number in range(len(episodes))]
+    made = [
+        make_trajectory(name, [[10 * number + k] * (k + 1) for k in range(len(turns))])
+        for number, (name, turns) in enumerate(zip(names, episodes, strict=True))
+    ]
+    return build_samples(
+        made, [s for name, turns in zip(names, episodes, strict=True) for s in make_scores(name, *turns)], Reward()
+    )
+
+
+def assigned(name: str, samples: Sequence[Sample], **knobs: Any) -> Assignment:
+    observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
+    return algorithm(name, **knobs).assign(samples, observed)
+
+
+@pytest.mark.parametrize(
+    ("name", "successes", "expected"),
+    [
+        ("grpo", [0, 0, 1, 1], [-1, -1, 1, 1]),
+        ("grpo", [0, 0, 0, 1], [-0.577, -0.577, -0.577, 1.732]),
+        ("dr_grpo", [0, 0, 0, 1], [-0.5, -0.5, -0.5, 1.5]),
+        ("dr_grpo", [1, 1, 1, 1], [0, 0, 0, 0]),
+        ("rloo", [0, 1, 1], [-2, 1, 1]),
+        ("reinforce_pp", [0, 1, 1], [-1.414, 0.707, 0.707]),
+        ("max_rl", [0, 0, 0, 1], [-1, -1, -1, 3]),
+        ("max_rl", [0, 1, 1, 1], [-1, 1 / 3, 1 / 3, 1 / 3]),
+        ("max_rl", [0, 0, 0, 0], [0, 0, 0, 0]),
+    ],
+)
+def test_advantages_by_hand(name: str, successes: Sequence[float], expected: Sequence[float]) -> None:
+    """The examples of the algorithms' pages: one group, one turn and one token each."""
+    found = assigned(name, group(*[[value] for value in successes]))
+    assert np.concatenate(found.advantages) == pytest.approx(expected, abs=1e-3)
+
+
+def test_max_rl_counts_a_success_for_the_turns_before_it() -> None:
+    """Wrong, then right: both turns lead to a success, one of four in the second turn, where all are compared."""
+    found = assigned("max_rl", group([0, 1], [1, 0], [0], [0]))
+    assert [list(values) for values in found.advantages] == [[1, 3, 3], [1, -1, -1], [-1], [-1]]
+
+
+def test_weights_by_hand() -> None:
+    """Each episode of the mean has the weight 1 in GRPO; the constant length stands for it in Dr. GRPO."""
+    samples = group([0, 1], [1])
+    assert [list(each) for each in assigned("grpo", samples).weights["rl"]] == [[1 / 3] * 3, [1.0]]
+    assert [list(each) for each in assigned("dr_grpo", samples).weights["rl"]] == [[0.01] * 3, [0.01]]
+
+
+def test_rft_learns_right_turns_and_the_calls_before_them() -> None:
+    """Weights of wrong, call, right are 0, 1, 1; of right, wrong 1, 0; equal completions count once."""
+    chain, other = group([0, 0, 1], [1, 0])
+    called = replace(chain, graded=np.array([True, False, True]))
+    found = assigned("rft", [called, other]).weights["ce"]
+    assert [list(each) for each in found] == [[0, 1, 1, 1, 1, 1], [1, 0, 0]]
+    twice = [other, replace(other, trajectory_id="again")]
+    assert [list(each) for each in assigned("rft", twice).weights["ce"]] == [[1, 0, 0], [0, 0, 0]]
+    assert [list(each) for each in assigned("rft", twice, distinct=False).weights["ce"]] == [[1, 0, 0]] * 2
+
+
+def test_dpo_by_hand() -> None:
+    """The best is paired with the worst; z = 0.1 * (2 + 1): the loss is 0.554, the factor 0.1 * 0.426."""
+    samples = dict(enumerate(group([1, 1], [0], [1], [0, 0])))
+    assert [*pairs(samples)] == [(0, 3), (2, 1)]
+    assert [*pairs(dict(enumerate(group([1], [1], [0]))))] == [(0, 2)]
+    chosen = dict(enumerate(group([1], [0])))
+    gained = {0: np.array([2.0], np.float32), 1: np.array([-1.0], np.float32)}
+    of_reference = {index: np.zeros(1, np.float32) for index in chosen}
+    dpo = algorithm("dpo")
+    assert isinstance(dpo, DPO)
+    factors, metrics = dpo.reweigh(chosen, gained, of_reference)
+    assert (factors[0].item(), factors[1].item()) == pytest.approx((0.0426, 0.0426), abs=1e-4)
+    assert metrics == pytest.approx(
+        {"dpo/pairs": 1, "dpo/loss": 0.5544, "dpo/margin": 0.3, "dpo/preferred": 1}, abs=1e-4
+    )
+
+
+def test_echo_chooses_what_followed_a_call() -> None:
+    """Call, output, answer, feedback, answer: `tools` chooses the output, `all` the feedback, too."""
+    (sample,) = group([0, 0, 1])  # prompt 0-2, turn 3, feedback 4-5, turn 6-7, feedback 8-9, turn 10-12
+    called = replace(sample, graded=np.array([False, True, True]))
+    for kind, expected in (("tools", [4, 5]), ("all", [4, 5, 8, 9])):
+        found = assigned("echo", [called], observations=kind)
+        assert found.observations is not None
+        assert found.observations[0].positions.tolist() == expected
+    rewritten = replace(called, starts=np.array([0, 5]))
+    none = assigned("echo", [rewritten]).observations
+    assert none is not None
+    assert none[0].positions.tolist() == []  # nothing in the new sequence follows an action of its own
+
+
+def inputs(advantage: float, *ratios: float) -> LossInputs:
+    """Make the inputs of one sequence whose tokens had the probability 0.5 when sampled."""
+    behaviour = torch.full((len(ratios),), math.log(0.5))
+    logp = behaviour + torch.tensor(ratios).log()
+    zeros = torch.zeros(len(ratios))
+    return LossInputs(logp, zeros, behaviour, behaviour, zeros + advantage, zeros.long())
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "advantage", "ratios", "expected"),
+    [
+        ("grpo", {}, 1.0, [1.25, 0.5], [-1.2, -0.5]),
+        ("grpo", {}, -1.0, [1.25, 0.5], [1.25, 0.8]),
+        ("dapo", {}, 1.0, [1.25, 1.4], [-1.25, -1.28]),
+        ("gspo", {}, 1.0, [math.exp(0.2), math.exp(-0.1)], [-1.0004, -1.0004]),
+        ("gspo", {}, -1.0, [math.exp(0.2), math.exp(-0.1)], [1.0513, 1.0513]),
+        ("cispo", {}, 1.0, [8.0], [-5 * math.log(4)]),
+        ("mis", {}, 1.0, [0.4, 1.1, 6.0], [0, -1.1, 0]),
+        ("mis", {"level": "sequence"}, 1.0, [0.4, 1.1, 6.0], [-0.4, -1.1, -6.0]),
+        ("opd", {}, math.log(1.8), [1.0], [-0.588]),
+        ("rloo", {}, 2.0, [1.0], [2 * math.log(2)]),
+    ],
+)
+def test_losses_by_hand(
+    name: str, knobs: dict[str, Any], advantage: float, ratios: list[float], expected: list[float]
+) -> None:
+    found = algorithm(name, **knobs).loss(inputs(advantage, *ratios))
+    assert found.loss.tolist() == pytest.approx(expected, abs=1e-3)
+
+
+def test_cispo_keeps_the_gradient_that_a_clip_takes() -> None:
+    for name, gradient in (("cispo", -5.0), ("grpo", 0.0)):
+        given = inputs(1.0, 8.0)
+        logp = given.logp.requires_grad_()
+        algorithm(name).loss(given._replace(logp=logp)).loss.sum().backward()
+        assert logp.grad is not None
+        assert logp.grad.item() == pytest.approx(gradient)
+
+
+class Halved(Algorithm):
+    """An algorithm of a user's: half of the reward, and cross-entropy with a weight that its knob gives."""
+
+    def __init__(self, context: Any, weight: float = 0.5, component: str = "ce") -> None:
+        super().__init__(context)
+        self.weight, self.name = weight, component
+
+    def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
+        advantages = [sample.returns[sample.turn_of_action] / 2 for sample in samples]
+        given = [np.full(len(sample.actions), self.weight) for sample in samples]
+        return Assignment(advantages, {**self.share(advantages).weights, self.name: given})
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        return LossOutputs(-inputs.advantages * inputs.logp, {"surprise": -inputs.logp.detach()})
+
+
+def doubled(inputs: LossInputs) -> LossOutputs:
+    """A loss of a user's."""
+    return LossOutputs(-2 * inputs.advantages * inputs.logp)
+
+
+def own(folder: Path, **args: Any) -> dict[str, Any]:
+    trainer = make_trainer(save_tiny(folder), type=f"{__name__}:Halved", args=args)
+    return trainer.update(*rows(), version=2)
+
+
+def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
+    """It is named by its module, and the numbers that its loss returns are metrics."""
+    assert own(tmp_path, weight=0.25)["policy/surprise"] > 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"weight": math.nan}, r"NaN or infinite weights of ce with the trajectories t000"),
+        ({"component": "cee"}, r"component 'cee', which is unknown, did you mean 'ce'\?; there are ce, ref_kl"),
+        ({"wait": 1}, r"unexpected keyword argument 'wait'"),
+    ],
+)
+def test_what_it_must_not_do_is_refused(tmp_path: Path, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        own(tmp_path, **args)
+
+
+def test_a_component_of_ones_own(tmp_path: Path) -> None:
+    register_component("weight-only", Component(lambda inputs: LossOutputs(inputs.logp * 0)))
+    assert own(tmp_path, component="weight-only")["trajectories"] == 16
+
+
+def test_a_loss_of_ones_own_replaces_the_policy_loss(tmp_path: Path) -> None:
+    """Twice the loss of REINFORCE has twice the gradient."""
+    folder, found = save_tiny(tmp_path), []
+    for loss in (None, f"{__name__}:doubled"):
+        trainer = make_trainer(folder, type="rloo", kl_ctl=0, loss=loss)
+        trainer.update(*rows(), version=2)
+        found.append(gradients(trainer))
+    assert_near(found[1], {name: 2 * value for name, value in found[0].items()}, 1e-5)
+
+
+def test_nothing_chosen_changes_nothing(tmp_path: Path) -> None:
+    """Without a right turn, expert iteration has nothing to learn from: the update says so and leaves the policy."""
+    made, scores = rows()
+    trainer = make_trainer(save_tiny(tmp_path), type="rft")
+    before = weights(trainer)
+    assert trainer.update(made, [replace(s, success=0.0, reward=0.0) for s in scores], version=2)["trajectories"] == 0
+    assert is_unchanged(trainer, before)

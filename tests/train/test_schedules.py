@@ -1,0 +1,79 @@
+"""Learning rates: warm-up over steps, decay over the updates of the run, for policy and critic."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.score import Reward
+from configs.train import Optimizer
+from tasks.train.schedules import factor, lengthened
+from tasks.train.trainer import Trainer
+from tests.support.train_helpers import GAE, divided, random_rows, save_tiny, weights
+
+Schedule = Literal["constant", "linear", "cosine"]
+SCHEDULES: list[Schedule] = ["constant", "linear", "cosine"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1, 1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25, 0]), ("cosine", [1, 0.854, 0.5, 0.146, 0])],
+)
+def test_decay_by_hand(schedule: Schedule, expected: list[float]) -> None:
+    """Four updates, and one after the end of the run as it was."""
+    knobs = Optimizer(schedule=schedule)
+    assert [factor(knobs, update, 4, 9) for update in range(5)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_warm_up_multiplies_the_decay() -> None:
+    """The example of the module: four updates of two steps."""
+    knobs = Optimizer(schedule="linear", warmup_steps=2)
+    found = [factor(knobs, step // 2, 4, step + 1) for step in range(8)]
+    assert found == [0.5, 1, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25]
+
+
+@given(st.sampled_from(["linear", "cosine"]), st.floats(0, 1), st.integers(1, 50))
+def test_decay_falls_from_one_to_its_end(schedule: Schedule, end: float, updates: int) -> None:
+    knobs = Optimizer(schedule=schedule, decay_to=end)
+    factors = [factor(knobs, update, updates, 1) for update in range(updates + 1)]
+    assert factors == sorted(factors, reverse=True)
+    assert (factors[0], factors[-1]) == pytest.approx((1, end))
+
+
+def test_a_longer_run_says_what_it_does() -> None:
+    told = lengthened(Optimizer(schedule="linear"), 60, 60, 120)
+    assert told == "optimizer.schedule=linear ends at update 120 instead of 60: update 60 has 0.5 of the learning rate "
+    assert lengthened(Optimizer(schedule="linear"), 60, 60, 60) is None
+    assert lengthened(Optimizer(), 60, 60, 120) is None
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_continuing_keeps_every_bit(tmp_path: Path, schedule: Schedule) -> None:
+    """Four updates in one process, and two and two, with policy and critic: the same rates and weights."""
+    folder, knobs = save_tiny(tmp_path / "policy"), Optimizer(lr=1e-3, schedule=schedule, warmup_steps=3)
+
+    def trainer() -> Trainer:
+        options = divided({**GAE, "critic": {"model": "own", "lr": 2e-3}, "minibatches": 2})
+        return Trainer(*options, knobs, Reward(), updates=4)
+
+    whole, parts, rates = trainer(), trainer(), list[float]()
+    whole.load(folder, None, seed=1)
+    parts.load(folder, None, seed=1)
+    for update in range(4):
+        metrics = whole.update(*random_rows(seed=update), version=update)
+        rates.append(metrics["optimizer/lr"])
+        critic = whole._train_state.critic
+        assert critic is not None
+        assert critic.adamw is not None
+        assert critic.adamw.param_groups[0]["lr"] == pytest.approx(2 * metrics["optimizer/lr"])
+        if update == 2:
+            parts.save(tmp_path / "model", tmp_path / "state")
+            parts = trainer()
+            parts.load(tmp_path / "model", tmp_path / "state", seed=1, version_0=folder)
+        parts.update(*random_rows(seed=update), version=update)
+    assert rates == pytest.approx([1e-3 * factor(knobs, update, 4, 2 * update + 2) for update in range(4)])
+    ours, theirs = weights(whole), weights(parts)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
