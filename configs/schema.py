@@ -15,6 +15,7 @@ from configs.algorithms import DAPO, OPD, PPO, AnyAlgorithm, Echo, OwnAlgorithm
 from configs.audit import Audit
 from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
+from configs.fit import Fit
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.models import Models
@@ -76,6 +77,7 @@ class Config(Knobs):
     """The algorithm: `algorithm.type` names it, and the other knobs are those that it has."""
     models: Models = Models()
     train: Train = Train()
+    fit: Fit = Fit()
     cluster: Cluster = Cluster()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()

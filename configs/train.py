@@ -68,6 +68,10 @@ class Train(Knobs):
     parallel: Parallel = Parallel()
     """The mesh of the trainer's ranks. More than one run in Ray: of this host alone, or of
     `cluster.address`."""
+    state_every: PositiveInt = 1
+    """Keep the train state (optimizer, critic, RNG), two thirds of a checkpoint's bytes, of every so many checkpoints
+    and of the last one only. A run that continues at another one makes the state again from the stored data, bit for
+    bit on the same machine; a fork begins at one that has it."""
     on_cluster: bool = False
     """Run a trainer of one rank on the cluster (`cluster.address`), too, and not in the flow's process. Several ranks
     (`train.parallel`), and the trainer of a stream (`run.overlap`), are always processes of their own in Ray."""

@@ -26,6 +26,7 @@ from tasks.run.report import report
 from tasks.run.resources import open_trainer, open_workers
 from tasks.run.workspace import open_run
 from tasks.score.task import score
+from tasks.train.orders import Part
 from tasks.train.task import train
 from tasks.warm_start.task import first_policy
 
@@ -49,7 +50,7 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
                             evaluate(workspace, workers, policy, held_out_set)
                         trajectories = rollouts.take(iteration, policy)  # with run.overlap, later ones play meanwhile
                         scores = score(workspace, workers, iteration, trajectories)
-                        policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+                        policy = train(workspace, trainer, iteration, policy, [Part(trajectories, scores)])
                         rollouts.swap(policy)
             evaluate(workspace, workers, policy, held_out_set)
         return report(workspace, held_out_set)

@@ -30,7 +30,7 @@ from tasks.run.progress import iterations, newest_policy
 from tasks.run.resources import open_trainer, open_workers
 from tasks.run.workspace import Workspace, open_leased, open_run
 from tasks.score.task import score
-from tasks.train.orders import OrderedTrainer
+from tasks.train.orders import OrderedTrainer, Part
 from tasks.train.task import train
 from tasks.warm_start.task import first_policy
 
@@ -76,7 +76,7 @@ def learn(workspace: Workspace, policy: PolicyVersion, workers: "Workers", train
             with span("iteration", run=workspace.name, iteration=iteration):
                 trajectories = rollouts.take(iteration, policy)
                 scores = score(workspace, workers, iteration, trajectories)
-                policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+                policy = train(workspace, trainer, iteration, policy, [Part(trajectories, scores)])
                 rollouts.swap(policy)
     return policy
 

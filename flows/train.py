@@ -13,6 +13,7 @@ from tasks.run.configuration import resolve
 from tasks.run.resources import open_trainer
 from tasks.run.workspace import open_run
 from tasks.score.scoring import scorer_fingerprint
+from tasks.train.orders import Part
 
 
 @flow(name="train")
@@ -26,13 +27,13 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
     """
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
         name = workspace.name
+        scores = layout.scores(name, iteration, scorer_fingerprint(workspace.config.score))
         version = tasks.train.task.train(
             workspace,
             trainer,
             iteration,
             policy=layout.checkpoint(name, iteration),
-            trajectories=layout.trajectories(name, iteration),
-            scores=layout.scores(name, iteration, scorer_fingerprint(workspace.config.score)),
+            parts=[Part(layout.trajectories(name, iteration), scores)],
         )
         is_last = iteration + 1 >= workspace.config.run.iterations
         then = ["flows.evaluate"] if is_last else ["flows.rollout", "--iteration", iteration + 1]

@@ -50,7 +50,8 @@ def main(
         run: the flow.
         commands: what may be done instead, by the name of the option.
         ahead: begins what the flow will need, before the Prefect server starts, and ends it after the flow.
-        options: the flow's parameters with defaults; a list has the choices, the default first.
+        options: the flow's parameters with defaults; a list has the choices, the default first, and an empty one may be
+            repeated.
     """
     default = inspect.signature(run.fn).parameters["config"].default
     with_targets = "targets" in inspect.signature(run.fn).parameters
@@ -99,6 +100,10 @@ def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command], options: Map
     parser.add_argument("words", nargs="*", metavar=metavar, help=about)
     for option, value in options.items():
         documented = re.search(rf"^ +{option}: (.+)$", document, re.MULTILINE)
+        if value == []:
+            about = documented[1] if documented else ""
+            parser.add_argument(f"--{option}", action="append", default=[], metavar="NAME", help=about)
+            continue
         first, choices = (value[0], value) if isinstance(value, list) else (value, None)
         kind = whole(0) if isinstance(value, int) else str  # every number is a count
         about = f"{documented[1] if documented else ''} Default: {first!r}."

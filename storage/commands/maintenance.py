@@ -1,10 +1,11 @@
 """The commands that check, clean and copy a store: `verify`, `gc`, `repair`, `doctor`, `export` and `cp`."""
 
 import argparse
+import importlib
 from dataclasses import asdict
 from pathlib import Path
 
-from storage.commands.program import Command, Output, no_arguments, print_progress, size, table, whole
+from storage.commands.program import Command, Output, no_arguments, print_progress, short, size, table, whole
 from storage.errors import counted
 from storage.maintenance import check_logs, copying, doctor, export, gc, verify
 from storage.objects.store import Store
@@ -16,10 +17,15 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("versions", metavar="VERSION", nargs="*", help="default: all versions and all logs")
     parser.add_argument("--deep", action="store_true", help="read every page and row of the data, and load the weights")
     parser.add_argument("--alone", action="store_true", help="do not check what the versions were made from")
+    about = "make checkpoints K+1 to N of a run again from their parents and data sets, and compare; needs no VERSION"
+    parser.add_argument("--replay", metavar="RUN@K..N", help=about)
+    parser.add_argument("--cache", default="./var/cache", metavar="FOLDER", help="where --replay keeps files")
 
 
 def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
     """Check versions, and all logs if no version is given; the status is 1 if there is a problem."""
+    if arguments.replay:
+        return _replay(store, arguments)
     versions = [aliases.resolve_version(store, version) for version in arguments.versions]
     logs = check_logs.LogReport(versions) if versions else check_logs.check_logs(store)
     report = verify.verify(store, logs.versions, print_progress, deep=arguments.deep, ancestors=not arguments.alone)
@@ -30,6 +36,19 @@ def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
     checked = f"{counted(report.versions, 'version')}{gone}, {counted(report.objects, 'object')}, {size(report.bytes)}"
     result = counted(len(report.findings), "problem") if report.findings else "whole"
     return Output(asdict(report), [*parts, f"{result}: {checked}"], int(bool(report.findings)))
+
+
+def _replay(store: Store, arguments: argparse.Namespace) -> Output:
+    """Make checkpoints again; the status is 1 if one is not the stored one."""
+    # The trainer is above the store, and needs torch.
+    results = importlib.import_module("tasks.train.replay").replay(
+        store, arguments.replay, arguments.cache, print_progress
+    )
+    rows = [(each.version, each.verdict, short(each.share), each.code) for each in results]
+    columns = ["checkpoint", "", "difference / way of the update", "made by other code"]
+    bad = sum(not each.same for each in results)
+    said = f"{counted(bad, 'checkpoint')} of {len(results)} cannot be made again" if bad else "made again"
+    return Output([asdict(each) for each in results], [table(columns, rows), said], int(bool(bad)))
 
 
 def _add_gc(parser: argparse.ArgumentParser) -> None:

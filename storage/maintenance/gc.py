@@ -5,13 +5,16 @@ Manifests stay, so lineage and metrics stay readable. A tombstone distinguishes 
 - versions that an alias points at, and all their ancestors; for the alias `<run>/latest`, which the pipeline moves
   itself, only the version;
 - checkpoints with which other runs began;
-- of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more if its settings need them;
-- data sets that were not trained on yet, and shards with which a killed rollout can be continued;
+- of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more back to the newest
+  checkpoint that has a train state (`train.state_every`);
+- data sets that no checkpoint with a train state was trained on yet, and shards with which a killed rollout can be
+  continued;
 - everything of a run that is being written, and leftovers younger than `older_than_s`.
 
 A run that is being written collects its own checkpoints after each update, by the rules of `storage.keep`.
 """
 
+import itertools
 import re
 import time
 from collections import defaultdict
@@ -211,10 +214,13 @@ def deletable(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rule
 
 def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
     """Return those of one kind of a run that no rule keeps: not the last, every m-th, the first, or the untrained."""
-    last: set[int] = set()
+    last, resumable = set[int](), False
     for version in sorted(versions, reverse=True):
-        if len(last) < rules.keep_last and manifests.find(store, version):  # a killed attempt is not counted
+        if len(last) >= rules.keep_last and resumable:
+            break
+        if manifest := manifests.find(store, version):  # a killed attempt is not counted
             last.add(layout.number_of(version) or 0)
+            resumable |= manifest.kind != "checkpoint" or bool(manifest.names_in("state"))
     first_kept = min(last, default=0)
     numbers = {version: layout.number_of(version) or 0 for version in versions}
     return [
@@ -222,13 +228,19 @@ def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
         for version, number in numbers.items()
         if rules.after < number < first_kept  # reference policies and critics begin at 0
         and not (rules.keep_every and number % rules.keep_every == 0)
-        and not _is_untrained(store, version)
+        and not _is_needed(store, version)
     ]
 
 
-def _is_untrained(store: Store, version: str) -> bool:
-    """Return whether `version` is a data set of an iteration that was not trained on yet."""
+def _is_needed(store: Store, version: str) -> bool:
+    """Return whether `version` is a data set that was not trained on yet, or only by checkpoints without train state.
+
+    Such a state is made again from the data (`train.state_every`).
+    """
     known = version_of(version)
     if type(known) is not TrajectoriesVersion and not (isinstance(known, ScoresVersion) and not known.evaluation):
         return False
-    return not manifests.committed(store, layout.checkpoint(known.run, known.number + 1))
+    following = itertools.count(known.number + 1)
+    checkpoints = (manifests.find(store, layout.checkpoint(known.run, number)) for number in following)
+    made = itertools.takewhile(lambda manifest: manifest is not None, checkpoints)
+    return not any(manifest.names_in("state") for manifest in made if manifest)

@@ -104,6 +104,11 @@ def rows(store: Store, version: str, cache: Path, columns: list[str] | None = No
         yield from read_parquet(path, columns)
 
 
+def rows_of_file(store: Store, version: str, name: str, cache: Path) -> Iterator[dict[str, Any]]:
+    """Read the rows of one file of a data set version, as `rows` does."""
+    return read_parquet(fetch(store, read(store, version), name, cache))
+
+
 def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """Read the rows of one local shard and verify its page checksums.
 

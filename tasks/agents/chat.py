@@ -179,6 +179,19 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
+def differing_token(policy: Path, other: Path, *, templates: bool = True) -> str:
+    """Say in what the tokenizer or chat template of two models differ, by the first token; empty: in nothing."""
+    mine, its = (load_tokenizer(folder) for folder in (policy, other))
+    own, others = ({number: token for token, number in each.get_vocab().items()} for each in (mine, its))
+    for number in sorted(own.keys() | others.keys()) if own != others else ():
+        if own.get(number) != others.get(number):
+            told = f"token {number} is {own.get(number)!r} to the policy and {others.get(number)!r} there"
+            return f"its tokenizer is another one: {told}"
+    if templates and mine.chat_template != its.chat_template:
+        return "its chat template is another one, so prompts and turns look different"
+    return ""
+
+
 def engine_ends(folder: Path) -> tuple[int, ...]:
     """Return the tokens at which vLLM stops because a model's configuration says so (`eos_token_id`).
 

@@ -87,8 +87,9 @@ def _stages(iterations: list[Row]) -> dict[str, dict[str, float]]:
     for each in spent(iterations):
         rate = {"tokens_per_second": each.per_second} if each.tokens else {}
         stages[each.stage] = {"seconds": fmean(each.seconds)} | rate
-    if "train" in stages:
-        stages["train"]["staleness"] = fmean(row["staleness/mean"] for row in iterations if "staleness/mean" in row)
+    staleness = [row["staleness/mean"] for row in iterations if "staleness/mean" in row]
+    if "train" in stages and staleness:
+        stages["train"]["staleness"] = fmean(staleness)
     return stages
 
 

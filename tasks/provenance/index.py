@@ -38,6 +38,7 @@ from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import SETTING_SQL, key
+from tasks.train.orders import SELECTION, read_order
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4
@@ -64,6 +65,7 @@ class Update:
     cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
     unfinished_too: bool = False  # also trained on trajectories that failed by the policy's fault
     idle: bool = False  # no trajectory was left to train on, and the weights did not change
+    selects: bool = False  # trained on chosen rows of its data sets (`flows.fit`)
     origin: str = ""  # of a policy without an earlier checkpoint in the store: where it came from
     taught: ArithmeticSource | None = None  # the generator of the problems that a warm start taught
     problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
@@ -91,8 +93,10 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
 def _told(manifest: Manifest) -> dict[str, Any]:
     """Return what a manifest tells of its update; raise DamagedError if its configuration cannot be read."""
     knob, parents, number = manifest.knob, manifest.parent_names, layout.number_of(manifest.version) or 0
+    selects = SELECTION in {file.name for file in manifest.files}
     known = {
-        "oldest": number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
+        "selects": selects,
+        "oldest": 0 if selects else number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
         "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
@@ -197,7 +201,7 @@ class TrainingIndex:
         self.database.connection.execute(
             f"""create table played as
             with found as (
-                select t.data_set, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
+                select t.data_set, t.row, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
                        coalesce(t.fault, '') as fault,
                        list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
                        coalesce(t.status = 'truncated' and t.reason <> '{LAST_TURN_CUT}', false)
@@ -234,10 +238,12 @@ class TrainingIndex:
         columns = "exclusions varchar, version varchar, trajectory_id varchar"
         _create(database, "excluded_trajectories", columns, trajectories)
         _create(database, "excluded_problems", "exclusions varchar, key varchar", problems)
+        _create(database, "chosen", "checkpoint varchar, row bigint", [*self._chosen(updates)])
         database.connection.execute(
             f"""create table update_inputs as
             select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
-                   {_TRAINABLE} and p.tokens > 0 and p.oldest >= o.oldest and not o.idle
+                   {_TRAINABLE} and p.tokens > 0 and coalesce(p.oldest, 0) >= o.oldest and not o.idle
+                   and (o.checkpoint not in (select checkpoint from chosen) or (o.checkpoint, p.row) in (from chosen))
                    and (o.cut_too or o.unfinished_too or not p.cut)
                    and not exists (from honoured h join excluded_trajectories e using (exclusions)
                                    where (h.checkpoint, e.version, e.trajectory_id)
@@ -246,6 +252,22 @@ class TrainingIndex:
                                    where (h.checkpoint, e.key) = (o.checkpoint, p.key)) as entered
             from played p join updates o using (version)"""
         )
+
+    def _chosen(self, updates: Iterable[Update]) -> Iterator[tuple[str, int]]:
+        """Yield the rows that updates chose; of one that gc collected none, so that all its rows count as chosen."""
+        files = {
+            (version, Path(name).name): file
+            for version, name, file in self.database.all(
+                "select version, filename, file from trajectories_files join sets using (data_set)"
+            )
+        }
+        for update in updates:
+            if not update.selects or self.store.exists(layout.tombstone(update.checkpoint)):
+                continue
+            for part in read_order(self.store, update.checkpoint, self.cache).parts:
+                for name, places in (part.rows or {}).items():
+                    if (file := files.get((part.trajectories, name))) is not None:
+                        yield from ((update.checkpoint, file << 32 | place) for place in places)
 
     def versions_with(self, problem: str) -> set[str]:
         """Return the data sets and problem sets that contain the problem with this key."""

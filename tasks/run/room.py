@@ -58,9 +58,11 @@ def held_bytes(config: Config, weights: int, state: int) -> int:
     """Return the most bytes of checkpoints that a run holds: number 0, all that it keeps, and one being written."""
     keep, last, every = config.storage.keep, config.run.iterations, config.evaluation.every
     numbers = range(1, last + 1)
-    whole = [n for n in numbers if not keep or n > last - keep.last or (keep.every and n % keep.every == 0)]
+    newest = max(keep.last, config.train.state_every) if keep else 0
+    whole = [n for n in numbers if not keep or n > last - newest or (keep.every and n % keep.every == 0)]
     evaluated = {n for n in numbers if n % every == 0}.difference(whole)
-    return weights * (1 + len(evaluated)) + (weights + state) * (len(whole) + 1)
+    resumable = [n for n in whole if n % config.train.state_every == 0 or n == last]
+    return weights * (2 + len(evaluated) + len(whole)) + state * (len(resumable) + 1)
 
 
 def disks(config: Config, weights: int, state: int = 0) -> list[Disk]:

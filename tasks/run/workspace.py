@@ -43,7 +43,7 @@ MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
     *("train.parallel", "train.kernels", "train.moments", "train.on_cluster", "train.timeout_s"),
-    *("train.startup_timeout_s", "train.max_restarts", "problems.exclusions", *FROM_NEXT_UPDATE),
+    *("train.startup_timeout_s", "train.max_restarts", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`train.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose

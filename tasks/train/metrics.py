@@ -22,14 +22,15 @@ BINS = 30
 """Bins of a histogram."""
 
 
-def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
+def sample_metrics(samples: Sequence[Sample], version: int | None) -> Metrics:
     """Compute the metrics that depend on the data alone, not on the weights.
 
     `success/fix_rate`: among the wrong turns that another turn follows, the fraction with a right next turn.
     `success/break_rate`: among the right turns that another turn follows, the fraction with a wrong next turn.
     `length/correct`, `length/wrong`: an episode is correct if its last graded turn is right.
     `share/zero_variance`: fraction of the groups (turns of one problem at one position) whose returns are all equal.
-    `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token.
+    `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token. None:
+    the policies that sampled are not those of the run.
     """
     returns = defaultdict[tuple[str, int], set[float]](set)
     for sample in samples:
@@ -45,17 +46,16 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
         "length/correct": lengths[correct],
         "length/wrong": lengths[~correct],
     }
-    staleness = version - np.concatenate([sample.versions for sample in samples])
+    versions = np.concatenate([sample.versions for sample in samples])
+    staleness = {} if version is None else {"min": versions.max(), "mean": versions.mean(), "max": versions.min()}
     return {
         **_by_turn(samples),
         **{name: float(values.mean()) for name, values in observed.items() if values.size},
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
         "share/zero_variance": 1 - float(np.mean([len(values) > 1 for values in returns.values()])),
-        "staleness/min": float(staleness.min()),
-        "staleness/mean": float(staleness.mean()),
-        "staleness/max": float(staleness.max()),
+        **{f"staleness/{name}": float((version or 0) - oldest) for name, oldest in staleness.items()},
         "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
-        "tokens/action": float(len(staleness)),
+        "tokens/action": float(len(versions)),
         "tokens/masked": float(sum((~sample.in_loss).sum() for sample in samples)),
         "reward/all_minimal": float(not any(sample.successes.any() for sample in samples)),
         "trajectories": float(len(samples)),
@@ -143,7 +143,9 @@ def _sizes(steps: Sequence[Step]) -> Metrics:
     }
 
 
-def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version: int, steps: Sequence[Step]) -> Any:
+def histograms(
+    samples: Sequence[Sample], advantages: Sequence[Floats], version: int | None, steps: Sequence[Step]
+) -> Any:
     """Count how lengths of trajectories, and staleness, advantages and ratios of tokens, are distributed.
 
     A ratio too large for a float is left out.
@@ -153,9 +155,10 @@ def histograms(samples: Sequence[Sample], advantages: Sequence[Floats], version:
     """
     observed = {
         "length": np.array([len(sample.token_ids) for sample in samples]),
-        "staleness": version - np.concatenate([sample.versions for sample in samples]),
         "advantage": np.concatenate(advantages),
     }
+    if version is not None:
+        observed["staleness"] = version - np.concatenate([sample.versions for sample in samples])
     if "ratio" in steps[0].result:
         observed["ratio"] = torch.cat([_of_actions(step.result)["ratio"] for step in steps]).cpu().numpy()
     binned = {name: np.histogram(values[np.isfinite(values)], BINS) for name, values in observed.items()}

@@ -139,7 +139,13 @@ class Trainer:
         return make_canary(self._train_state.model)
 
     def update(
-        self, rows: Sequence[Trajectory], scores: Iterable[Score], version: int, progress: Progress | None = None
+        self,
+        rows: Sequence[Trajectory],
+        scores: Iterable[Score],
+        version: int,
+        progress: Progress | None = None,
+        *,
+        chosen: bool = False,
     ) -> dict[str, Any]:
         """Run one update: first the preparation, then one optimizer step for each minibatch of each epoch.
 
@@ -148,6 +154,7 @@ class Trainer:
             scores: one for each turn of the trainable trajectories.
             version: policy version of the weights before the update.
             progress: called with a line of text after each part.
+            chosen: the rows were chosen from stored data sets, of whatever policies: none is too old.
 
         Returns:
             the metrics (see `tasks.train.metrics`).
@@ -159,7 +166,8 @@ class Trainer:
         self.holds = None
         torch.set_num_threads(self._knobs.threads)
         report = progress or (lambda _: None)
-        samples, left_out = self._samples(rows, scores, version)
+        oldest = None if chosen else self._max_staleness
+        samples, left_out = self._samples(rows, scores, version, oldest)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
             if number:
@@ -179,12 +187,14 @@ class Trainer:
         seconds = time.perf_counter() - middle
         self._follow(prepared.get("kl/trajectory"), len(samples))
         return {
-            **sample_metrics(samples, version),
+            **sample_metrics(samples, None if chosen else version),
             **step_metrics(steps, recomputed=self._algorithm.recomputes),
             **of_steps,
             **prepared,
             **counts,
-            "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
+            "histograms": histograms(
+                samples, [column.advantages for column in columns], None if chosen else version, steps
+            ),
             "optimizer/lr": self._optimizer.lr * self._factor(version)(train_state.steps),
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
@@ -211,7 +221,7 @@ class Trainer:
         return self._loaded
 
     def _samples(
-        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int
+        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int, oldest: int | None
     ) -> tuple[list[Sample], dict[str, int]]:
         """Build the samples to train on, and count the trajectories that are left out, by reason.
 
@@ -219,7 +229,7 @@ class Trainer:
         filter.
         """
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
-        recent = trainable if self._max_staleness is None else within_staleness(trainable, version, self._max_staleness)
+        recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
         samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):

@@ -5,17 +5,20 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from configs import Config
 from storage import layout
 from storage.errors import first_few
 from storage.objects.store import Store
-from storage.records import Score, Trajectory, to_score
-from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
+from storage.records import Score, Trajectory, to_score, to_trajectory
+from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
@@ -23,12 +26,14 @@ from storage.versions.fetch import WEIGHTS, fetch, fetch_all, scratch_of, trim_t
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
-from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
+from tasks.train.orders import DistanceOrder, Made, Part, Progress, UpdateOrder, add_selection, read_order
 
 if TYPE_CHECKING:
     from tasks.train.mesh import Mesh
     from tasks.train.trainer import Trainer
 
+_SAME = 1e-3
+"""Largest difference of a canary's logprobs at which a policy that was made again counts as the stored one."""
 _NAMED = 20
 """Number of excluded trajectories that the log names."""
 
@@ -72,28 +77,61 @@ class VersionTrainer:
             StorageError: a version is missing or damaged.
         """
         trainer = self._trainer
-        rows, scores = self._rows(order.trajectories, order.scores)
+        rows, scores, metrics = self._data(order, progress)
         if trainer.holds != order.policy:
-            checkpoint = self._open(order.policy, state=True)
-            version_0 = self._open(self._version_0).model if self._config.algorithm.needs_first else None
-            taught_by = self._open(self._teacher) if self._teacher else None
-            teacher = (taught_by.model, taught_by.adapter) if taught_by else None
-            seed, adapter = self._config.run.seed, checkpoint.adapter
-            trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
-        rows, metrics = self._without_excluded(rows, order.trajectories, progress)
-        metrics |= trainer.update(rows, scores, order.policy.number, progress)
+            self._load(order.policy, progress)
+        metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
-            self._write(draft, order.policy)
+            self._write(draft, order)
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
             in_use = [self._version_0, order.policy, order.version, *([self._teacher] if self._teacher else [])]
             trim_to_limit(self._store, self._config.storage, in_use)
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 
+    def make_again(self, order: UpdateOrder, model: Path, state: Path) -> None:
+        """Run an update whose checkpoint exists, and write the files that it makes to two folders."""
+        if self._trainer.holds != order.policy:
+            self._load(order.policy, lambda _: None)
+        self._repeat(order)
+        self._trainer.save(model, state)
+        self._trainer.holds = order.version
+
+    def _load(self, policy: PolicyVersion, progress: Progress) -> None:
+        """Load a policy with its train state; make the state again if it was not kept (`train.state_every`).
+
+        Raises:
+            ValueError: the same updates now make another policy.
+        """
+        checkpoint, orders = self._open(policy, state=True), list[UpdateOrder]()
+        canary = checkpoint.canary
+        while checkpoint.state is None and checkpoint.number:
+            orders.append(read_order(self._store, checkpoint.version, self._cache))
+            checkpoint = self._open(orders[-1].policy, state=True)
+        version_0 = self._open(self._version_0).model if self._config.algorithm.needs_first else None
+        taught_by = self._open(self._teacher) if self._teacher else None
+        teacher = (taught_by.model, taught_by.adapter) if taught_by else None
+        seed, adapter = self._config.run.seed, checkpoint.adapter
+        self._trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
+        for order in reversed(orders):
+            progress(f"{order.version} was kept without its train state: making it again from the stored data")
+            self._repeat(order)
+        difference = np.abs(np.subtract(self._trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
+        if difference > _SAME:
+            raise ValueError(
+                f"the updates since {checkpoint.version}, made again, give another policy than {policy}: logprobs of "
+                f"its canary differ by {difference:.2g}. Have optimizer or algorithm changed since? Begin a fork there "
+                f"with --fork {checkpoint.version.run}@{checkpoint.number} run.name=…"
+            )
+
+    def _repeat(self, order: UpdateOrder) -> None:
+        rows, scores, _ = self._data(order, lambda _: None)
+        self._trainer.update(rows, scores, order.policy.number, chosen=order.selects)
+
     def distance(self, order: DistanceOrder) -> float | None:
         """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
         trainer = self._trainer
-        rows, scores = self._rows(order.trajectories, order.scores)
+        rows, scores = self._rows(Part(order.trajectories, order.scores))
         if trainer.holds != order.policy:
             policy = self._open(order.policy)
             trainer.load(policy.model, None, self._config.run.seed, adapter=policy.adapter)
@@ -109,9 +147,37 @@ class VersionTrainer:
         fetch_all(store, [files[index] for index in self._mesh.assigned([file.bytes for file in files])], folder)
         self._mesh.wait()
 
-    def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:
-        rows = list(datasets.trajectories(self._store, trajectories, self._cache))
-        return rows, [to_score(row) for row in datasets.rows(self._store, scores, self._cache)]
+    def _data(self, order: UpdateOrder, progress: Progress) -> tuple[list[Trajectory], list[Score], dict[str, float]]:
+        """Read the rows of an update and their scores, without what is excluded, and count that."""
+        rows, scores, excluded = list[Trajectory](), list[Score](), 0.0
+        for number, part in enumerate(order.parts):
+            of_part, of_scores = self._rows(part)
+            kept, metrics = self._without_excluded(of_part, part.trajectories, progress)
+            excluded += metrics.get("trajectories/excluded", 0.0)
+            if order.selects:  # the ids of imported data sets are unique within each only
+                kept = [replace(row, trajectory_id=f"{number}/{row.trajectory_id}") for row in kept]
+                of_scores = [replace(score, trajectory_id=f"{number}/{score.trajectory_id}") for score in of_scores]
+                kept = [replace(row, problem_id=f"{number}/{row.problem_id}") for row in map(_as_sampled, kept)]
+            rows, scores = rows + kept, scores + of_scores
+        return rows, scores, {"trajectories/excluded": excluded} if self._config.problems.exclusions else {}
+
+    def _rows(self, part: Part) -> tuple[list[Trajectory], list[Score]]:
+        if part.rows is None:
+            rows = list(datasets.trajectories(self._store, part.trajectories, self._cache))
+            return rows, [to_score(row) for row in datasets.rows(self._store, part.scores, self._cache)]
+        rows = list[Trajectory]()
+        for name, places in part.rows.items():
+            chosen = set(places)
+            read = datasets.rows_of_file(self._store, part.trajectories, name, self._cache)
+            rows += [to_trajectory(row) for place, row in enumerate(read) if place in chosen]
+        wanted = {row.trajectory_id for row in rows}
+        scores = [
+            to_score(row)
+            for name in part.score_files
+            for row in datasets.rows_of_file(self._store, part.scores, name, self._cache)
+            if row["trajectory_id"] in wanted
+        ]
+        return rows, scores
 
     def _without_excluded(
         self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress
@@ -126,8 +192,8 @@ class VersionTrainer:
             progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {named}")
         return rows, {"trajectories/excluded": float(len(excluded))}
 
-    def _write(self, draft: Draft, policy: PolicyVersion) -> None:
-        """Write this rank's files of the policy that follows `policy`."""
+    def _write(self, draft: Draft, order: UpdateOrder) -> None:
+        """Write this rank's files of the policy that the order makes."""
         with TemporaryDirectory(prefix="checkpoint-", dir=scratch_of_rank(self._config, self._mesh.rank)) as folder:
             model, state = Path(folder) / "model", Path(folder) / "state"
             self._trainer.save(model, state)
@@ -135,10 +201,14 @@ class VersionTrainer:
             adapted = self._config.policy.lora is not None
             if self._mesh.rank == 0:
                 checkpoints.add_canary(draft, canary)
+                if order.selects:
+                    add_selection(draft, order)
                 if not adapted:
-                    self._copy_tokenizer(policy, model)
+                    self._copy_tokenizer(order.policy, model)
             draft.add_folder(model, "adapter" if adapted else "model")
-            draft.add_folder(state, "state")
+            every, last = self._config.train.state_every, self._config.run.iterations
+            if order.version.number % every == 0 or order.version.number == last:
+                draft.add_folder(state, "state")
             draft.hand_over(self._cache)
 
     def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
@@ -150,6 +220,13 @@ class VersionTrainer:
             if name != file.name and not name.endswith((*WEIGHTS, INDEX)) and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(fetch(self._store, manifest, file.name, self._cache), target)
+
+
+def _as_sampled(row: Trajectory) -> Trajectory:
+    """Fill in the logprobs and versions that imported rows lack; what needs them does not get such rows."""
+    logprobs = [0.0 if value is None else value for value in row.logprobs or [0.0] * len(row.token_ids)]
+    versions = [0 if value is None else value for value in row.versions or [0] * len(row.token_ids)]
+    return replace(row, logprobs=logprobs, versions=versions)
 
 
 def scratch_of_rank(config: Config, rank: int) -> Path:

@@ -17,7 +17,7 @@ from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
-from tasks.agents.chat import load_tokenizer
+from tasks.agents.chat import differing_token
 from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.check import check_new_run, problems_of
@@ -134,14 +134,8 @@ def _check_teacher(workspace: Workspace, policy: Path) -> None:
         return
     version = _committed(workspace, "models.teacher.checkpoint", knobs.checkpoint)
     teacher = checkpoints.open_checkpoint(workspace.store, version, workspace.cache)
-    own, its = ({i: token for token, i in load_tokenizer(f).get_vocab().items()} for f in (policy, teacher.model))
-    for number in sorted(own.keys() | its.keys()):
-        if own.get(number) != its.get(number):
-            raise ValueError(
-                f"models.teacher.checkpoint={knobs.checkpoint} has another tokenizer: token {number} is "
-                f"{own.get(number)!r} to the policy and {its.get(number)!r} to the teacher. Distil from a model with "
-                "the policy's tokenizer"
-            )
+    if difference := differing_token(policy, teacher.model, templates=False):
+        raise ValueError(f"models.teacher.checkpoint={knobs.checkpoint} cannot teach this policy: {difference}")
 
 
 def _continued(forked: Checkpoint, config: Config, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
@@ -159,8 +153,14 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     """Copy the train state of a checkpoint to `folder`, adapted to other settings; None if it has none."""
     from tasks.train.train_state import adapt
 
-    if forked.state is None:  # policy version 0 of a run that is no fork
+    if forked.state is None and forked.number == 0:  # of a run that is no fork
         return None
+    if forked.state is None:
+        every = int(forked.manifest.number("train.state_every"))
+        nearest = f"{forked.version.run}@{forked.number // every * every}"
+        raise ValueError(
+            f"policy.fork={config.policy.fork} has no train state (train.state_every={every}): use {nearest}"
+        )
     shutil.copytree(forked.state, folder)
     other_weights = bool(forked.adapter or config.policy.lora)
     before = read_algorithm(forked.manifest.settings["algorithm"])

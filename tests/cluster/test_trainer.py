@@ -81,7 +81,7 @@ def test_another_mesh_goes_on(tmp_path: Path) -> None:
         with ranks_of(mixed, replicate, shard) as ranks:
             manifest, last = mixed.train(ranks, iteration), mixed.policy(iteration + 1)
             order = mixed.order(0)
-            distance = DistanceOrder(last, mixed.policy(0), order.trajectories, order.scores)
+            distance = DistanceOrder(last, mixed.policy(0), order.parts[0].trajectories, order.parts[0].scores)
             found = ranks.distance(distance)
         check_parts(manifest, replicate * shard)
         print(f"{replicate} x {shard}", largest_difference(mixed.tensors(iteration + 1), alone.tensors(iteration + 1)))
@@ -245,7 +245,7 @@ def check_caches(folder: Path, root: str) -> None:
         VersionTrainer(config, mesh).update(run.order(0), print, "nonce")
     assert [*(cache / run.policy(0)).rglob("*.safetensors")]
     assert [*(cache / run.policy(1)).rglob("*.safetensors")]
-    assert not [*(cache / run.order(0).trajectories).rglob("*.parquet")]
+    assert not [*(cache / run.order(0).parts[0].trajectories).rglob("*.parquet")]
 
 
 @pytest.mark.long

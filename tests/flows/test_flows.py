@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from configs import ConfigError
 from flows.evaluate import evaluate
+from flows.fit import fit
 from flows.math_mt_ppo import math_mt_ppo
 from flows.rollout import rollout
 from flows.score import score
@@ -302,6 +303,22 @@ def test_a_run_may_begin_with_a_policy_of_another_run(trained: list[str], tmp_pa
     assert canary.logprobs == pytest.approx(first.canary.logprobs, abs=1e-5)
     assert policy in first.manifest.parent_names
     assert first.state is None
+
+
+def test_a_policy_is_trained_from_the_store_alone(trained: list[str], tmp_path: Path) -> None:
+    """Two epochs of a run's data set, filtered, with `dpo`: checkpoints and lineage; again, nothing is left to do."""
+    store, first = Store(f"{tmp_path}/var"), f"policy={{path: {tmp_path}/var/{layout.checkpoint('smoke', 0)}}}"
+    options = ["run.name=fitted", "algorithm.type=dpo", "fit.epochs=2", "fit.where=turns < 3", "evaluation.every=9"]
+    (store_root, _, report) = fit("smoke", [*trained, *options, first], ["smoke"]).partition("/runs/")
+    assert (store_root, report) == (store.root, "fitted/report")
+    manifest = manifests.read(store, layout.checkpoint("fitted", 2))
+    assert manifest.settings["fit"]["data"] == [layout.trajectories("smoke", 0)]
+    assert layout.trajectories("smoke", 0) in manifest.parent_names
+    assert not manifests.committed(store, layout.checkpoint("fitted", 3))
+    assert verify(store, [layout.checkpoint("fitted", 2)]).findings == []
+    before = nonces(tmp_path / "var")
+    fit("smoke", [*trained, *options, first], ["smoke"])
+    assert nonces(tmp_path / "var") == before
 
 
 def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str], tmp_path: Path) -> None:

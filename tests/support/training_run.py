@@ -17,7 +17,7 @@ from storage.versions.adapters import make_adapter
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
 from storage.versions.weights import load_model
-from tasks.train.orders import OrderedTrainer, UpdateOrder
+from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 from tasks.train.policy import load_policy, make_canary
 from tests.support.train_helpers import random_rows, save_tiny
 
@@ -92,7 +92,7 @@ class TrainingRun:
 
     def order(self, iteration: int) -> UpdateOrder:
         data = layout.trajectories(RUN, iteration), layout.scores(RUN, iteration, SCORER)
-        return UpdateOrder(self.policy(iteration + 1), self.policy(iteration), *data)
+        return UpdateOrder(self.policy(iteration + 1), self.policy(iteration), [Part(*data)])
 
     def train(self, trainer: OrderedTrainer, iteration: int, told: list[str] | None = None) -> Manifest:
         """Make and commit the next policy, as the task does; add lines of progress to `told`."""
@@ -100,7 +100,8 @@ class TrainingRun:
         made = trainer.update(order, lines.append)
         with Draft(self.store, order.version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
-            parents = [order.policy, order.trajectories, order.scores]
+            (part,) = order.parts
+            parents = [order.policy, part.trajectories, part.scores]
             base = self.policy(0) if self.config().policy.lora else None
             return draft.commit(self._provenance, parents, made.metrics, base)
 
@@ -119,14 +120,15 @@ class TrainingRun:
 
     def _add_data(self, iteration: int) -> None:
         rows, scores = random_rows(seed=iteration, **self._data)
-        order = self.order(iteration)
+        (part,) = self.order(iteration).parts
         for version, kind, schema, items in (
-            (order.trajectories, "trajectories", TRAJECTORY_SCHEMA, rows),
-            (order.scores, "scores", SCORE_SCHEMA, scores),
+            (part.trajectories, "trajectories", TRAJECTORY_SCHEMA, rows),
+            (part.scores, "scores", SCORE_SCHEMA, scores),
         ):
+            parents = [layout.run(RUN), *([part.trajectories] if kind == "scores" else [self.policy(0)])]
             with Draft(self.store, version, kind) as draft:  # type: ignore[arg-type]  # a literal
                 datasets.write_rows(draft, schema, items, rows_per_shard=100)
-                draft.commit(self._provenance, [layout.run(RUN)])
+                draft.commit(self._provenance, parents)
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

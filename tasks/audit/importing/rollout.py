@@ -166,12 +166,31 @@ def problem_of(rollout: Rollout) -> Problem:
 
 
 def add_tokens(rollout: Rollout, chat: Chat) -> None:
-    """Add the tokens of a rendered prompt and its answer, unless they are there; show what calls were sampled as."""
-    for turn in rollout.turns:
+    """Add the tokens of prompts and answers, unless they are there; show what calls were sampled as.
+
+    Those of messages are what a policy would have sampled under this chat template. Messages with calls get none.
+    """
+    turns = rollout.turns
+    if not rollout.rendered and not any(turn.token_ids or turn.tool_calls for turn in turns):
+        _render(rollout, chat)
+    for turn in turns:
         if rollout.rendered and not turn.token_ids:
             turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), chat.encode(turn.content)
         if turn.tool_calls and turn.token_ids:  # the content is only a part of what was sampled
             turn.content, turn.reasoning_content = chat.decode(turn.token_ids), None
+
+
+def _render(rollout: Rollout, chat: Chat) -> None:
+    """Add the tokens of a conversation in messages, each turn after what was said before it."""
+    messages = [{"role": each.role, "content": each.text} for each in rollout.messages]
+    ids, said, before = list[int](), list[int](), 0
+    for place, turn in zip(rollout.places, rollout.turns, strict=True):
+        new = messages[before + 1 : place]
+        following = chat.continuation(messages[:before], said, new, rollout.tools) if before else None
+        ids = chat.prompt(messages[:place], rollout.tools) if following is None else [*ids, *following]
+        said = chat.answer(turn.text)
+        turn.prompt_token_ids, turn.token_ids = ids, said
+        ids, before = [*ids, *said], place
 
 
 def to_trajectory(rollout: Rollout, samples: Counter[str], run: str, problem_set: str, form: str) -> Trajectory:

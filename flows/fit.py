@@ -1,0 +1,44 @@
+"""Train a policy from the store alone: on data sets that were played or imported, with `rft`, `dpo` or `ppo`.
+
+python -m flows.fit demo --data demo algorithm.type=rft run.name=demo-rft fit.where='best > 0.5'
+"""
+
+from prefect import flow
+
+from flows.launch.cli import main
+from tasks.evaluate.task import evaluate
+from tasks.fit.task import plan, with_versions
+from tasks.problems.task import import_problems
+from tasks.run.configuration import resolve
+from tasks.run.progress import iterations, newest_policy
+from tasks.run.report import report
+from tasks.run.resources import open_trainer, open_workers
+from tasks.run.workspace import open_run
+from tasks.train.task import train
+from tasks.warm_start.task import first_policy
+
+
+@flow(name="fit")
+def fit(config: str = "demo", overrides: list[str] | None = None, data: list[str] | None = None) -> str:
+    """Train a policy on committed data sets, several times if asked; return the URI of the report.
+
+    Args:
+        config: see `math_mt_ppo`; what it says of rollouts does not count.
+        overrides: see `math_mt_ppo`.
+        data: runs, or versions of trajectories; may be repeated.
+    """
+    with open_run(with_versions(resolve(config, overrides), data or [])) as workspace:
+        held_out_set = import_problems(workspace)[1]
+        policy = newest_policy(workspace) or first_policy(workspace)
+        updates = plan(workspace, policy)
+        with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
+            for number in iterations(workspace):  # only those that are not yet committed
+                if number % workspace.config.evaluation.every == 0:
+                    evaluate(workspace, workers, policy, held_out_set)
+                policy = train(workspace, trainer, number, policy, updates[number])
+            evaluate(workspace, workers, policy, held_out_set)
+        return report(workspace, held_out_set)
+
+
+if __name__ == "__main__":
+    main(fit, data=[])

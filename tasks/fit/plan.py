@@ -1,0 +1,152 @@
+"""Which stored trajectories each update trains on. The same data sets, seed and knobs give the same plan.
+
+Only the numbers of rows are in memory, not the rows: a million take 24 MB. Groups stay whole. The files of the data
+sets are read in a random order, a few at a time, and the groups of these few are mixed.
+
+Example: two data sets with one file each, of 4 and 2 groups of 16 episodes, and 48 episodes for each update: a first
+update with three groups, and a second one with the other three.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from configs import Config
+from configs.algorithms import PPO
+from storage.errors import first_few
+from storage.objects.store import Store
+from storage.version_names import ScoresVersion, TrajectoriesVersion
+from tasks.audit.checks import LACKED
+from tasks.audit.data_sets import DataSet, TargetError, fetch_data_sets, select
+from tasks.audit.database import AuditDatabase, open_database
+from tasks.train.orders import Part
+from tasks.train.samples import Ints
+
+_MIXED = 4
+"""Number of files whose groups are mixed: an update reads about so many."""
+
+
+def select_data(store: Store, config: Config) -> list[DataSet]:
+    """Return the data sets that `fit.data` names, if the algorithm can be trained on all of them.
+
+    Raises:
+        ValueError: a name is unknown, a data set lacks what is needed, or another scorer judged it.
+        StorageError: the catalog is damaged.
+    """
+    if not config.fit.data:
+        raise TargetError("nothing to train on: name runs or versions of trajectories with --data")
+    data_sets, needed = select(store, config.fit.data), {"tokens"}
+    if isinstance(config.algorithm, PPO):
+        needed |= {"logprobs"}
+    for each in data_sets:
+        if each.problem or each.manifest is None:
+            raise ValueError(f"{each.version} cannot be trained on: {each.problem}")
+        if lacking := needed.intersection(each.lacks):
+            words = ", ".join(LACKED[what] for what in sorted(lacking))
+            raise ValueError(f"{each.version} lacks {words}, which algorithm.type={config.algorithm.type} needs")
+        if not each.scores:
+            raise ValueError(f"{each.version} has no scores: run `python -m flows.score` for it first")
+        if each.scorer != config.score.type:
+            raise ValueError(
+                f"{each.version} was scored by {each.scorer}, but score.type={config.score.type}: set score.type to "
+                "that, or score it again with `python -m flows.score`"
+            )
+        sampled, temperature = each.manifest.number("sampling.temperature"), config.sampling.temperature
+        if isinstance(config.algorithm, PPO) and sampled != temperature:
+            raise ValueError(
+                f"{each.version} was sampled at the temperature {sampled:g}: set sampling.temperature to it"
+            )
+    if not data_sets:
+        raise TargetError(f"{first_few(config.fit.data, 5)} have no trajectories yet")
+    return data_sets
+
+
+def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: Path) -> list[tuple[Part, ...]]:
+    """Return the rows of each update.
+
+    Raises:
+        ValueError: nothing meets `fit.where`, or it is no SQL.
+        StorageError: files are missing or damaged.
+        DatabaseError: memory or disk ran out.
+    """
+    intake = fetch_data_sets(store, data_sets, cache)
+    for case in [*intake.damaged, *intake.foreign]:
+        raise ValueError(f"{case.data_set} cannot be trained on: {case.detail}")
+    files = [path.name for _, path in intake.trajectories]
+    with open_database(data_sets, intake, config.audit) as database:
+        rows, groups = _chosen(database, config.fit.where)
+        of_scores = _score_files(database, [path.name for _, path in intake.scores])
+    numbers = [number for number, _ in intake.trajectories]  # of each file's data set
+    batches = _batches(rows, groups, len(files), config)
+    return [_parts(rows[batch], numbers, files, of_scores, data_sets) for batch in batches]
+
+
+def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
+    """Return for each chosen trajectory its `row` (the file's number, and its place in it), and that of its group."""
+    import duckdb
+
+    condition = f"where {where}" if where else ""
+    try:
+        database.connection.execute(
+            f"""create table chosen as select row,
+            dense_rank() over (order by data_set, problem_id) as "group" from episodes {condition} order by row"""
+        )
+    except duckdb.Error as error:
+        raise ValueError(f"fit.where={where!r}: {error}") from None
+    rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
+    if not len(rows):
+        raise ValueError(f"fit.where={where!r} chooses none of the trajectories")
+    return rows, groups
+
+
+def _score_files(database: AuditDatabase, files: Sequence[str]) -> dict[int, list[str]]:
+    """Return for each file of trajectories those with their scores."""
+    pairs = database.all(
+        """select distinct t.row >> 32, s.row >> 32 from scores s
+        join (select row, data_set, trajectory_id from episodes) t using (data_set, trajectory_id) order by all"""
+    )
+    found = defaultdict[int, list[str]](list)
+    for file, of_scores in pairs:
+        found[file].append(files[of_scores])
+    return found
+
+
+def _batches(rows: Ints, groups: Ints, files: int, config: Config) -> list[Ints]:
+    """Cut the places in `rows` into the updates of all epochs."""
+    _, first, size = np.unique(groups, return_index=True, return_counts=True)
+    members = np.split(np.argsort(groups, kind="stable"), np.cumsum(size)[:-1])
+    batches = list[Ints]()
+    for epoch in range(config.fit.epochs):
+        draw = np.random.default_rng([config.run.seed % 2**64, epoch])
+        turn = draw.permutation(files) // _MIXED
+        order = np.lexsort((draw.random(len(first)), turn[rows[first] >> 32]))
+        ends = np.cumsum(size[order])
+        number = (ends - 1) // config.fit.episodes_per_update  # of the update in which a group ends
+        batches += [np.concatenate([members[group] for group in of_update]) for of_update in _runs(order, number)]
+    return batches
+
+
+def _runs(values: Ints, keys: Ints) -> list[Ints]:
+    """Split `values` where the sorted `keys` change."""
+    return np.split(values, np.flatnonzero(np.diff(keys)) + 1)
+
+
+def _parts(
+    rows: Ints, numbers: Sequence[int], files: Sequence[str], of_scores: dict[int, list[str]], data_sets: list[DataSet]
+) -> tuple[Part, ...]:
+    """Return the parts of an update: one for each data set that it has rows of."""
+    places = defaultdict[int, dict[int, list[int]]](dict)
+    for file in np.unique(rows >> 32).tolist():
+        within = np.sort(rows[rows >> 32 == file] & 0xFFFFFFFF)
+        places[numbers[file]][file] = within.tolist()
+    return tuple(
+        Part(
+            trajectories=TrajectoriesVersion(data_sets[number].version),
+            scores=ScoresVersion(data_sets[number].scores[-1]),
+            rows={files[file]: within for file, within in of_set.items()},
+            score_files=sorted({name for file in of_set for name in of_scores.get(file, ())}),
+        )
+        for number, of_set in sorted(places.items())
+    )

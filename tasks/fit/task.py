@@ -1,0 +1,89 @@
+"""Task: decide which stored trajectories each update of a run trains on."""
+
+from collections.abc import Sequence
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from configs import Config, ConfigError
+from configs.algorithms import DPO, PPO, RFT, OwnAlgorithm
+from storage import layout
+from storage.errors import counted
+from storage.objects.store import Store
+from storage.version_names import PolicyVersion, select
+from storage.versions import checkpoints, manifests
+from storage.versions.fetch import fetch_folder
+from tasks.agents.chat import differing_token
+from tasks.audit.data_sets import DataSet
+from tasks.fit.plan import plan_updates, select_data
+from tasks.run.workspace import Workspace
+from tasks.train.orders import Part
+
+
+def with_versions(config: Config, data: Sequence[str]) -> Config:
+    """Return the configuration with the versions that `data` or `fit.data` name; a run that began keeps its own.
+
+    Raises:
+        ConfigError: the algorithm trains on fresh episodes only.
+        ValueError: see `select_data`.
+    """
+    if not isinstance(config.algorithm, RFT | DPO | PPO | OwnAlgorithm):
+        told = "trains on what the policy itself has just played: use rft, dpo or ppo"
+        raise ConfigError(f"algorithm.type={config.algorithm.type} {told}")
+    config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": list(data) or config.fit.data})})
+    store = Store.of(config.storage)
+    versions = [each.version for each in select_data(store, config)]
+    if begun := manifests.find(store, layout.run(config.run.name)):
+        kept = begun.knob("fit.data") or []
+        versions = kept if set(kept) <= set(versions) else versions  # what it trains on may have grown since
+    return config.model_copy(update={"fit": config.fit.model_copy(update={"data": versions})})
+
+
+@task(name="plan-updates", cache_policy=NO_CACHE)
+def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
+    """Return the rows of each update, and set `run.iterations` to their number.
+
+    Raises:
+        ValueError: nothing is chosen, or the tokens of a data set mean something else to the policy.
+        StorageError: a data set is missing or damaged.
+    """
+    config, cache, log = workspace.config, workspace.cache, get_run_logger().info
+    data_sets = select_data(workspace.store, config)
+    _check_tokens(workspace, policy, data_sets)
+    updates = plan_updates(workspace.store, config, data_sets, cache)
+    rows = sum(len(places) for parts in updates for part in parts for places in (part.rows or {}).values())
+    log(
+        "%s in %s: %s of %s",
+        counted(len(updates), "update"),
+        counted(config.fit.epochs, "epoch"),
+        counted(rows // config.fit.epochs, "trajectory"),
+        counted(len(data_sets), "data set"),
+    )
+    run = config.run.model_copy(update={"iterations": len(updates)})
+    workspace.config = config.model_copy(update={"run": run})
+    return updates
+
+
+def _check_tokens(workspace: Workspace, policy: PolicyVersion, data_sets: Sequence[DataSet]) -> None:
+    """Check that data sets have the tokenizer and the chat template of the policy.
+
+    Raises:
+        ValueError: one has another; the message names the first token that differs.
+    """
+    store, cache = workspace.store, workspace.cache
+    own = checkpoints.open_checkpoint(store, layout.checkpoint(policy.run, 0), cache).model
+    for run in dict.fromkeys(each.run for each in data_sets):
+        sampled = {
+            name
+            for each in data_sets
+            if each.run == run and each.manifest
+            for name in select(PolicyVersion, each.manifest.parent_names)
+        }
+        if sampled:
+            other = checkpoints.open_checkpoint(
+                store, layout.checkpoint(PolicyVersion(min(sampled)).run, 0), cache
+            ).model
+        else:  # imported from another program
+            other = fetch_folder(store, manifests.read(store, layout.run(run)), "model", cache)
+        if difference := differing_token(own, other):
+            raise ValueError(f"the data sets of {run} cannot be trained on by this policy: {difference}")

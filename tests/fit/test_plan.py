@@ -1,0 +1,133 @@
+"""Training from stored data: which rows each update trains on, and what is refused."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import ConfigError, load
+from storage import layout
+from storage.versions.drafts import Draft, Provenance
+from tasks.audit.__main__ import main as audit_main
+from tasks.audit.data_sets import TargetError
+from tasks.fit.plan import _batches, plan_updates, select_data
+from tasks.fit.task import with_versions
+from tasks.provenance.questions import training_data
+from tasks.train.orders import SELECTION, Part, UpdateOrder, read_order
+from tasks.train.replay import replay
+from tasks.train.trainer import Trainer
+from tasks.train.version_trainer import VersionTrainer
+from tests.support.programs import call_program
+from tests.support.training_run import TrainingRun
+
+RFT = ["algorithm.type=rft", "fit.data=[smoke]"]
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=30),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(0, 2**64 - 1),
+)
+def test_every_epoch_has_each_row_once_and_groups_whole(
+    sizes: Sequence[int], most: int, epochs: int, seed: int
+) -> None:
+    """Groups of any sizes, spread over files: each update but the last of an epoch is about as large as asked."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    rows = (groups % 7) << 32 | np.arange(len(groups))
+    config = load("smoke", [f"fit.epochs={epochs}", f"fit.episodes_per_update={most}", f"run.seed={seed}"])
+    batches = _batches(rows, groups, 7, config)
+    assert sorted(np.concatenate(batches)) == sorted([*range(len(rows))] * epochs)
+    for batch in batches:
+        of_batch = groups[batch]
+        assert all((of_batch == group).sum() == sizes[group] for group in set(of_batch.tolist()))
+        assert len(batch) < most + max(sizes)
+    again = _batches(rows, groups, 7, config)
+    assert all(np.array_equal(one, other) for one, other in zip(batches, again, strict=True))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> TrainingRun:
+    """Return a run with two data sets of 16 trajectories, in groups of four."""
+    return TrainingRun(tmp_path_factory.mktemp("run"), 2, policy_folder, ["rollout.max_head_offpolicyness=99"])
+
+
+def planned(run: TrainingRun, *overrides: str) -> list[tuple[Part, ...]]:
+    config = run.config(*RFT, *overrides)
+    return plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
+
+
+def test_rows_are_chosen_by_sql(run: TrainingRun) -> None:
+    """Without a condition all 32 rows are trained on, in two updates; only those that end well with one."""
+    updates = planned(run, "fit.episodes_per_update=16")
+    assert [sum(len(rows) for part in parts for rows in (part.rows or {}).values()) for parts in updates] == [16, 16]
+    (parts,) = planned(run, "fit.where=best = 1 and data_set = 1")
+    assert [part.trajectories for part in parts] == [layout.trajectories("smoke", 1)]
+    assert 0 < len((parts[0].rows or {})["part-00000.parquet"]) < 16
+
+
+def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
+    """The checkpoint says which rows they were, is made again from them, and provenance counts these alone."""
+    (parts,) = planned(run, "fit.where=best = 1")
+    config = run.config(*RFT, "fit.where=best = 1", "run.iterations=1")
+    made = VersionTrainer(config).update(UpdateOrder(run.policy(1), run.policy(0), parts), print)
+    assert SELECTION in {file.name for file in made.files}
+    assert "staleness/mean" not in made.metrics
+    with Draft(run.store, run.policy(1), "checkpoint", made.nonce) as draft:
+        draft.accept(made.files)
+        data = [name for part in parts for name in (part.trajectories, part.scores)]
+        draft.commit(Provenance(config=config.model_dump(mode="json")), [run.policy(0), *data], made.metrics)
+    assert read_order(run.store, run.policy(1), run.folder / "cache").parts == list(parts)
+    (found,) = replay(run.store, "smoke@0..1", f"{run.folder}/cache", print)
+    assert found.verdict == "the same bits"
+    told = training_data(run.store, run.policy(1), run.folder / "cache")
+    assert told.trained == sum(len(rows) for part in parts for rows in (part.rows or {}).values()) < told.trajectories
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["fit.where=bset > 0.5"], r'fit\.where=.bset > 0\.5.: .*"?bset"?'),
+        (["fit.where=best > 7"], "chooses none of the trajectories"),
+        (["fit.data=[smoek]"], r"'smoek' is neither a run nor a version of trajectories; .* smoke"),
+        (["fit.data=[]"], "name runs or versions of trajectories with --data"),
+        (["score.type=code"], "was scored by math-verify, but score.type=code"),
+        (["algorithm.type=ppo", "sampling.temperature=0.5"], "was sampled at the temperature 1"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(run: TrainingRun, overrides: list[str], message: str) -> None:
+    with pytest.raises((ValueError, TargetError), match=message):
+        planned(run, *overrides)
+
+
+def test_algorithms_for_fresh_episodes_are_refused(run: TrainingRun) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.type=gspo trains on what the policy itself has just played"):
+        with_versions(run.config("algorithm.type=gspo"), ["smoke"])
+
+
+def test_a_run_names_the_versions_that_there_were(run: TrainingRun) -> None:
+    """A name of a run stands for its data sets."""
+    config = with_versions(run.config("algorithm.type=rft", "run.name=other"), ["smoke"])
+    assert config.fit.data == [layout.trajectories("smoke", number) for number in range(2)]
+
+
+def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
+    """Messages are imported with the policy's tokenizer, and their answers are learnt."""
+    row = {"messages": [{"role": "user", "content": "1 + 2"}, {"role": "assistant", "content": "3"}], "reward": 1}
+    (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps(row | {"id": str(n)}) for n in range(4)))
+    importing = ["import", str(tmp_path / "mine.jsonl"), "--format=messages", "--name=mine"]
+    call_program(audit_main, "--root", run.root, *importing, f"--tokenizer={policy_folder}")
+    config = run.config("algorithm.type=rft", "algorithm.distinct=false", "fit.data=[mine]", "score.type=environment")
+    (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
+    rows, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
+    trainer, losses = Trainer.of(config), list[float]()
+    trainer.load(policy_folder, None, seed=1)
+    for number in range(3):
+        losses.append(trainer.update(rows, scores, number, chosen=True)["policy/loss"])
+    assert losses[0] > losses[1] > losses[2]
+    with pytest.raises(ValueError, match=r"lacks logprobs, which algorithm\.type=ppo needs"):
+        select_data(run.store, run.config("fit.data=[mine]", "score.type=environment"))
