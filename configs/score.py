@@ -18,6 +18,9 @@ class Score(Knobs):
     args: dict[str, dict[str, Any]] = {}
     """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
     starts."""
+    group: bool = False
+    """Show scorers of your own all episodes of the answer's problem (`Answer.group`): for the shortest right answer,
+    diversity, or a judgement by comparison."""
     reading: Literal["answer", "library"] = "answer"
     """The text that scorer and environment `math-verify` grade. answer: the final answer that the agent gave to the
     environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the

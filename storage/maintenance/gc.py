@@ -214,14 +214,14 @@ def deletable(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rule
 
 def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
     """Return those of one kind of a run that no rule keeps: not the last, every m-th, the first, or the untrained."""
-    last, resumable = set[int](), False
+    newest, resumable = list[int](), False
     for version in sorted(versions, reverse=True):
-        if len(last) >= rules.keep_last and resumable:
+        if len(newest) >= rules.keep_last and resumable:
             break
         if manifest := manifests.find(store, version):  # a killed attempt is not counted
-            last.add(layout.number_of(version) or 0)
+            newest.append(layout.number_of(version) or 0)
             resumable |= manifest.kind != "checkpoint" or bool(manifest.names_in("state"))
-    first_kept = min(last, default=0)
+    first_kept = min(newest if resumable else newest[: rules.keep_last], default=0)
     numbers = {version: layout.number_of(version) or 0 for version in versions}
     return [
         version

@@ -35,6 +35,7 @@ class Answer:
 
     row: dict[str, Any]  # columns of `storage.records.Trajectory`, without those that have a value for each token
     turn: int
+    group: Sequence[dict[str, Any]] = ()  # the rows of its problem in the data set, with its own; with `score.group`
 
     @property
     def ungraded(self) -> bool:

@@ -146,6 +146,8 @@ def check_scorers(settings: ScoreSettings) -> None:
     used = set(settings.by_source.values())
     if "code" in used:
         check_host()
+    if settings.group and not any(":" in name for name in used):
+        raise ValueError(f"score.group has no effect: {', '.join(sorted(used))} judge each answer by itself")
     for name in sorted(used):
         SCORERS.check_arguments(name, settings.args.get(name, {}))
         found: Any = SCORERS.find(name)
@@ -189,7 +191,8 @@ def identity(settings: ScoreSettings) -> dict[str, Any]:
         versions["math-verify"] = LIBRARY_VERSION
     # Without the rule for parts, scores have the name that they had before there was one.
     rule = {"success": settings.success} if "environment" in names and settings.success != "reward" else {}
-    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **named, **rule}
+    by_group = {"group": True} if settings.group else {}
+    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **named, **rule, **by_group}
 
 
 class Scorers:
@@ -204,7 +207,7 @@ class Scorers:
     def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
         programs = run_program or sandboxed(settings.timeout_s, MEMORY_MB)
         context = ScorerContext(verifier, programs, settings.reading, by_part=settings.success == "said")
-        self._by_source = settings.by_source
+        self._by_source, self.by_group = settings.by_source, settings.group
         self._scorers: dict[str, Scorer] = {}
         for name in set(self._by_source.values()):
             args = settings.args.get(name, {})

@@ -144,11 +144,21 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     }
 
 
+def _batches(rows: Iterable[dict[str, Any]], *, by_group: bool) -> Iterator[list[Answer]]:
+    """Yield the turns of some rows at a time: of so many, or of a group, whose rows are stored side by side."""
+    stream = (_ABSENT | row for row in rows)
+    if by_group:
+        for _, of_problem in itertools.groupby(stream, lambda row: row["problem_id"]):
+            group = list(of_problem)
+            yield [Answer(row, index, group) for row in group for index in range(len(row["turns"]))]
+        return
+    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+        yield [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
+
+
 def scores_of(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
     """Grade all turns of trajectory `rows`."""
-    stream = iter(rows)
-    while batch := [_ABSENT | row for row in itertools.islice(stream, _BATCH_ROWS)]:
-        turns = [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
+    for turns in _batches(rows, by_group=scorers.by_group):
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)

@@ -29,7 +29,7 @@ def measure(lab: Lab) -> list[Row]:
     from tasks.train.trainer import Trainer
 
     config = lab.config()
-    trajectories, scores = _play(lab, config)
+    trajectories, scores = play(lab, config)
     trainer = Trainer.of(config)
     trainer.load(lab.policy.model, None, config.run.seed)
     model = load_policy(lab.policy.model, config.train)
@@ -60,7 +60,7 @@ def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:
     )
 
 
-def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
+def play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
     """Play and score an iteration of the demo."""
     from prefect.logging import disable_run_logger
 

@@ -1,6 +1,7 @@
 """Training from stored data: which rows each update trains on, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,16 +12,21 @@ from hypothesis import strategies as st
 
 from configs import ConfigError, load
 from storage import layout
+from storage.version_names import PolicyVersion
+from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.__main__ import main as audit_main
 from tasks.audit.data_sets import TargetError
 from tasks.fit.plan import _batches, plan_updates, select_data
-from tasks.fit.task import with_versions
+from tasks.fit.task import _check_tokens, with_versions
 from tasks.provenance.questions import training_data
+from tasks.run.workspace import Workspace
 from tasks.train.orders import SELECTION, Part, UpdateOrder, read_order
+from tasks.train.policy import load_policy, make_canary
 from tasks.train.replay import replay
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
+from tasks.warm_start.task import _check_teacher
 from tests.support.programs import call_program
 from tests.support.training_run import TrainingRun
 
@@ -86,6 +92,48 @@ def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
     assert found.verdict == "the same bits"
     told = training_data(run.store, run.policy(1), run.folder / "cache")
     assert told.trained == sum(len(rows) for part in parts for rows in (part.rows or {}).values()) < told.trajectories
+
+
+def commit_other(run: TrainingRun, name: str, folder: Path) -> PolicyVersion:
+    """Commit a model of another run as its version 0."""
+    canary, version = make_canary(load_policy(folder, run.config().train)), layout.checkpoint(name, 0)
+    checkpoints.commit(run.store, version, folder, None, canary, Provenance(config={}), [], {})
+    return version
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "tokenizer.json",
+            '"7"',
+            '"seven"',
+            r"its tokenizer is another one: token \d+ is 'seven' to the policy and '7'",
+        ),
+        ("chat_template.jinja", "assistant", "helper", "its chat template is another one"),
+    ],
+)
+def test_tokens_that_mean_something_else_are_refused(
+    run: TrainingRun, tmp_path: Path, policy_folder: Path, file: str, old: str, new: str, message: str
+) -> None:
+    """A data set is no food for a policy with another tokenizer or template; a teacher may have another template."""
+    shutil.copytree(policy_folder, tmp_path / "other")
+    path = tmp_path / "other" / file
+    path.write_text(path.read_text().replace(old, new))
+    version = commit_other(run, f"other-{path.stem}", tmp_path / "other")
+    workspace, data_sets = Workspace(run.config(*RFT)), select_data(run.store, run.config(*RFT))
+    with pytest.raises(ValueError, match=rf"the data sets of smoke cannot be trained on by this policy: {message}"):
+        _check_tokens(workspace, version, data_sets)
+    teacher = Workspace(run.config("algorithm.type=opd", "models.teacher.checkpoint=smoke@0"))
+    if file == "tokenizer.json":
+        with pytest.raises(ValueError, match=rf"checkpoint=smoke@0 cannot teach this policy: {message}"):
+            _check_teacher(teacher, tmp_path / "other")
+    else:
+        _check_teacher(teacher, tmp_path / "other")
+    with pytest.raises(
+        ValueError, match=r"models\.teacher\.checkpoint=smoke@7: there is no .*smoke/checkpoints/000007"
+    ):
+        _check_teacher(Workspace(run.config("algorithm.type=opd", "models.teacher.checkpoint=smoke@7")), policy_folder)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,22 @@ def test_a_function_may_only_decide_or_give_a_verdict(verifier: Verifier) -> Non
     assert (wrong.success, wrong.reward) == (0.0, 0.5)
 
 
+def test_a_function_may_see_the_whole_group(tmp_path: Path, verifier: Verifier) -> None:
+    """The shortest right answer of each problem is paid more; other problems and wrong answers do not count."""
+    said = {"p": ["3", "1 + 2, so 3", "4"], "q": ["2 + 1, so 3"]}
+    rows = [
+        dataclasses.replace(played(f"{problem}{number}", "", (text, "", 0.0)), problem_id=problem)
+        for problem, texts in said.items()
+        for number, text in enumerate(texts)
+    ]
+    settings = ScoreSettings(type=f"{OWN}:shortest", group=True)
+    scores, _ = scored(stored(tmp_path, rows), tmp_path, verifier, settings)
+    assert [score.reward for score in scores] == [1.5, 1.0, 0.0, 1.5]
+    assert scorer_fingerprint(settings) != scorer_fingerprint(settings.model_copy(update={"group": False}))
+    with pytest.raises(ValueError, match=r"score\.group has no effect: math-verify judge each answer by itself"):
+        check_scorers(ScoreSettings(group=True))
+
+
 MISBEHAVIOUR = {
     "raise": ("error", r"KeyError: 'no such key' \(.*own_scorers\.py, line \d+\)"),
     "exit": ("error", "SystemExit: enough"),

@@ -113,12 +113,12 @@ def _refuse_work_that_is_done() -> None:
         trains.append(config)
         return call(config)
 
-    def update(call: Callable[..., Any], *arguments: Any) -> Any:
+    def update(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         from tasks.run.workspace import Workspace
 
         workspace = Workspace(trains[0])
         check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))
-        return call(*arguments)
+        return call(*arguments, **keywords)
 
     _wrap("flows.math_mt_ppo:open_run", open_run)
     _wrap("tasks.train.trainer:Trainer.update", update)

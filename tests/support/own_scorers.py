@@ -55,3 +55,10 @@ def takes_nothing() -> bool:
 def _loop() -> None:
     while True:
         pass
+
+
+def shortest(answer: Answer) -> Verdict:
+    """Pay the shortest right answer of a group half as much again."""
+    right = answer.text.strip() == "3" or answer.text.endswith("so 3")
+    lengths = [len(text) for row in answer.group if (text := row["turns"][-1]["text"]).endswith("3")]
+    return Verdict("correct" if right else "wrong", reward=right + 0.5 * (right and len(answer.text) == min(lengths)))

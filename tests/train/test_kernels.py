@@ -85,7 +85,15 @@ def test_packed_rows_and_trees_give_the_logprobs_of_each_sequence_alone(kind: st
 
 
 @pytest.mark.parametrize(
-    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
+    "options",
+    [
+        {},
+        EVERYTHING,
+        {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}},
+        *({"type": name} for name in ("grpo", "gspo", "rft", "dpo")),
+        {"type": "echo", "observations": "all"},
+    ],
+    ids=str,
 )
 def test_packed_rows_give_the_same_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

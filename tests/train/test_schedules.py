@@ -45,7 +45,8 @@ def test_decay_falls_from_one_to_its_end(schedule: Schedule, end: float, updates
 
 def test_a_longer_run_says_what_it_does() -> None:
     told = lengthened(Optimizer(schedule="linear"), 60, 60, 120)
-    assert told == "optimizer.schedule=linear ends at update 120 instead of 60: update 60 has 0.5 of the learning rate "
+    assert told is not None
+    assert told.endswith("ends at update 120 instead of 60: update 60 has 0.5 of the learning rate instead of 0")
     assert lengthened(Optimizer(schedule="linear"), 60, 60, 60) is None
     assert lengthened(Optimizer(), 60, 60, 120) is None
 
