@@ -1,12 +1,13 @@
 """Data sets: rows in Parquet shards under one manifest, written and read as a stream."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.errors import DamagedError
@@ -104,9 +105,32 @@ def rows(store: Store, version: str, cache: Path, columns: list[str] | None = No
         yield from read_parquet(path, columns)
 
 
-def rows_of_file(store: Store, version: str, name: str, cache: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of one file of a data set version, as `rows` does."""
-    return read_parquet(fetch(store, read(store, version), name, cache))
+def rows_at(store: Store, version: str, name: str, places: Sequence[int], cache: Path) -> list[dict[str, Any]]:
+    """Read the rows at some places of one file of a data set version; other rows are not made Python objects.
+
+    Raises:
+        StorageError: see `rows`.
+    """
+    return _chosen(fetch(store, read(store, version), name, cache), lambda table: table.take(places))
+
+
+def rows_with(
+    store: Store, version: str, name: str, column: str, values: Collection[str], cache: Path
+) -> list[dict[str, Any]]:
+    """Read the rows of one file of a data set version whose column has one of the values, as `rows_at` does."""
+    known = pa.array(values, pa.string())
+    path = fetch(store, read(store, version), name, cache)
+    return _chosen(path, lambda table: table.filter(pc.is_in(table[column], value_set=known)))
+
+
+def _chosen(path: Path, choose: Callable[[pa.Table], pa.Table]) -> list[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            check_schema(file.schema_arrow, path)
+            found: list[dict[str, Any]] = choose(file.read()).to_pylist()
+            return found
+    except (pa.ArrowException, OSError, IndexError) as error:
+        raise DamagedError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:

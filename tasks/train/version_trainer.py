@@ -165,18 +165,13 @@ class VersionTrainer:
         if part.rows is None:
             rows = list(datasets.trajectories(self._store, part.trajectories, self._cache))
             return rows, [to_score(row) for row in datasets.rows(self._store, part.scores, self._cache)]
-        rows = list[Trajectory]()
+        rows, scores, store, cache = list[Trajectory](), list[Score](), self._store, self._cache
         for name, places in part.rows.items():
-            chosen = set(places)
-            read = datasets.rows_of_file(self._store, part.trajectories, name, self._cache)
-            rows += [to_trajectory(row) for place, row in enumerate(read) if place in chosen]
-        wanted = {row.trajectory_id for row in rows}
-        scores = [
-            to_score(row)
-            for name in part.score_files
-            for row in datasets.rows_of_file(self._store, part.scores, name, self._cache)
-            if row["trajectory_id"] in wanted
-        ]
+            rows += map(to_trajectory, datasets.rows_at(store, part.trajectories, name, places, cache))
+        ids = [row.trajectory_id for row in rows]
+        for name in part.score_files:
+            found = datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache)
+            scores += map(to_score, found)
         return rows, scores
 
     def _without_excluded(

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
     "training": "the training pass against a bare forward-backward loop",
     "algorithms": "every algorithm's update against that of PPO with the same passes",
+    "fit": "planning and reading of updates from stored trajectories: trajectories/s and memory",
     "ranks": "a trainer of several ranks: overhead, speed, memory, with 30 million parameters",
     "cluster": "simulated nodes: episodes/s of 1 to 16, the score stage on 2, and what Ray costs on one machine",
     "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
