@@ -170,12 +170,23 @@ class Algorithm(Knobs):
         return self.keeps_reference or (self.critic is not None and self.critic.model == "own")
 
 
+_OF_LOSS = ("eps_clip", "eps_clip_higher", "c_clip", "objective", "entropy_coefficient", "floor", "cap", "level")
+"""Knobs of policy losses, which a loss of the user's does not see."""
+
+
 class PolicyGradient(Algorithm):
     """An algorithm with a policy loss, which one of your own can replace."""
 
     loss: Annotated[str, Field(pattern=OWN)] | None = None
     """A function of your own in place of the algorithm's policy loss, `package.module:function`, from `LossInputs` to
     `LossOutputs` (`tasks/train/components.py`); empty: the algorithm's."""
+
+    @model_validator(mode="after")
+    def _loss_alone(self) -> Self:
+        if self.loss:
+            knobs = (name for name in _OF_LOSS if name in type(self).model_fields)
+            refuse_idle(self, *knobs, why="with a loss of your own, which does not see it")
+        return self
 
 
 class PPO(PolicyGradient):
@@ -431,6 +442,7 @@ class OwnAlgorithm(Published):
 
 
 _CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo)
+"""The sections of the algorithms of this program: a new one is added here."""
 _TAGS = {name: tags(of_type)[0] for of_type in _CLASSES for name in tags(of_type)}
 NAMES = tuple(_TAGS)
 """The values of `algorithm.type`, without those of your own."""
@@ -441,24 +453,11 @@ def _tag(values: Any) -> str:
     return _TAGS.get(named, "own") if isinstance(named, str) else "own"
 
 
-AnyAlgorithm = Annotated[
-    Annotated[PPO, Tag("ppo")]
-    | Annotated[GRPO, Tag("grpo")]
-    | Annotated[DrGRPO, Tag("dr_grpo")]
-    | Annotated[RLOO, Tag("rloo")]
-    | Annotated[ReinforcePP, Tag("reinforce_pp")]
-    | Annotated[DAPO, Tag("dapo")]
-    | Annotated[GSPO, Tag("gspo")]
-    | Annotated[CISPO, Tag("cispo")]
-    | Annotated[MaxRL, Tag("max_rl")]
-    | Annotated[MIS, Tag("mis")]
-    | Annotated[RFT, Tag("rft")]
-    | Annotated[DPO, Tag("dpo")]
-    | Annotated[OPD, Tag("opd")]
-    | Annotated[Echo, Tag("echo")]
-    | Annotated[OwnAlgorithm, Tag("own")],
-    Discriminator(_tag),
-]
+if typing.TYPE_CHECKING:
+    AnyAlgorithm = Algorithm
+else:
+    _FORMS = [Annotated[of_type, Tag(tags(of_type)[0])] for of_type in _CLASSES]
+    AnyAlgorithm = Annotated[typing.Union[(*_FORMS, Annotated[OwnAlgorithm, Tag("own")])], Discriminator(_tag)]
 
 
 def read_algorithm(values: dict[str, Any]) -> Algorithm:

@@ -171,7 +171,12 @@ def explain(detail: ErrorDetails) -> str:
             return f"{key}={brief(detail['input'])}: it is no knob any more: {became}"
         parent, name = detail["loc"][:-1], str(detail["loc"][-1])
         fields = _fields(parent)
-        known = f"known keys are {', '.join(sorted(fields))}"
+        if parent[:2] == ("algorithm", "own"):
+            return (
+                f"{key}={brief(detail['input'])}: unknown key; arguments of your class are algorithm.args={{{name}: …}}"
+            )
+        of = f" of algorithm.type={parent[1]}" if parent[:1] == ("algorithm",) and len(parent) > 1 else ""
+        known = f"known keys{of} are {', '.join(sorted(fields))}"
         return f"{key}={brief(detail['input'])}: unknown key{nearest(name, fields)}; {known}"
     if detail["type"] == "missing":
         return f"{key}: must be given"

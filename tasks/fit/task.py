@@ -1,6 +1,8 @@
 """Task: decide which stored trajectories each update of a run trains on."""
 
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -50,7 +52,9 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     config, cache, log = workspace.config, workspace.cache, get_run_logger().info
     data_sets = select_data(workspace.store, config)
     _check_tokens(workspace, policy, data_sets)
-    updates = plan_updates(workspace.store, config, data_sets, cache)
+    # DuckDB and torch in one process: it would end with pages about leaked types.
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        updates = apart.submit(plan_updates, workspace.store, config, data_sets, cache).result()
     rows = sum(len(places) for parts in updates for part in parts for places in (part.rows or {}).values())
     log(
         "%s in %s: %s of %s",

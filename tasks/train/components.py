@@ -67,6 +67,29 @@ class Component:
     per: Normaliser = "tokens"
     coefficient: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not (self.per in ("tokens", "sequences") or (isinstance(self.per, float | int) and self.per > 0)):
+            raise ValueError(f"per={self.per!r}: a loss is divided by 'tokens', 'sequences' or a number above 0")
+
+
+def checked(outputs: object, inputs: LossInputs, name: str) -> LossOutputs:
+    """Return what a loss returned, if it has a number for each token; otherwise it would silently be spread over them.
+
+    Raises:
+        ValueError: it is no `LossOutputs`, or a tensor has another shape; the message names the component.
+    """
+    if not isinstance(outputs, LossOutputs):
+        raise ValueError(
+            f"the loss of the component {name} returned {type(outputs).__name__}: return LossOutputs(loss)"
+        )
+    for what, values in {"loss": outputs.loss, **outputs.metrics}.items():
+        if values.shape != inputs.logp.shape:
+            told = (
+                f"{what} has the shape {[*values.shape]}, but there are {len(inputs.logp)} tokens: give each a number"
+            )
+            raise ValueError(f"the loss of the component {name}: {told}")
+    return outputs
+
 
 def cross_entropy(inputs: LossInputs) -> LossOutputs:
     """Compute `-logp`: the weighted log-likelihood of the tokens."""

@@ -167,10 +167,20 @@ def bootstrap_values(
 
 
 def refuse_broken(
-    quantity: str, samples: Sequence[Tokens], indices: Iterable[int], consequence: str = "nothing was trained"
+    quantity: str,
+    samples: Sequence[Tokens],
+    indices: Iterable[int],
+    consequence: str = "nothing was trained",
+    by: str = "",
 ) -> None:
-    """Raise ValueError if a sample has NaN or infinite numbers; `indices` are those of all such samples."""
-    if ids := sorted({samples[index].trajectory_id for index in indices}):
+    """Raise ValueError if a sample has NaN or infinite numbers; `indices` are those of all such samples.
+
+    `by` is what the numbers come from, if not from models and rows.
+    """
+    ids = sorted({samples[index].trajectory_id for index in indices})
+    if ids and by:
+        raise ValueError(f"{by} gave NaN or infinite {quantity} to the trajectories {first_few(ids, 5)}: {consequence}")
+    if ids:
         raise ValueError(
             f"NaN or infinite {quantity} with the trajectories {first_few(ids, 5)}: {consequence}. Check these rows. "
             "The run continues with a lower optimizer.lr, or without them: write their ids to a file, exclude them by "

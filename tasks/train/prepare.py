@@ -10,7 +10,7 @@ from torch import Tensor
 
 from storage.visible import Fleeting
 from tasks.train.advantages import Observed
-from tasks.train.algorithms.algorithm import Assignment
+from tasks.train.algorithms.algorithm import Assignment, check_assignment
 from tasks.train.batches import Columns, batching_for
 from tasks.train.losses import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
@@ -62,7 +62,7 @@ class Preparation:
         values = self._score("values", state.values, self._all) if state.critic else {}
         observed = self._observed(self._penalties(proximal, reference), values, teacher)
         assigned = self._algorithm.assign(self._samples, observed)
-        self._check(assigned)
+        check_assignment(self._algorithm, self._samples, assigned)
         columns = [
             Columns(
                 advantages=assigned.advantages[index],
@@ -78,21 +78,6 @@ class Preparation:
         if state.critic:
             self._set_returns(columns, observed, assigned)
         return columns, self._metrics
-
-    def _check(self, assigned: Assignment) -> None:
-        """Refuse numbers that are not finite, and arrays of other lengths than those of the tokens."""
-        lengths, named = [len(sample.actions) for sample in self._samples], self._algorithm.knobs.type
-        for name, arrays in {"advantages": assigned.advantages, **assigned.weights}.items():
-            if [len(array) for array in arrays] != lengths:
-                raise ValueError(
-                    f"algorithm.type={named} gave {name} of {len(arrays)} samples with {sum(map(len, arrays))} action "
-                    f"tokens, but there are {len(lengths)} samples with {sum(lengths)}: give a number for each token"
-                )
-            refuse_broken(
-                name if name == "advantages" else f"weights of {name}", self._samples, broken(enumerate(arrays))
-            )
-        of_observations = [each.weights for each in assigned.observations or ()]
-        refuse_broken("weights of observations", self._samples, broken(enumerate(of_observations)))
 
     def _proximal(self, epochs: Epochs) -> ByIndex:
         """Compute logprobs under the present weights, or return the behaviour logprobs if the algorithm uses those.

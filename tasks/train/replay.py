@@ -23,6 +23,7 @@ from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint, open_checkpoint
 from storage.versions.drafts import code_version
 from storage.versions.manifests import Manifest, read
+from tasks.own_code import own_code
 from tasks.train.orders import read_order
 from tasks.train.sharding import StoredTensors
 from tasks.train.version_trainer import VersionTrainer
@@ -40,7 +41,7 @@ class Replayed:
     verdict: str
     same: bool
     share: float | None  # norm of the difference of the weights, divided by that of the update; None: not compared
-    code: str  # the version of the program that made it, if it is another one
+    code: str  # what made it, if it was another version of the program, or files of the user's that have changed
 
 
 def replay(store: Store, asked: str, cache: str, progress: Callable[[str], None]) -> list[Replayed]:
@@ -75,9 +76,10 @@ def _here(config: Config, store: Store, cache: str) -> Config:
 def _compared(
     store: Store, version: PolicyVersion, manifest: Manifest, trainer: VersionTrainer, cache: Path
 ) -> Replayed:
-    order, other = read_order(store, version, cache), ""
-    if manifest.code_version != code_version():
-        other = manifest.code_version
+    order, own = read_order(store, version, cache), own_code(read_stored(manifest.settings, version))
+    others = {manifest.code_version} - {code_version()}
+    others |= {name for name in own.keys() | manifest.code.keys() if own.get(name) != manifest.code.get(name)}
+    other = ", ".join(sorted(others))
     with TemporaryDirectory(prefix="replay-") as folder:
         model, state = Path(folder) / "model", Path(folder) / "state"
         trainer.make_again(order, model, state)

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from configs.train import Optimizer
 from tasks.train.batches import Columns, MicroBatch, Minibatch
-from tasks.train.components import Component, LossInputs, Normaliser
+from tasks.train.components import Component, LossInputs, Normaliser, checked
 from tasks.train.mesh import Mesh
 from tasks.train.passes import action_logprobs, hidden_states, predicting, refuse_broken
 from tasks.train.samples import Sample
@@ -51,8 +51,8 @@ def terms_of(
     """Compute the normaliser of each component for the samples at `indices`."""
 
     def normaliser(name: str, per: Normaliser) -> float:
-        if isinstance(per, float):
-            return per
+        if isinstance(per, float | int):
+            return float(per)
         counts = [np.count_nonzero(columns[index].weights[name][samples[index].in_loss]) for index in indices]
         if name == "ce":
             counts = [n + len(columns[index].observations) for n, index in zip(counts, indices, strict=True)]
@@ -121,8 +121,8 @@ class Stepper:
         head = critic.parameters() if critic and critic.own is None else []
         shared = [*train_state.model.parameters(), *head]
         norm, own_norm = (self._mesh.as_first(_norm(parameters)) for parameters in (shared, own))
-        for checked in (own_norm,) if stopped else (norm, own_norm):
-            _refuse_not_finite("gradients", samples, result, checked.cpu().expand_as(result["loss"]))
+        for each in (own_norm,) if stopped else (norm, own_norm):
+            _refuse_not_finite("gradients", samples, result, each.cpu().expand_as(result["loss"]))
         train_state.steps += 1
         if not stopped:
             self._apply(train_state.adamw, shared, norm)
@@ -178,7 +178,8 @@ class Stepper:
     def _add(self, columns: OfTokens, name: str, term: Term, inputs: LossInputs, weights: Tensor) -> Tensor:
         """Add the numbers of a component to `columns`, and return its part of the minibatch's loss."""
         has_it = weights != 0
-        outputs = term.component.loss(inputs if has_it.all() else inputs.of(has_it))
+        given = inputs if has_it.all() else inputs.of(has_it)
+        outputs = checked(term.component.loss(given), given, name)
         loss = term.component.coefficient * _spread(weights[has_it] * outputs.loss, has_it)
         if name == "value":
             columns["value_loss"] = _spread(outputs.loss, has_it)

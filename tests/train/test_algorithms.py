@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from configs import ConfigError, load
 from configs.algorithms import NAMES, read_algorithm
 from configs.score import Reward
 from storage.records import Score, Trajectory
 from tasks.train.advantages import Observed
-from tasks.train.algorithms import make_algorithm
+from tasks.train.algorithms import check_algorithm, make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.algorithms.dpo import DPO, pairs
 from tasks.train.components import Component, LossInputs, LossOutputs, register_component
@@ -447,17 +448,25 @@ def test_cispo_keeps_the_gradient_that_a_clip_takes() -> None:
 class Halved(Algorithm):
     """An algorithm of a user's: half of the reward, and cross-entropy with a weight that its knob gives."""
 
-    def __init__(self, context: Any, weight: float = 0.5, component: str = "ce") -> None:
+    def __init__(self, context: Any, weight: float = 0.5, component: str = "ce", mistake: str = "") -> None:
         super().__init__(context)
-        self.weight, self.name = weight, component
+        self.weight, self.name, self.mistake = weight, component, mistake
+        self.per = "episode" if mistake == "per" else "tokens"  # type: ignore[assignment]
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
+        if self.mistake == "raise":
+            raise ZeroDivisionError
         advantages = [sample.returns[sample.turn_of_action] / 2 for sample in samples]
+        if self.mistake == "lengths":
+            advantages = [np.zeros(len(sample.actions) + 1) for sample in samples]
         given = [np.full(len(sample.actions), self.weight) for sample in samples]
         return Assignment(advantages, {**self.share(advantages).weights, self.name: given})
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        return LossOutputs(-inputs.advantages * inputs.logp, {"surprise": -inputs.logp.detach()})
+        loss = -inputs.advantages * inputs.logp
+        if self.mistake == "tensor":
+            return loss  # type: ignore[return-value]
+        return LossOutputs(loss.mean() if self.mistake == "mean" else loss, {"surprise": -inputs.logp.detach()})
 
 
 def doubled(inputs: LossInputs) -> LossOutputs:
@@ -478,14 +487,45 @@ def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"weight": math.nan}, r"NaN or infinite weights of ce with the trajectories t000"),
+        ({"weight": math.nan}, r"gave NaN or infinite weights of ce to the trajectories made-up 0"),
         ({"component": "cee"}, r"component 'cee', which is unknown, did you mean 'ce'\?; there are ce, ref_kl"),
-        ({"wait": 1}, r"unexpected keyword argument 'wait'"),
+        ({"wait": 1}, r"algorithm\.args\.wait=1: .* takes no such argument; it takes weight"),
+        ({"mistake": "lengths"}, r"gave 5 advantages to made-up 0, which has 4 action tokens"),
+        ({"mistake": "raise"}, r"failed on made-up episodes: ZeroDivisionError.*test_algorithms\.py, line \d+"),
+        ({"mistake": "mean"}, r"the loss of the component rl: loss has the shape \[\], but there are 4 tokens"),
+        ({"mistake": "tensor"}, r"the loss of the component rl returned Tensor: return LossOutputs"),
+        ({"mistake": "per"}, r"per='episode': a loss is divided by 'tokens', 'sequences' or a number above 0"),
+    ],
+    ids=str,
+)
+def test_mistakes_in_ones_own_are_told_before_anything_starts(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_algorithm(read_algorithm({"type": f"{__name__}:Halved", "args": args}))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "algorithm.scale=2",
+            r"algorithm\.scale=2: unknown key; arguments of your class are algorithm\.args=\{scale: …\}",
+        ),
+        ("algorithm.loss=a:b", None),
     ],
 )
-def test_what_it_must_not_do_is_refused(tmp_path: Path, args: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        own(tmp_path, **args)
+def test_knobs_beside_a_class_of_ones_own(override: str, message: str | None) -> None:
+    """Arguments of the class are `args`; a loss may be another function."""
+    given = ["algorithm.type=my_module:Mine", override]
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            load("smoke", given)
+    else:
+        assert load("smoke", given).algorithm.type == "my_module:Mine"
+
+
+def test_a_loss_of_ones_own_does_not_see_the_clip() -> None:
+    with pytest.raises(ValueError, match=r"eps_clip=0\.3 has no effect with a loss of your own"):
+        read_algorithm({"type": "grpo", "loss": "a:b", "eps_clip": 0.3})
 
 
 def test_a_component_of_ones_own(tmp_path: Path) -> None:

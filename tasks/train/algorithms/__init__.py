@@ -47,7 +47,7 @@ def check_algorithm(knobs: Knobs) -> None:
     """Check what an algorithm names: a class and a loss of the user's, its arguments, an advantage estimator.
 
     Raises:
-        ValueError: something does not exist, or an argument is wrong.
+        ValueError: something does not exist, an argument is wrong, or the user's code fails on made-up episodes.
     """
     if isinstance(knobs, PPO):
         check_estimator(knobs.advantage.type)
@@ -55,6 +55,10 @@ def check_algorithm(knobs: Knobs) -> None:
         ALGORITHMS.check_arguments(knobs.type, knobs.args)
     if loss := getattr(knobs, "loss", None):
         OWN_LOSSES.find(loss)
+    if loss or isinstance(knobs, OwnAlgorithm):
+        from tasks.train.algorithms.trial import try_algorithm
+
+        try_algorithm(make_algorithm(knobs, max_new_tokens=1024))
 
 
 def make_algorithm(knobs: Knobs, max_new_tokens: int) -> "Algorithm":

@@ -31,6 +31,7 @@ from tasks.train.components import (
     reference_kl,
 )
 from tasks.train.losses import policy_loss
+from tasks.train.passes import broken, refuse_broken
 from tasks.train.samples import Floats, Ints, Logprobs, Sample
 
 
@@ -101,7 +102,7 @@ class Algorithm:
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Compute the policy loss (component `rl`) of tokens with a weight in `rl`."""
-        return clipped(inputs, self.knobs.eps_clip)  # type: ignore[attr-defined]
+        return clipped(inputs, getattr(self.knobs, "eps_clip", 0.2))
 
     def reweigh(
         self,
@@ -162,3 +163,28 @@ def clipped(inputs: LossInputs, eps_clip: float, eps_clip_higher: float | None =
 def by_episode(samples: Sequence[Sample]) -> list[Floats]:
     """Return weights with which a sum over episodes is a sum of means: 1 / (tokens of the episode in the loss)."""
     return [np.full(len(sample.actions), 1 / max(1, sample.in_loss.sum())) for sample in samples]
+
+
+def check_assignment(algorithm: Algorithm, samples: Sequence[Sample], assigned: Assignment) -> None:
+    """Check what an algorithm assigned.
+
+    Raises:
+        ValueError: a number is not finite, or arrays have other lengths than those of the tokens; the message names the
+            algorithm and a trajectory.
+    """
+    named = f"algorithm.type={algorithm.knobs.type}"
+    if not isinstance(assigned, Assignment):
+        raise ValueError(f"{named}: assign returned {type(assigned).__name__}: return self.share(advantages)")
+    for name, arrays in {"advantages": assigned.advantages, **assigned.weights}.items():
+        if len(arrays) != len(samples):
+            raise ValueError(f"{named} gave {name} of {len(arrays)} samples, but there are {len(samples)}")
+        for sample, array in zip(samples, arrays, strict=True):
+            if len(array) != len(sample.actions):
+                raise ValueError(
+                    f"{named} gave {len(array)} {name} to {sample.trajectory_id}, which has {len(sample.actions)} "
+                    "action tokens: give each a number"
+                )
+        quantity = name if name == "advantages" else f"weights of {name}"
+        refuse_broken(quantity, samples, broken(enumerate(arrays)), by=named)
+    of_observations = [each.weights for each in assigned.observations or ()]
+    refuse_broken("weights of observations", samples, broken(enumerate(of_observations)), by=named)
