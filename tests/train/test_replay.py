@@ -13,9 +13,10 @@ from storage.__main__ import main
 from storage.logs import catalog
 from storage.maintenance import gc
 from storage.records import Score, to_score
-from storage.versions import manifests
+from storage.versions import checkpoints, manifests
 from tasks.train.replay import replay
 from tasks.train.version_trainer import VersionTrainer
+from tasks.warm_start.task import _state
 from tests.support.programs import call_program
 from tests.support.training_run import OPTIONS, TrainingRun
 
@@ -90,6 +91,16 @@ def test_other_settings_since_then_are_noticed(copied: TrainingRun) -> None:
     trainer = VersionTrainer(copied.config("optimizer.lr=1e-2"))
     with pytest.raises(ValueError, match=r"made again, give another policy.*--fork smoke@3"):
         copied.train(trainer, 5)
+
+
+def test_a_fork_begins_where_there_is_a_train_state(run: TrainingRun, tmp_path: Path) -> None:
+    """The message names the nearest checkpoint that has one."""
+    forked = checkpoints.open_checkpoint(run.store, run.policy(4), run.folder / "cache", state=True)
+    config = run.config("run.name=fork", "policy={fork: smoke@4}")
+    with pytest.raises(
+        ValueError, match=r"policy\.fork=smoke@4 has no train state \(train\.state_every=3\): use smoke@3"
+    ):
+        _state(forked, config, tmp_path / "state")
 
 
 def test_gc_keeps_what_the_state_is_made_from(copied: TrainingRun) -> None:
