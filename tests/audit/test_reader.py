@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
+from configs.algorithms import NAMES
 from configs.audit import Audit
 from storage import layout
 from storage.objects.seal import seal, unseal
@@ -24,10 +25,10 @@ from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
 from tasks.audit.reader.read import unreadable
 from tasks.audit.reader.serving import require_key
-from tasks.audit.reader.tokens import compute_advantages
+from tasks.audit.reader.tokens import NoAdvantageError, compute_advantages
 from tests.conftest import commit_policy
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
-from tests.support.train_helpers import make_trajectory
+from tests.support.train_helpers import make_scores, make_trajectory
 
 GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
 
@@ -153,6 +154,37 @@ def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp
         library = Library(database)
         computed = [compute_advantages(library, data_sets[0], row).by_position for row in rows[1:]]
     assert computed == [{3: 1.0}, {3: -1.0}]
+
+
+def test_every_algorithm_shows_what_tokens_get(policy_folder: Path, tmp_path: Path) -> None:
+    """Advantages, or weights in the cross-entropy; what needs another model, or code of the user's, is said.
+
+    Code that a data set names is never imported.
+    """
+    store = Store(str(tmp_path / "store"))
+    rows = [make_trajectory("right", [[10], [11]]), make_trajectory("wrong", [[12]])]
+    scores = [*make_scores("right", 0, 1), *make_scores("wrong", 0)]
+    commit(store, PLAIN, (rows, scores), [commit_policy(store, 0, policy_folder).version])
+    data_sets, found = select(store, []), dict[str, Any]()
+    manifest = data_sets[0].manifest
+    assert manifest is not None
+    with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
+        library = Library(database)
+        for name in (*NAMES, "no_such_module:Class"):
+            config = {"algorithm": {"type": name}, "rollout": {"max_head_offpolicyness": 9}}
+            configured = type(manifest).model_validate(manifest.model_dump() | {"config": config})
+            data_set = replace(data_sets[0], manifest=configured)
+            try:
+                found[name] = compute_advantages(library, data_set, rows[0]).by_position
+            except NoAdvantageError as error:
+                found[name] = str(error)
+    # The returns are 0 and 1, and -1: so few reached the second turn that it is compared with all episodes.
+    assert found["dr_grpo"] == {3: 0.5, 6: 1.0}
+    assert found["rft"] == {3: 0.0, 6: 1.0}
+    assert found["dpo"] == {3: 1.0, 6: 1.0}
+    assert "needs the teacher's logprobs" in found.pop("opd")
+    assert "which is no part of this program" in found.pop("no_such_module:Class")
+    assert all(set(each) >= {3, 6} for each in found.values())
 
 
 @pytest.mark.parametrize(
