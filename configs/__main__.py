@@ -56,10 +56,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m configs", description=__doc__)
     parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as algorithm.kl")
     beginning = parser.parse_args().beginning
-    for title, sentence in entries(Config):
-        if title.startswith(beginning):
-            print(title)
-            print(textwrap.indent(textwrap.fill(sentence, 110), "    ") + "\n")
+    name = beginning.partition("=")[0]
+    if not (chosen := [each for each in entries(Config) if each[0].startswith(name)]):
+        parser.error(f"no knob's name begins with {name!r}")
+    for title, sentence in chosen:
+        print(title)
+        print(textwrap.indent(textwrap.fill(sentence, 110), "    ") + "\n")
 
 
 if __name__ == "__main__":
