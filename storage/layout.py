@@ -153,6 +153,9 @@ def manifest(version: str) -> str:
     return f"{version}/manifest.json"
 
 
+SELECTION = "selection.json"
+"""The file of a checkpoint that says which rows its update trained on, if these were chosen. gc never deletes it."""
+
 STATE = "state/"
 """The beginning of the names of those files of a checkpoint that gc may delete alone."""
 

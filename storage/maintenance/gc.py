@@ -1,6 +1,7 @@
 """Garbage collection: deletes the data of versions that are not needed, and the leftovers of killed attempts.
 
-Manifests stay, so lineage and metrics stay readable. A tombstone distinguishes collected data from lost data. gc keeps
+Manifests stay, and the lists of chosen rows, so lineage, metrics and provenance stay readable. A tombstone
+distinguishes collected data from lost data. gc keeps
 
 - versions that an alias points at, and all their ancestors; for the alias `<run>/latest`, which the pipeline moves
   itself, only the version;
@@ -204,6 +205,7 @@ def deletable(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rule
         manifest = manifests.find(store, version)
         stored = manifest.files if manifest else []
         files = [file for file in stored if version not in evaluated or file.name.startswith(layout.STATE)]
+        files = [file for file in files if file.name != layout.SELECTION]  # replay and provenance need it
         # gc deletes the last object last. If only the state is gone, the canary is left, as the first or the last.
         ends = {file.path for file in (*files[:1], *files[-1:])}
         return manifest.model_copy(update={"files": files}) if manifest and any(map(store.exists, ends)) else None

@@ -88,10 +88,12 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
         report.findings += [Finding(manifest.version, key, problem) for problem in problems]
 
     add(layout.manifest(manifest.version), _manifest_problems(manifest))
-    if manifest.files and not manifests.left(store, manifest):
+    if collected := bool(manifest.files) and store.exists(layout.tombstone(manifest.version)):
         report.collected += 1
-        return
-    add(layout.manifest(manifest.version), _base_problems(store, manifest))
+        if not manifests.left(store, manifest):
+            return
+    else:
+        add(layout.manifest(manifest.version), _base_problems(store, manifest))
     before = len(report.findings)
     rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
     for file in manifests.left(store, manifest):
@@ -106,13 +108,19 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
         add(file.path, _content_problems(manifest.kind, file, path, rows, deep))
         if not store.is_local and not (deep and file.name.startswith(("model/", "adapter/"))):
             path.unlink()
+    for key, problem in _strays(store, manifest):
+        add(key, [problem])
+    if deep and not collected and manifest.kind == "checkpoint" and len(report.findings) == before:
+        add(f"{manifest.version}/{manifest.nonce}/model", _weight_problems(store, manifest, folder))
+
+
+def _strays(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield keys, and what is wrong with them."""
     try:
         for key in strays(store, manifest):
-            add(key, ["is in the data folder of this version, but its manifest does not name it"])
+            yield key, "is in the data folder of this version, but its manifest does not name it"
     except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
-        add(layout.manifest(manifest.version), [str(error)])
-    if deep and manifest.kind == "checkpoint" and len(report.findings) == before:
-        add(f"{manifest.version}/{manifest.nonce}/model", _weight_problems(store, manifest, folder))
+        yield layout.manifest(manifest.version), str(error)
 
 
 def _base_problems(store: Store, manifest: Manifest) -> list[str]:

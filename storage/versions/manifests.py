@@ -120,7 +120,7 @@ def committed(store: Store, version: str) -> bool:
 def left(store: Store, manifest: Manifest) -> list[File]:
     """Return the files of a version that gc has not deleted."""
     if store.exists(layout.tombstone(manifest.version)):
-        return []
+        return [file for file in manifest.files if file.name == layout.SELECTION]
     whole = not store.exists(layout.tombstone(manifest.version, state=True))
     return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
 

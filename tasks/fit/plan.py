@@ -19,7 +19,7 @@ from storage.errors import first_few
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from tasks.audit.checks import LACKED
-from tasks.audit.data_sets import DataSet, TargetError, fetch_data_sets, select
+from tasks.audit.data_sets import DataSet, Intake, TargetError, fetch_data_sets, select
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.train.orders import Part
 from tasks.train.samples import Ints
@@ -83,11 +83,29 @@ def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: 
     return [_parts(rows[batch], numbers, files, of_scores, data_sets) for batch in batches]
 
 
+def check_condition(config: Config) -> None:
+    """Check that `fit.where` is a condition on the table `episodes`, which is empty here.
+
+    Raises:
+        ValueError: it is none.
+    """
+    with open_database([], Intake(), config.audit) as database:
+        _choose(database, config.fit.where)
+
+
 def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
     """Return for each chosen trajectory its `row` (the file's number, and its place in it), and that of its group."""
+    _choose(database, where)
+    rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
+    if not len(rows):
+        raise ValueError(f"fit.where={where!r} chooses none of the trajectories")
+    return rows, groups
+
+
+def _choose(database: AuditDatabase, where: str | None) -> None:
     import duckdb
 
-    condition = f"where {where}" if where else ""
+    condition = f"where (\n{where}\n)" if where else ""
     try:
         database.connection.execute(
             f"""create table chosen as select row,
@@ -95,10 +113,6 @@ def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
         )
     except duckdb.Error as error:
         raise ValueError(f"fit.where={where!r}: {error}") from None
-    rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
-    if not len(rows):
-        raise ValueError(f"fit.where={where!r} chooses none of the trajectories")
-    return rows, groups
 
 
 def _score_files(database: AuditDatabase, files: Sequence[str]) -> dict[int, list[str]]:

@@ -1,8 +1,9 @@
 """Task: decide which stored trajectories each update of a run trains on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any, TypeVar
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -12,14 +13,17 @@ from configs.algorithms import DPO, PPO, RFT, OwnAlgorithm
 from storage import layout
 from storage.errors import counted
 from storage.objects.store import Store
+from storage.processes.child import end_with_parent
 from storage.version_names import PolicyVersion, select
 from storage.versions import checkpoints, manifests
 from storage.versions.fetch import fetch_folder
 from tasks.agents.chat import differing_token
 from tasks.audit.data_sets import DataSet
-from tasks.fit.plan import plan_updates, select_data
+from tasks.fit.plan import check_condition, plan_updates, select_data
 from tasks.run.workspace import Workspace
 from tasks.train.orders import Part
+
+_Result = TypeVar("_Result")
 
 
 def with_versions(config: Config, data: Sequence[str]) -> Config:
@@ -27,7 +31,7 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
 
     Raises:
         ConfigError: the algorithm trains on fresh episodes only.
-        ValueError: see `select_data`.
+        ValueError: see `select_data` and `check_condition`.
     """
     if not isinstance(config.algorithm, RFT | DPO | PPO | OwnAlgorithm):
         told = "trains on what the policy itself has just played: use rft, dpo or ppo"
@@ -35,6 +39,8 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
     config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": list(data) or config.fit.data})})
     store = Store.of(config.storage)
     versions = [each.version for each in select_data(store, config)]
+    if config.fit.where:
+        _apart(check_condition, config)
     if begun := manifests.find(store, layout.run(config.run.name)):
         kept = begun.knob("fit.data") or []
         versions = kept if set(kept) <= set(versions) else versions  # what it trains on may have grown since
@@ -52,9 +58,7 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     config, cache, log = workspace.config, workspace.cache, get_run_logger().info
     data_sets = select_data(workspace.store, config)
     _check_tokens(workspace, policy, data_sets)
-    # DuckDB and torch in one process: it would end with pages about leaked types.
-    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-        updates = apart.submit(plan_updates, workspace.store, config, data_sets, cache).result()
+    updates = _apart(plan_updates, workspace.store, config, data_sets, cache)
     rows = sum(len(places) for parts in updates for part in parts for places in (part.rows or {}).values())
     log(
         "%s in %s: %s of %s",
@@ -66,6 +70,12 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     run = config.run.model_copy(update={"iterations": len(updates)})
     workspace.config = config.model_copy(update={"run": run})
     return updates
+
+
+def _apart(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function in another process: one with DuckDB and torch would end with pages about leaked types."""
+    with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def _check_tokens(workspace: Workspace, policy: PolicyVersion, data_sets: Sequence[DataSet]) -> None:

@@ -38,7 +38,7 @@ from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import SETTING_SQL, key
-from tasks.train.orders import SELECTION, read_order
+from tasks.train.orders import read_order
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4
@@ -93,7 +93,7 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
 def _told(manifest: Manifest) -> dict[str, Any]:
     """Return what a manifest tells of its update; raise DamagedError if its configuration cannot be read."""
     knob, parents, number = manifest.knob, manifest.parent_names, layout.number_of(manifest.version) or 0
-    selects = SELECTION in {file.name for file in manifest.files}
+    selects = layout.SELECTION in {file.name for file in manifest.files}
     known = {
         "selects": selects,
         "oldest": 0 if selects else number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
@@ -254,16 +254,14 @@ class TrainingIndex:
         )
 
     def _chosen(self, updates: Iterable[Update]) -> Iterator[tuple[str, int]]:
-        """Yield the rows that updates chose; of one that gc collected none, so that all its rows count as chosen."""
+        """Yield the rows that updates chose."""
         files = {
             (version, Path(name).name): file
             for version, name, file in self.database.all(
                 "select version, filename, file from trajectories_files join sets using (data_set)"
             )
         }
-        for update in updates:
-            if not update.selects or self.store.exists(layout.tombstone(update.checkpoint)):
-                continue
+        for update in (each for each in updates if each.selects):
             for part in read_order(self.store, update.checkpoint, self.cache).parts:
                 for name, places in (part.rows or {}).items():
                     if (file := files.get((part.trajectories, name))) is not None:

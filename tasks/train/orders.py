@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from storage.layout import SELECTION
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion, select
 from storage.versions.drafts import Draft
@@ -74,10 +75,6 @@ class OrderedTrainer(Protocol):
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Return the mean KL in nats per token between two policies; None if no token is trainable."""
-
-
-SELECTION = "selection.json"
-"""The file of a checkpoint that says which rows its update trained on, if these were chosen."""
 
 
 def add_selection(draft: Draft, order: UpdateOrder) -> None:

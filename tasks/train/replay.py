@@ -22,7 +22,7 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint, open_checkpoint
 from storage.versions.drafts import code_version
-from storage.versions.manifests import Manifest, read
+from storage.versions.manifests import Manifest, committed, read
 from tasks.own_code import own_code
 from tasks.train.orders import read_order
 from tasks.train.sharding import StoredTensors
@@ -54,8 +54,12 @@ def replay(store: Store, asked: str, cache: str, progress: Callable[[str], None]
     if not (given := _RANGE.fullmatch(asked)) or int(given[2]) >= int(given[3]):
         raise ValueError(f"--replay={asked}: give RUN@K..N with K below N, such as demo@10..20")
     results, trainer, settings = list[Replayed](), None, None
-    for number in range(int(given[2]) + 1, int(given[3]) + 1):
-        version = layout.checkpoint(given[1], number)
+    versions = [layout.checkpoint(given[1], number) for number in range(int(given[2]) + 1, int(given[3]) + 1)]
+    if unknown := next((version for version in versions if not committed(store, version)), None):
+        raise ValueError(
+            f"--replay={asked}: there is no {unknown}; `python -m storage ls --kind checkpoint` lists them"
+        )
+    for version in versions:
         manifest = read(store, version)
         if trainer is None or manifest.settings != settings:
             settings = manifest.settings

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from configs import ConfigError, load
 from storage import layout
+from storage.maintenance import gc
+from storage.maintenance.verify import verify
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
@@ -21,7 +23,7 @@ from tasks.fit.plan import _batches, plan_updates, select_data
 from tasks.fit.task import _check_tokens, with_versions
 from tasks.provenance.questions import training_data
 from tasks.run.workspace import Workspace
-from tasks.train.orders import SELECTION, Part, UpdateOrder, read_order
+from tasks.train.orders import Made, Part, UpdateOrder, read_order
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.replay import replay
 from tasks.train.trainer import Trainer
@@ -76,22 +78,39 @@ def test_rows_are_chosen_by_sql(run: TrainingRun) -> None:
     assert 0 < len((parts[0].rows or {})["part-00000.parquet"]) < 16
 
 
-def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
-    """The checkpoint says which rows they were, is made again from them, and provenance counts these alone."""
-    (parts,) = planned(run, "fit.where=best = 1")
-    config = run.config(*RFT, "fit.where=best = 1", "run.iterations=1")
-    made = VersionTrainer(config).update(UpdateOrder(run.policy(1), run.policy(0), parts), print)
-    assert SELECTION in {file.name for file in made.files}
-    assert "staleness/mean" not in made.metrics
-    with Draft(run.store, run.policy(1), "checkpoint", made.nonce) as draft:
+def commit_update(run: TrainingRun, number: int, parts: Sequence[Part]) -> Made:
+    """Train on chosen rows and commit the checkpoint."""
+    config = run.config(*RFT, "fit.where=best = 1", "run.iterations=2")
+    made = VersionTrainer(config).update(UpdateOrder(run.policy(number), run.policy(number - 1), parts), print)
+    with Draft(run.store, run.policy(number), "checkpoint", made.nonce) as draft:
         draft.accept(made.files)
         data = [name for part in parts for name in (part.trajectories, part.scores)]
-        draft.commit(Provenance(config=config.model_dump(mode="json")), [run.policy(0), *data], made.metrics)
+        draft.commit(Provenance(config=config.model_dump(mode="json")), [run.policy(number - 1), *data], made.metrics)
+    return made
+
+
+def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
+    """The checkpoint says which rows they were, is made again from them, and provenance counts these alone.
+
+    So it is after gc has deleted the checkpoint's data.
+    """
+    (parts,) = planned(run, "fit.where=best = 1")
+    made = commit_update(run, 1, parts)
+    assert layout.SELECTION in {file.name for file in made.files}
+    assert "staleness/mean" not in made.metrics
     assert read_order(run.store, run.policy(1), run.folder / "cache").parts == list(parts)
     (found,) = replay(run.store, "smoke@0..1", f"{run.folder}/cache", print)
     assert found.verdict == "the same bits"
-    told = training_data(run.store, run.policy(1), run.folder / "cache")
-    assert told.trained == sum(len(rows) for part in parts for rows in (part.rows or {}).values()) < told.trajectories
+    commit_update(run, 2, parts)
+    (collected,) = gc.collect(run.store, gc.Rules(keep_last=1))
+    assert [manifest.version for manifest in collected.versions] == [run.policy(1)]
+    verdicts = [each.verdict for each in replay(run.store, "smoke@0..2", f"{run.folder}/cache", print)]
+    assert verdicts == ["made again; gc has deleted what to compare with"] * 2
+    told = training_data(run.store, run.policy(2), run.folder / "cache")
+    chosen = sum(len(rows) for part in parts for rows in (part.rows or {}).values())
+    assert (told.trained, told.trajectories) == (2 * chosen, 2 * 32)
+    report = verify(run.store, [run.policy(2)], deep=True)
+    assert (report.findings, report.collected) == ([], 1)
 
 
 def commit_other(run: TrainingRun, name: str, folder: Path) -> PolicyVersion:
@@ -155,6 +174,13 @@ def test_what_cannot_be_trained_on_is_refused(run: TrainingRun, overrides: list[
 def test_algorithms_for_fresh_episodes_are_refused(run: TrainingRun) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.type=gspo trains on what the policy itself has just played"):
         with_versions(run.config("algorithm.type=gspo"), ["smoke"])
+
+
+@pytest.mark.parametrize("where", ["bset > 0.5", "true limit 3"])
+def test_a_wrong_condition_is_refused_before_anything_is_committed(run: TrainingRun, where: str) -> None:
+    """The run's name is still free for the command with the mistake mended."""
+    with pytest.raises(ValueError, match=r"fit\.where="):
+        with_versions(run.config("algorithm.type=rft", f"fit.where={where}", "run.name=new"), ["smoke"])
 
 
 def test_a_run_names_the_versions_that_there_were(run: TrainingRun) -> None:

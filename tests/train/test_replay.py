@@ -71,6 +71,14 @@ def test_what_is_no_range_is_refused(run: TrainingRun, asked: str) -> None:
         replay(run.store, asked, "cache", print)
 
 
+@pytest.mark.parametrize(("asked", "unknown"), [("smoke@4..9", "smoke/checkpoints/000006"), ("smoek@0..1", "smoek")])
+def test_an_unknown_checkpoint_is_refused_before_any_work(run: TrainingRun, asked: str, unknown: str) -> None:
+    told = list[str]()
+    with pytest.raises(ValueError, match=f"there is no runs/{unknown}"):
+        replay(run.store, asked, "cache", told.append)
+    assert told == []
+
+
 def test_a_train_state_that_was_not_kept_comes_back(run: TrainingRun, copied: TrainingRun) -> None:
     """A run that goes on after its fifth update makes the same sixth one as a trainer that never stopped."""
     assert [has_state(run, number) for number in range(6)] == [False, False, False, True, False, False]
