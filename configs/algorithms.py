@@ -135,7 +135,7 @@ class BehaviourWeight(Knobs):
 
 
 class Algorithm(Knobs):
-    """What all algorithms have. Those without a penalty and a critic of their own have none."""
+    """The base of all algorithms' sections. `kl` and `critic` of those without such knobs say that there is none."""
 
     if typing.TYPE_CHECKING:
         type: Any

@@ -206,7 +206,7 @@ def groups(config: Config) -> Refusals:
 
 
 def algorithms(config: Config) -> Refusals:
-    """What an algorithm is made of is there."""
+    """An algorithm needs knobs of other sections, such as a teacher."""
     named, teacher = config.algorithm.type, config.models.teacher
     if isinstance(config.algorithm, DAPO) and not config.rollout.reject_equal:
         yield f"algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"

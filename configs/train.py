@@ -36,7 +36,7 @@ class Parallel(Knobs):
 
 
 class Train(Knobs):
-    """How an update is computed, whatever its algorithm, and where the trainer's ranks run."""
+    """Knobs of the computation of updates, whatever their algorithm, and of the trainer's ranks."""
 
     epochs: PositiveInt = 1
     """Number of passes of an update over its data (sample reuse)."""

@@ -198,9 +198,8 @@ def start_run(workspace: Workspace) -> None:
             draft.commit(workspace.provenance(), parents=[])
     begun = _fixed_settings(workspace)
     config = as_begun(workspace.config, begun)
-    tokens = begun.get("train", {}).get(
-        "micro_batch_tokens"
-    )  # another number would change the last bits of the weights
+    # Another number would change the last bits of the weights.
+    tokens = begun.get("train", {}).get("micro_batch_tokens")
     if config.train.micro_batch_tokens is None and isinstance(tokens, int):
         config = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_tokens": tokens})})
     workspace.config = config

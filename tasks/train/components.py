@@ -27,7 +27,7 @@ from tasks.train.losses import kl_estimate, value_loss
 
 
 class LossInputs(NamedTuple):
-    """What is known of T tokens of a pass. Only `logp`, `entropy` and `values` have gradients."""
+    """The numbers of T tokens of a pass. Only `logp`, `entropy` and `values` have gradients."""
 
     logp: Float[Tensor, " tokens"]  # under the weights in training, at the temperature of sampling
     entropy: Float[Tensor, " tokens"]  # of the distribution that the token was drawn from

@@ -127,12 +127,8 @@ def memory_of(
         algorithm: the knobs, with reference policy and critic; None: neither.
         lora: the knobs of the adapter, if only an adapter is trained; its own activations are not counted.
     """
-    shard, parameters, root, layer = (
-        train.parallel.shard,
-        sizes.parameters,
-        sizes.root_parameters,
-        sizes.layer_parameters,
-    )
+    shard, parameters = train.parallel.shard, sizes.parameters
+    root, layer = sizes.root_parameters, sizes.layer_parameters
     trained = sizes.adapter_parameters(lora) if lora else parameters
     reference = algorithm is not None and algorithm.keeps_reference and not lora
     critic = algorithm is not None and algorithm.critic is not None and algorithm.critic.model == "own"

@@ -47,13 +47,13 @@ def sample_metrics(samples: Sequence[Sample], version: int | None) -> Metrics:
         "length/wrong": lengths[~correct],
     }
     versions = np.concatenate([sample.versions for sample in samples])
-    staleness = {} if version is None else {"min": versions.max(), "mean": versions.mean(), "max": versions.min()}
+    newest_first = {"min": versions.max(), "mean": versions.mean(), "max": versions.min()}
     return {
         **_by_turn(samples),
         **{name: float(values.mean()) for name, values in observed.items() if values.size},
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
         "share/zero_variance": 1 - float(np.mean([len(values) > 1 for values in returns.values()])),
-        **{f"staleness/{name}": float((version or 0) - oldest) for name, oldest in staleness.items()},
+        **({} if version is None else {f"staleness/{name}": float(version - of) for name, of in newest_first.items()}),
         "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
         "tokens/action": float(len(versions)),
         "tokens/masked": float(sum((~sample.in_loss).sum() for sample in samples)),

@@ -158,7 +158,8 @@ class VersionTrainer:
                 kept = [replace(row, trajectory_id=f"{number}/{row.trajectory_id}") for row in kept]
                 of_scores = [replace(score, trajectory_id=f"{number}/{score.trajectory_id}") for score in of_scores]
                 kept = [replace(row, problem_id=f"{number}/{row.problem_id}") for row in map(_as_sampled, kept)]
-            rows, scores = rows + kept, scores + of_scores
+            rows += kept
+            scores += of_scores
         return rows, scores, {"trajectories/excluded": excluded} if self._config.problems.exclusions else {}
 
     def _rows(self, part: Part) -> tuple[list[Trajectory], list[Score]]:

@@ -15,7 +15,7 @@ NEEDED = {
     "echo": ["algorithm.observations=all"],  # the demo has no tools
     "opd": [f"models.teacher.checkpoint=0-seed{SEED}@{LAST}"],
 }
-"""What an algorithm needs besides its name."""
+"""The overrides that an algorithm needs besides its name."""
 ARMS = [Arm("ppo"), *(Arm(name, [f"algorithm.type={name}", *NEEDED.get(name, [])]) for name in NAMES if name != "ppo")]
 EXPLAINING = {
     "policy/clip_fraction": "clipped",

@@ -1,4 +1,4 @@
-"""What an algorithm is: it gives each token its share of the loss before an update, and has a policy loss.
+"""The base class of algorithms: one gives each token its share of the loss before an update, and has a policy loss.
 
 Example: what Dr. GRPO gives three episodes of one problem, the last of two turns, with returns of -1, 1 and 1 and room
 for 100 tokens:
@@ -37,7 +37,7 @@ from tasks.train.samples import Floats, Ints, Logprobs, Sample
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmContext:
-    """What the pipeline gives the constructor of an algorithm."""
+    """The argument of an algorithm's constructor."""
 
     knobs: Any  # the section `algorithm`, of the type that `algorithm.type` names
     max_new_tokens: int = 1024  # largest number of tokens in a completion
@@ -52,7 +52,7 @@ class Observations(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the A action tokens of each of N samples get in an update."""
+    """The advantages and weights of the A action tokens of each of N samples in an update."""
 
     advantages: list[Floats]  # N arrays [A]; 0 where nothing uses them
     weights: Mapping[str, list[Floats]]  # of each component N arrays [A]; a token with the weight 0 does not have it
