@@ -7,14 +7,8 @@ from pydantic import Field, PlainSerializer, PositiveFloat, PositiveInt, model_v
 from configs.knobs import Decay, Knobs, NonNegativeFloat, NonNegativeInt, Share, Workers, refuse_idle
 
 FROM_NEXT_UPDATE = (
-    *(
-        "optimizer.lr",
-        "optimizer.max_grad_norm",
-        "algorithm.critic.lr",
-        "algorithm.c_clip",
-        "algorithm.early_stop_imp_ratio",
-    ),
-    *("algorithm.behaviour_weight.cap", "algorithm.advantage.bound"),
+    *("optimizer.lr", "optimizer.max_grad_norm", "algorithm.critic.lr", "algorithm.c_clip"),
+    *("algorithm.early_stop_imp_ratio", "algorithm.behaviour_weight.cap", "algorithm.advantage.bound"),
 )
 """Knobs that a run may change from its next update on: learning rates, and bounds of what a single token, episode or
 minibatch may do. They have no state, and data that are stored already mean the same with another value."""

@@ -65,7 +65,7 @@ def make_algorithm(knobs: Knobs, max_new_tokens: int) -> "Algorithm":
     """Return the algorithm that the section `algorithm` describes.
 
     Raises:
-        ValueError: its class, or a policy loss of the user's, does not exist or cannot be made.
+        ValueError: its class does not exist, or cannot be made.
     """
     from tasks.train.algorithms.algorithm import AlgorithmContext
 
