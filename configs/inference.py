@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 from configs.knobs import URI, Knobs, Share
 from configs.safety import check_extra_args
 
-_SERVER = r"^((?i:https?)://[^/].*|unix://.+)$"
+SERVER = r"^((?i:https?)://[^/].*|unix://.+)$"
 RETURN_EXPERTS = "--enable-return-routed-experts"
 """The argument of vLLM with which it returns the experts that it chose."""
 
@@ -15,29 +15,15 @@ FLOAT32_TOLERANCE = 1e-4
 """Largest mean difference of logprobs that float32 explains, in nats."""
 
 
-class Inference(Knobs):
-    urls: list[Annotated[URI, Field(pattern=_SERVER)]] = []
-    """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty: the pipeline starts `replicas`.
-    Such servers need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and access to the
-    checkpoint files. Their API key is read from the environment (VLLM_API_KEY). A command does not know what they
-    serve, so its first swap sets their weights to 0. With --worker-extension-cls tasks.inference.worker.PolicyWorker
-    and this project in PYTHONPATH they tell which weights they hold: needed in half precision, and for tied embeddings
-    on a CPU."""
-    replicas: PositiveInt = 1
-    """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
-    all GPUs if that is not set. Too few GPUs are an error. Servers take the last GPUs and the trainer takes the first
-    one, which it shares with a server only if no GPU is free."""
+class Servers(Knobs):
+    """The knobs that vLLM servers have for any model."""
+
     tensor_parallel: PositiveInt = 1
-    """Number of GPUs among which a server divides every layer, for a policy that is too large for one. It must divide
+    """Number of GPUs among which a server divides every layer, for a model that is too large for one. It must divide
     the attention heads. On a CPU it is the number of a server's processes."""
     pipeline_parallel: PositiveInt = 1
     """Number of groups of layers in a server, each on `tensor_parallel` GPUs of its own. All are on one host. Divide
     layers first: this is for what is too large even then, or for GPUs without fast links."""
-    swap: Literal["reload", "restart"] = "reload"
-    """Method by which servers get new weights: in place, or by a restart."""
-    canary_tolerance: PositiveFloat | None = None
-    """Largest mean difference between the server's and the trainer's logprobs of the canary, a fixed sequence. null:
-    1e-4 in float32, and none in half precision, where the sums of all weights that the server holds are the proof."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the served weights."""
     max_model_len: PositiveInt = 2048
@@ -58,6 +44,27 @@ class Inference(Knobs):
     def ranks(self) -> int:
         """The number of GPUs of one server, or on a CPU of its processes that compute."""
         return self.tensor_parallel * self.pipeline_parallel
+
+
+class Inference(Servers):
+    """The servers of the policy."""
+
+    urls: list[Annotated[URI, Field(pattern=SERVER)]] = []
+    """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty: the pipeline starts `replicas`.
+    Such servers need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and access to the
+    checkpoint files. Their API key is read from the environment (VLLM_API_KEY). A command does not know what they
+    serve, so its first swap sets their weights to 0. With --worker-extension-cls tasks.inference.worker.PolicyWorker
+    and this project in PYTHONPATH they tell which weights they hold: needed in half precision, and for tied embeddings
+    on a CPU."""
+    replicas: PositiveInt = 1
+    """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
+    all GPUs if that is not set. Too few GPUs are an error. Servers take the last GPUs and the trainer takes the first
+    one, which it shares with a server only if no GPU is free."""
+    swap: Literal["reload", "restart"] = "reload"
+    """Method by which servers get new weights: in place, or by a restart."""
+    canary_tolerance: PositiveFloat | None = None
+    """Largest mean difference between the server's and the trainer's logprobs of the canary, a fixed sequence. null:
+    1e-4 in float32, and none in half precision, where the sums of all weights that the server holds are the proof."""
 
     @property
     def tolerance(self) -> float | None:

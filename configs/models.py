@@ -1,24 +1,103 @@
 """The knobs of models beside the policy, which are never trained."""
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from configs.knobs import Knobs
+from configs.inference import SERVER, Servers
+from configs.knobs import URI, Knobs, refuse_idle
 
+Role = Literal["teacher", "judge", "reward"]
+"""What a model beside the policy is for: its knob below `models`."""
 CHECKPOINT = r"^[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,6}$"
 """A checkpoint of this store, `RUN@N`."""
 
 
-class Teacher(Knobs):
-    """The model whose probabilities `algorithm.type=opd` distils."""
+class ServedModel(Servers):
+    """A model that vLLM serves beside the policy, on servers of its own."""
 
-    checkpoint: Annotated[str, Field(pattern=CHECKPOINT)]
-    """`RUN@N`: checkpoint N of a run of this store, which is verified like any other. A model from elsewhere comes into
-    the store as version 0 of a run: `policy.path=MODEL run.name=teacher run.iterations=0`. It must have the policy's
-    tokenizer. The trainer computes with it, as with a reference policy."""
+    path: str | None = None
+    """A transformers folder (safetensors), a hub name, or the URI of a checkpoint without adapter. Its hash, over
+    weights, configuration and tokenizer, is stored with each of its answers, and the servers are proven to hold its
+    weights. A run stops if the model changes under it, unless `run.accept_code` allows that."""
+    urls: list[Annotated[URI, Field(pattern=SERVER)]] = []
+    """vLLM servers of the model in `path` to use, with the arguments that `inference.urls` describes, for a reward
+    model also --runner pooling; empty: the flow starts `replicas`. With workers on a cluster or in several processes
+    they must be given. The API key is read from the environment: TEACHER_API_KEY, JUDGE_API_KEY, REWARD_API_KEY."""
+    replicas: PositiveInt = 1
+    """Number of servers that the flow starts, at the first question. Their GPUs are those before the policy's."""
+    devices: list[Annotated[str, BeforeValidator(str)]] = []
+    """GPUs of the servers, as CUDA_VISIBLE_DEVICES names them, `replicas` times as many as one has; empty: of its own.
+    For a card that others use, too, with `gpu_memory_utilization` in proportion."""
+
+    @property
+    def needs_path(self) -> bool:
+        """False if something else says which model it is."""
+        return True
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.needs_path and not self.path:
+            raise ValueError("give path: a folder, a hub name or the URI of a checkpoint")
+        if self.devices and len(self.devices) != self.replicas * self.ranks:
+            raise ValueError(f"devices={self.devices} are not {self.replicas * self.ranks} GPUs, as replicas need")
+        if self.urls:
+            refuse_idle(self, "replicas", "devices", why="with urls")
+        return self
+
+
+class Teacher(ServedModel):
+    """The model whose probabilities `algorithm.type=opd` distils. It must have the policy's tokenizer."""
+
+    checkpoint: Annotated[str, Field(pattern=CHECKPOINT)] | None = None
+    """`RUN@N`: checkpoint N of a run of this store, which is verified like any other, instead of `path`. Not vLLM but
+    the trainer computes with it, as with a reference policy."""
+
+    @property
+    def needs_path(self) -> bool:
+        return self.checkpoint is None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.checkpoint:
+            refuse_idle(
+                self, *(name for name in type(self).model_fields if name != "checkpoint"), why="with checkpoint"
+            )
+        return self
+
+
+class Judge(ServedModel):
+    """The model that the scorer `judge` asks."""
+
+    name: str | None = None
+    """What servers at `urls` call the model, if it has no `path`: any service with OpenAI's chat completions, such as
+    `urls=[https://api.openai.com]`. Nothing proves which model answers, so its answers are stored under this name
+    instead of a hash. Each question may cost money: every turn that this scorer grades is one, evaluations included."""
+
+    @property
+    def needs_path(self) -> bool:
+        return self.name is None
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.name and (self.path or not self.urls):
+            raise ValueError(f"name={self.name!r} is for servers without path: give urls, or path alone")
+        if self.name:
+            idle = (each for each in Servers.model_fields if each != "max_model_len")
+            refuse_idle(self, *idle, why="with name: the servers are not the pipeline's")
+        return self
 
 
 class Models(Knobs):
     teacher: Teacher | None = None
     """Teacher of the policy."""
+    judge: Judge | None = None
+    """Judge of answers, for the scorer `judge`."""
+    reward: ServedModel | None = None
+    """Reward model, for the scorer `reward-model`: a sequence classifier with one label."""
+
+    def served(self) -> dict[Role, ServedModel]:
+        """Return the models that are asked over HTTP, by role."""
+        teacher = self.teacher if self.teacher and self.teacher.path else None
+        known: dict[Role, ServedModel | None] = {"teacher": teacher, "judge": self.judge, "reward": self.reward}
+        return {role: model for role, model in known.items() if model}

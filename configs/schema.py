@@ -24,7 +24,7 @@ from configs.policy import Policy
 from configs.problems import Problems
 from configs.rollout import Rollout, Sampling
 from configs.safety import check_plain
-from configs.score import Reward, Score
+from configs.score import BY_MODEL, Reward, Score
 from configs.storage import Storage
 from configs.train import Optimizer, Train
 
@@ -211,7 +211,7 @@ def algorithms(config: Config) -> Refusals:
     if isinstance(config.algorithm, DAPO) and not config.rollout.reject_equal:
         yield f"algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"
     if teacher is None and isinstance(config.algorithm, OPD):
-        yield f"algorithm.type={named} needs a teacher: set models.teacher.checkpoint=RUN@N"
+        yield f"algorithm.type={named} needs a teacher: set models.teacher.checkpoint=RUN@N or models.teacher.path"
     if teacher is not None and not isinstance(config.algorithm, OPD | OwnAlgorithm):
         yield f"algorithm.type={named} has no use for models.teacher: set algorithm.type=opd, or leave it out"
     of_tools = isinstance(config.algorithm, Echo) and config.algorithm.observations == "tools"
@@ -220,6 +220,32 @@ def algorithms(config: Config) -> Refusals:
             f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
             "algorithm.observations=all"
         )
+
+
+def models(config: Config) -> Refusals:
+    """Each model beside the policy has its use, and servers that the flow can start; a teacher reads whole episodes."""
+    asked, served = config.score.models, config.models.served()
+    for role, scorer in asked.items():
+        if role not in served:
+            yield f"score.type={scorer} asks a model: give models.{role}.path, or its servers"
+    for role, knobs in served.items():
+        if role != "teacher" and role not in asked:
+            scorer = next(name for name, of in BY_MODEL.items() if of == role)
+            yield f"models.{role} has no use: set score.type={scorer}, for all sources or some, or leave it out"
+        if config.plays_apart and not knobs.urls:
+            yield (
+                f"models.{role}: workers in other processes (cluster.*) have this host's devices, so the flow starts "
+                f"no servers beside them: start some and give models.{role}.urls"
+            )
+    if teacher := served.get("teacher"):
+        length = config.inference.max_model_len
+        if teacher.max_model_len <= length:
+            yield f"models.teacher.max_model_len={teacher.max_model_len} must be above inference.max_model_len={length}"
+        if config.sampling.temperature != 1:
+            yield (
+                f"sampling.temperature={config.sampling.temperature:g}, but vLLM tells a teacher's probabilities at 1: "
+                "use 1, or models.teacher.checkpoint"
+            )
 
 
 def rewards(config: Config) -> Refusals:
@@ -281,5 +307,5 @@ def gate(config: Config) -> Refusals:
             yield f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (fork, lora, warm_start, sampling, groups, algorithms, rewards, stale_data, processes, gate)
+RULES = (fork, lora, warm_start, sampling, groups, algorithms, models, rewards, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

@@ -5,22 +5,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, Workers, refuse_idle
+from configs.models import Role
 
+BY_MODEL: dict[str, Role] = {"judge": "judge", "reward-model": "reward"}
+"""The scorers that ask a model beside the policy, with its role."""
 LONGEST_VERDICT_S = 9e8
 """A tenth of the longest time that a thread can wait, because the pipeline waits ten times as long for a verifier."""
 
 
 class Score(Knobs):
     type: str | dict[str, str] = "math-verify"
-    """Scorer that gives stored turns their verdicts: a registered name (`math-verify`, `environment`, `code`), or
-    `package.module:function` for your own. Or a mapping from the source of problems to such names:
-    `{default: math-verify, code: code}`."""
+    """Scorer that gives stored turns their verdicts: a registered name (`math-verify`, `environment`, `code`,
+    `judge`, `reward-model`), or `package.module:function` for your own. Or a mapping from the source of problems to
+    such names: `{default: math-verify, code: code}`."""
     args: dict[str, dict[str, Any]] = {}
     """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
     starts."""
     group: bool = False
-    """Show scorers of your own all episodes of the answer's problem (`Answer.group`): for the shortest right answer,
-    diversity, or a judgement by comparison."""
+    """Show scorers of your own, and the prompt of `judge`, all episodes of the answer's problem (`Answer.group`): for
+    the shortest right answer, diversity, or a judgement by comparison."""
     reading: Literal["answer", "library"] = "answer"
     """The text that scorer and environment `math-verify` grade. answer: the final answer that the agent gave to the
     environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the
@@ -42,6 +45,11 @@ class Score(Knobs):
         """The scorers by source of problems; `default` is for all other sources."""
         return self.type if isinstance(self.type, dict) else {"default": self.type}
 
+    @property
+    def models(self) -> dict[Role, str]:
+        """The models beside the policy that scorers ask, by role, with the scorer's name."""
+        return {BY_MODEL[name]: name for name in sorted(set(self.by_source.values())) if name in BY_MODEL}
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if "default" not in self.by_source:
@@ -58,7 +66,7 @@ class Reward(Knobs):
     shape: Literal["success", "raw"] | None = None
     """success: x = (reward - 0.5) * 2, so that rewards of 0 and 1 become -1 and 1. raw: x is the reward as the scorer
     gave it. Empty: `success` where `score.type` is `math-verify` or `code`, whose rewards are verdicts, and `raw` for
-    `environment` and your own functions."""
+    all others."""
     unfinished: Literal["least", "leave-out"] = "least"
     """Episodes that ended without a verdict. least: where the policy's own behaviour ended them (a full context, too
     many requests, sampling until the deadline), they are trained on with the least reward after their last turn, for

@@ -1,6 +1,7 @@
-"""The score stage alone, for trajectories that are already stored.
+"""The score stage alone, for trajectories that are already stored: by the run's scorer, or by another one.
 
 python -m flows.score demo --iteration 0
+python -m flows.score demo --iteration 0 score.type=my_scorers:score
 """
 
 from prefect import flow
@@ -16,14 +17,15 @@ from tasks.run.workspace import open_run
 
 @flow(name="score")
 def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
-    """Grade one iteration's trajectories.
+    """Grade one iteration's trajectories. Scores by another scorer than the run's stand beside the run's own.
 
     Args:
         config: see `math_mt_ppo`.
         overrides: see `math_mt_ppo`.
         iteration: its number, from 0.
     """
-    with open_run(resolve(config, overrides)) as workspace, open_workers(workspace, playing=False) as workers:
+    opened = open_run(resolve(config, overrides), scoring=True)
+    with opened as workspace, open_workers(workspace, playing=False) as workers:
         trajectories = layout.trajectories(workspace.name, iteration)
         version = tasks.score.task.score(workspace, workers, iteration, trajectories)
         tell_last(workspace, [version], "flows.train", "--iteration", iteration)

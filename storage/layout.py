@@ -6,8 +6,10 @@ exclusions/<digest of its rows>             trajectories and problems that are k
 runs/<run>/run                              the run itself: its configuration
 runs/<run>/checkpoints/<policy version>     weights, tokenizer, optimizer, RNG, canary
 runs/<run>/trajectories/<iteration>         rolled out with the checkpoint of the same number
+runs/<run>/annotations/<iteration>/<model>  what a model beside the policy said about them
 runs/<run>/scores/<iteration>/<scorer>      scores of those trajectories
-runs/<run>/evaluations/<policy version>/<set>/<protocol>   trajectories on a set; their scores in `…/scores/<scorer>`
+runs/<run>/evaluations/<policy version>/<set>/<protocol>   trajectories on a set; with `…/annotations/<model>` and
+                                            `…/scores/<scorer>`
 runs/<run>/history/<iterations>             the results of each problem in so many iterations
 runs/<run>/curriculum                       how often the run draws each problem, computed from earlier runs
 runs/<run>/decision                         retraining: champion or challenger, and why
@@ -96,6 +98,13 @@ def scores(name: str, iteration: int, scorer: str) -> names.ScoresVersion:
     return names.ScoresVersion(f"runs/{name}/scores/{iteration:06d}/{scorer}")
 
 
+def annotations(trajectories: names.TrajectoriesVersion, model: str) -> names.AnnotationsVersion:
+    """Return the version of what a model said about trajectories; `model` says which one, and how it was asked."""
+    if isinstance(trajectories, names.EvaluationVersion):
+        return names.AnnotationsVersion(f"{trajectories}/annotations/{model}")
+    return names.AnnotationsVersion(f"runs/{trajectories.run}/annotations/{trajectories.number:06d}/{model}")
+
+
 def evaluation(policy: names.PolicyVersion, set_name: str, protocol: str) -> names.EvaluationVersion:
     """Return the version of the trajectories of `policy` on the set `set_name`; `protocol` says how it was played."""
     return names.EvaluationVersion(f"runs/{policy.run}/evaluations/{policy.rpartition('/')[2]}/{set_name}/{protocol}")
@@ -106,9 +115,9 @@ def evaluation_scores(evaluation: names.EvaluationVersion, scorer: str) -> names
 
 
 def evaluated_policy(version: str) -> names.PolicyVersion | None:
-    """Return the checkpoint that an evaluation, or the scores of one, is about; None for other versions."""
+    """Return the checkpoint that an evaluation, or what was said about one, is about; None for other versions."""
     known = version_of(version)
-    evaluation = known.evaluation if isinstance(known, names.ScoresVersion) else known
+    evaluation = known.evaluation if isinstance(known, names.ScoresVersion | names.AnnotationsVersion) else known
     return evaluation.policy if isinstance(evaluation, names.EvaluationVersion) else None
 
 
@@ -208,7 +217,8 @@ def beat(run: str, token: int) -> str:
 _VERSION = re.compile(
     r"(?P<version>(problems|audits|exclusions)/[0-9a-f]+"
     r"|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
-    r"|scores/\d{6}/[0-9a-f]+|evaluations/\d{6}(/[^/]+/(greedy|sampled)-[0-9a-f]+)?(/scores/[0-9a-f]+)?))"
+    r"|(scores|annotations)/\d{6}/[0-9a-f]+"
+    r"|evaluations/\d{6}(/[^/]+/(greedy|sampled)-[0-9a-f]+)?(/(scores|annotations)/[0-9a-f]+)?))"
     r"/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
 )
 """Matches keys in folders that versions really have: stricter than their types, since gc deletes by it."""

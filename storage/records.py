@@ -1,7 +1,8 @@
 """The records that the stages exchange, and their Arrow schemas.
 
-Problem sets, trajectories, scores, histories, curricula, audit cases and exclusions are Parquet files of these rows.
-Any reader of Parquet (DuckDB, pandas) understands them without this package. The columns are the fields of the record.
+Problem sets, trajectories, annotations, scores, histories, curricula, audit cases and exclusions are Parquet files of
+these rows. Any reader of Parquet (DuckDB, pandas) understands them without this package. The columns are the fields of
+the record.
 """
 
 import dataclasses
@@ -182,6 +183,24 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Annotation:
+    """What a model beside the policy said of one turn, or of a trajectory.
+
+    Example, of a judge: Annotation(trajectory_id="demo/3/12+7/0", turn=0, model="sha256:5c0e…", prompt="Grade …",
+    answer="It is right. Score: 10")
+    """
+
+    trajectory_id: str
+    turn: int  # -1: the whole trajectory
+    model: str  # sha256:… of its files, or name:… of a service, which nothing proves
+    prompt: str = ""  # what a judge was asked: the text of its only message
+    answer: str = ""  # what it said
+    value: float = 0.0  # of a reward model
+    logprobs: list[float] = field(default_factory=list)  # T, a teacher's of each token; 0 where a sequence begins
+    problem: str = ""  # why the model said nothing, such as a prompt that is too long
+
+
+@dataclass(frozen=True, slots=True)
 class ProblemHistory:
     """The results of one problem in one iteration of a run, over the episodes that no error ended.
 
@@ -291,6 +310,7 @@ def _schema(kind: str, record: type) -> pa.Schema:
 PROBLEM_SCHEMA = _schema("problems", Problem)
 TRAJECTORY_SCHEMA = _schema("trajectories", Trajectory)
 SCORE_SCHEMA = _schema("scores", Score)
+ANNOTATION_SCHEMA = _schema("annotations", Annotation)
 HISTORY_SCHEMA = _schema("history", ProblemHistory)
 CURRICULUM_SCHEMA = _schema("curriculum", CurriculumEntry)
 CASE_SCHEMA = _schema("audit", AuditCase)

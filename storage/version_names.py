@@ -109,16 +109,27 @@ class EvaluationVersion(TrajectoriesVersion):
         return PolicyVersion(f"runs/{self.run}/checkpoints/{self.split('/')[3]}")
 
 
-class ScoresVersion(_Numbered):
+class _OfTrajectories(_Numbered):
+    """What was said about trajectories."""
+
+    @property
+    def evaluation(self) -> EvaluationVersion | None:
+        """The evaluation that has the trajectories; None if they are those of an iteration."""
+        return EvaluationVersion(self.rpartition(f"/{self.kind}/")[0]) if "/evaluations/" in self else None
+
+
+class ScoresVersion(_OfTrajectories):
     """The scores of trajectories of an iteration or of an evaluation."""
 
     kind = "scores"
     pattern = re.compile(rf"{_RUN}/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+")
 
-    @property
-    def evaluation(self) -> EvaluationVersion | None:
-        """The evaluation whose trajectories were graded; None if they are those of an iteration."""
-        return EvaluationVersion(self.rpartition("/scores/")[0]) if "/evaluations/" in self else None
+
+class AnnotationsVersion(_OfTrajectories):
+    """What a model beside the policy said about trajectories of an iteration or of an evaluation."""
+
+    kind = "annotations"
+    pattern = re.compile(rf"{_RUN}/(annotations/\d+|evaluations/\d+(/[^/]+/[^/]+)?/annotations)/[^/]+")
 
 
 class HistoryVersion(_Numbered):

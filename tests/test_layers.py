@@ -15,7 +15,7 @@ STORAGE = ["telemetry", "processes", "objects", "logs", "versions", "maintenance
 """The order inside of storage/. Modules directly in it (errors, layout, records, …) come before all of these."""
 TASKS = [
     *("inference", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),
-    *("metrics", "evaluate", "tracking", "provenance", "audit", "fit", "watch", "retrain", "run"),
+    *("annotate", "metrics", "evaluate", "tracking", "provenance", "audit", "fit", "watch", "retrain", "run"),
 ]
 """The order of the plain code inside of tasks/. Prefect tasks (task.py) come after all of it."""
 TORCH_MAY_BE_IN = (

@@ -29,12 +29,12 @@ from storage.maintenance.verify import Progress
 from storage.objects.interface import ObjectInfo
 from storage.objects.seal import seal
 from storage.objects.store import Store, in_parallel
-from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
+from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
 from storage.versions.lineage import climb_down
 from storage.versions.manifests import Manifest
 
-KINDS = ("checkpoint", "trajectories", "scores", "evaluation")
+KINDS = ("checkpoint", "trajectories", "annotations", "scores", "evaluation")
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objects.local
 UNLEASED_S = 3600.0
 """Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""
@@ -240,7 +240,9 @@ def _is_needed(store: Store, version: str) -> bool:
     Such a state is made again from the data (`train.state_every`).
     """
     known = version_of(version)
-    if type(known) is not TrajectoriesVersion and not (isinstance(known, ScoresVersion) and not known.evaluation):
+    if not isinstance(known, TrajectoriesVersion | AnnotationsVersion | ScoresVersion):
+        return False
+    if layout.evaluated_policy(version):
         return False
     following = itertools.count(known.number + 1)
     checkpoints = (manifests.find(store, layout.checkpoint(known.run, number)) for number in following)

@@ -19,6 +19,7 @@ _KINDS = {
     "problems": (records.PROBLEM_SCHEMA, ("problem_id",)),
     "trajectories": (records.TRAJECTORY_SCHEMA, ("trajectory_id",)),
     "evaluation": (records.TRAJECTORY_SCHEMA, ("trajectory_id",)),
+    "annotations": (records.ANNOTATION_SCHEMA, ("trajectory_id", "turn")),
     "scores": (records.SCORE_SCHEMA, ("trajectory_id", "turn")),
     "history": (records.HISTORY_SCHEMA, ("problem_key", "iteration")),
     "curriculum": (records.CURRICULUM_SCHEMA, ("problem_id",)),

@@ -19,7 +19,7 @@ from storage.version_names import PolicyVersion, version_of
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
 Kind = Literal[
-    "run", "problems", "checkpoint", "trajectories", "scores", "evaluation",
+    "run", "problems", "checkpoint", "trajectories", "annotations", "scores", "evaluation",
     "history", "curriculum", "decision", "audit", "exclusions"
 ]  # fmt: skip
 
@@ -63,7 +63,7 @@ class Manifest(_Record):
     metrics: dict[str, Any]
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
-    code: dict[str, str] = {}  # sha256 of each file of the user's own agents, environments, tools and scorers
+    code: dict[str, str] = {}  # sha256 of each file of the user's own code, and models beside the policy
     base: Parent | None = None  # of an adapter: the checkpoint whose weights it changes
     fence: int | None = None  # token of the run's lease; never smaller than a parent's, unless the run was copied
 

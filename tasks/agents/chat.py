@@ -87,6 +87,11 @@ class Chat:
         """
         return list(self._encode_cached(self._template.render(messages, tools)))
 
+    def whole(self, messages: Messages) -> list[int]:
+        """Return the ids of a conversation that ends with the assistant's answer."""
+        text = self.tokenizer.apply_chat_template(self.control.apart(messages), tokenize=False)
+        return self.control.encode(str(text))
+
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
         """Return the prompt for the next turn, in which the user answers a completion of `messages` with `message`.
 

@@ -13,10 +13,12 @@ from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.annotate.task import annotate
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
 from tasks.inference.api import GenerationConfig
+from tasks.inference.location import identities
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.task import unplayable, warn_of_marks
@@ -63,7 +65,8 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     lease: any flow may evaluate any policy, and the first commit wins.
     """
     version = protocol.evaluation(policy)
-    scores = layout.evaluation_scores(version, scorer_fingerprint(workspace.config.score))
+    config = workspace.config
+    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, identities(config)))
     if not manifests.committed(workspace.store, scores):
         with stage("evaluate", scores, policy.number):
             if not manifests.committed(workspace.store, version):
@@ -106,12 +109,13 @@ def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, prot
     assert version
     with Draft(workspace.store, scores, "scores") as draft:
         started = time.monotonic()
-        grades = workers.score(version, draft, config)
+        annotations = annotate(workspace, version)
+        grades = workers.score(version, draft, config, annotations)
         metrics = metrics_of(grades, config.score, time.monotonic() - started)
         outcomes = join(datasets.rows(workspace.store, version, workspace.cache, COLUMNS), datasets.drafted(draft))
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
-        draft.commit(_unfenced(workspace), [version], metrics | played | numbers)
+        draft.commit(_unfenced(workspace), [version, *annotations.values()], metrics | played | numbers)
     if protocol.mode == "greedy":
         estimates = {"first turn": numbers["first_turn"], "any turn": numbers["any_turn"]} | numbers["rewards"]
         get_run_logger().info(

@@ -39,6 +39,8 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
     config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": list(data) or config.fit.data})})
     store = Store.of(config.storage)
     versions = [each.version for each in select_data(store, config)]
+    if "teacher" in config.models.served():
+        raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
     if config.fit.where:
         _apart(check_condition, config)
     if begun := manifests.find(store, layout.run(config.run.name)):

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from tasks.inference.api import (
     AbortedError,
@@ -33,6 +34,19 @@ METRICS_S = 3.0
 """Longest wait for a server's metrics."""
 CUT_S = 10.0
 """Longest wait for the answer to a request that was cut."""
+_TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, AbortedError)
+_LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+def retrying(attempts: int) -> AsyncRetrying:
+    """Return what sends a request again that fails for a reason that may pass, so many times in all."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type(_TRANSIENT),
+        stop=stop_after_attempt(attempts),
+        wait=wait_exponential(multiplier=0.2, max=20),
+        before_sleep=before_sleep_log(logger, logging.DEBUG),
+        reraise=True,
+    )
 
 
 def connect(url: str) -> tuple[aiohttp.BaseConnector, str]:
@@ -170,6 +184,33 @@ class Client:
         entries = answer["prompt_logprobs"][1:]
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
 
+    async def chat(
+        self, model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float, seed: int
+    ) -> str:
+        """Return what a service with OpenAI's chat completions answers to messages.
+
+        Raises:
+            InferenceError: it refuses the request, or its answer has another form.
+        """
+        body = {"model": model, "messages": messages, "max_tokens": max_tokens}
+        answer = await self._post("/v1/chat/completions", body | {"temperature": temperature, "seed": seed})
+        try:
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (LookupError, TypeError):
+            raise InferenceError(f"{self.url} answered {str(answer)[:500]}, which is no chat completion") from None
+
+    async def pooled(self, token_ids: list[int]) -> float:
+        """Return the only number that a sequence classifier gives to tokens, as it is before any activation.
+
+        Raises:
+            InferenceError: the model gives several numbers, or none.
+        """
+        answer = await self._post("/pooling", {"input": token_ids, "use_activation": False})
+        numbers = answer["data"][0]["data"]
+        if len(numbers) != 1 or not isinstance(numbers[0], float):
+            raise InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
+        return numbers[0]
+
     async def weight_sums(self) -> dict[str, int] | None:
         """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
         ranks = await self._call_workers("weight_sums", {})
@@ -247,7 +288,7 @@ def _named(adapter: str | None) -> dict[str, str]:
 
 async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
     """Return the JSON body; raise aiohttp's error for status 5xx (retried), InferenceError for 4xx (not retried)."""
-    if 400 <= response.status < 500:
+    if 400 <= response.status < 500 and response.status not in _LATER:
         kind = NoSuchModelError if response.status == HTTPStatus.NOT_FOUND else InferenceError
         raise kind(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
     response.raise_for_status()

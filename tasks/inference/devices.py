@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from configs.inference import Inference
+from configs.inference import Inference, Servers
+from configs.models import Models, Role
 from tasks.inference.api import InferenceError
 
 
@@ -42,6 +43,28 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
     return [list(visible[spare + i * size : spare + (i + 1) * size]) for i in range(replicas)]
 
 
+def deal_beside(models: Models, inference: Inference, visible: Sequence[str]) -> dict[Role, list[list[str]]]:
+    """Return the devices of each server of the models beside the policy: they get those before the policy's.
+
+    Raises:
+        InferenceError: no devices are left for one of them.
+    """
+    left = list(visible[: len(visible) - (0 if inference.urls else inference.replicas * inference.ranks)])
+    dealt = dict[Role, list[list[str]]]()
+    for role, knobs in models.served().items():
+        size, needed = knobs.ranks, 0 if knobs.urls else knobs.replicas * knobs.ranks
+        own = list(knobs.devices) or left[len(left) - needed :]
+        if visible and len(own) < needed:
+            raise InferenceError(
+                f"models.{role}.replicas={knobs.replicas} servers of {size} GPU(s) each find {len(left)} beside the "
+                f"policy's: name more GPUs in CUDA_VISIBLE_DEVICES or, in models.{role}.devices, some that others use, "
+                "with gpu_memory_utilization in proportion"
+            )
+        left = left if knobs.devices else left[: len(left) - needed]
+        dealt[role] = [own[at : at + size] if visible else [] for at in range(0, needed, size)]
+    return dealt
+
+
 def visible_devices() -> list[str]:
     """Return the GPUs that this process and vLLM can use, as CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
 
@@ -71,12 +94,13 @@ def memory_of_a_gpu() -> int | None:
     return min((int(mib) * 2**20 for mib in printed if mib.isdigit()), default=None)
 
 
-def check_split(settings: Inference, model: Mapping[str, Any]) -> None:
+def check_split(settings: Servers, model: Mapping[str, Any], section: str = "inference") -> None:
     """Check that vLLM can divide a model as `settings` say, before a server starts.
 
     Args:
-        settings: `inference` of the configuration.
+        settings: the knobs of its servers.
         model: values of the model's config.json. Sizes that it lacks are left to vLLM.
+        section: the section of the configuration in which they are.
 
     Raises:
         ValueError: a size cannot be divided.
@@ -85,19 +109,19 @@ def check_split(settings: Inference, model: Mapping[str, Any]) -> None:
     heads, layers = model.get("num_attention_heads"), model.get("num_hidden_layers")
     for what, count in {"attention heads": heads, "columns of the MLP": model.get("intermediate_size")}.items():
         if count and count % tensor:
-            raise ValueError(f"inference.tensor_parallel={tensor} does not divide the policy's {count} {what}")
+            raise ValueError(f"{section}.tensor_parallel={tensor} does not divide the model's {count} {what}")
     keys = model.get("num_key_value_heads") or heads
     if keys and keys % tensor and tensor % keys:
         raise ValueError(
-            f"inference.tensor_parallel={tensor} is neither a divisor nor a multiple of the policy's {keys} heads for "
+            f"{section}.tensor_parallel={tensor} is neither a divisor nor a multiple of the model's {keys} heads for "
             "keys and values"
         )
     if layers and layers < pipeline:
-        raise ValueError(f"inference.pipeline_parallel={pipeline} is more than the policy's {layers} layers")
+        raise ValueError(f"{section}.pipeline_parallel={pipeline} is more than the model's {layers} layers")
     if pipeline > 1 and settings.enforce_eager and cpu_build():
         raise ValueError(
-            "inference.pipeline_parallel: on a CPU vLLM makes room for what one group of layers sends to the next only "
-            "when it compiles: set inference.enforce_eager=false"
+            f"{section}.pipeline_parallel: on a CPU vLLM makes room for what one group of layers sends to the next "
+            f"only when it compiles: set {section}.enforce_eager=false"
         )
 
 

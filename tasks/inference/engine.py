@@ -13,7 +13,6 @@ from pathlib import Path
 import aiohttp
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
-from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.rollout import Rollout
@@ -22,8 +21,8 @@ from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import adapters
 from tasks.inference.ahead import take_servers
-from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
-from tasks.inference.client import Client
+from tasks.inference.api import Completion, EngineClosedError, GenerationConfig, InferenceError
+from tasks.inference.client import Client, retrying
 from tasks.inference.devices import deal, visible_devices
 from tasks.inference.experts import refuse_without_runner
 from tasks.inference.proof import Proof, Proven, holds_base
@@ -40,7 +39,6 @@ _OTHER_FILES = 256
 """Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
 _AGENTS_FILES = 8
 """Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
-_TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, AbortedError)
 
 
 @dataclass
@@ -234,13 +232,7 @@ class Connection:
     def __init__(self, engine: Engine, clients: list[Client], since: int) -> None:
         self._engine, self.clients, self._since = engine, clients, since
         self._repairs = [asyncio.Lock() for _ in clients]  # one caller repairs, the others wait
-        self._retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_TRANSIENT),
-            stop=stop_after_attempt(RETRIES + 1),
-            wait=wait_exponential(multiplier=0.2, max=10),
-            before_sleep=before_sleep_log(logger, logging.DEBUG),
-            reraise=True,
-        )
+        self._retrying = retrying(RETRIES + 1)
 
     @property
     def replicas(self) -> int:

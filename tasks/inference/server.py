@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from configs.inference import Inference
+from configs.inference import Servers
 from storage.processes.child import Child
 from tasks.inference import launch
 from tasks.inference.api import InferenceError
@@ -26,14 +26,23 @@ class Server(Child):
     """One vLLM process group, on a socket in its folder.
 
     Args:
-        settings: `inference` of the configuration.
+        settings: `inference` of the configuration, or the knobs of a model beside the policy.
         log: file that receives the server's output.
         devices: the GPUs that it may use, as CUDA_VISIBLE_DEVICES names them; empty: all that this process may use.
+        section: the section of its knobs, for messages.
+        arguments: more arguments of vLLM.
     """
 
-    def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Servers,
+        log: Path,
+        devices: Sequence[str] = (),
+        section: str = "inference",
+        arguments: Sequence[str] = (),
+    ) -> None:
         super().__init__(log)
-        self.settings, self.devices = settings, devices
+        self.settings, self.devices, self._section, self._more = settings, devices, section, arguments
         self.adapted: list[str] = []
         """Its arguments for adapters (`tasks.inference.adapters`)."""
         self._socket = self.folder / "vllm"
@@ -60,7 +69,7 @@ class Server(Child):
         """
         self.adapted = [*adapted]
         try:
-            check_split(self.settings, json.loads((model / "config.json").read_bytes()))
+            check_split(self.settings, json.loads((model / "config.json").read_bytes()), self._section)
         except ValueError as error:
             raise InferenceError(str(error)) from None
         if self._pipe is None or not self.alive:
@@ -93,7 +102,7 @@ class Server(Child):
                 late = time.monotonic() - started > limit_s
                 if late or not self.alive:
                     self.stop()
-                    after = f"was not healthy after inference.startup_timeout_s={limit_s:g}"
+                    after = f"was not healthy after {self._section}.startup_timeout_s={limit_s:g}"
                     problem = after if late else "ended while starting"
                     raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self.log_tail()}")
                 await asyncio.sleep(0.2)
@@ -122,7 +131,7 @@ class Server(Child):
             # A step of a small model costs little more with 512 sequences than with 128, the default on a CPU. Prompts
             # share whole blocks only, and most of ours are shorter than 128 tokens, the default.
             command += ["--kv-cache-memory-bytes", str(2**30), "--max-num-seqs", "512", "--block-size", "32"]
-        return command + self.adapted + settings.extra_args  # which may give more
+        return [*command, *self._more, *self.adapted, *settings.extra_args]  # which may give more
 
     def _environment(self) -> dict[str, str]:
         # The key belongs to servers given by URL; no other user can reach ours. The second variable would override

@@ -11,6 +11,7 @@ neither does the order of the columns among experts, which servers store transpo
 """
 
 import itertools
+import json
 import os
 import re
 from collections import Counter
@@ -21,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 Integers = NDArray[np.int64]
 Sums = dict[str, tuple[int, bool]]
@@ -62,20 +62,48 @@ def total(rows: Any, factors: Any, bits: Callable[[Any], Any], chunk: int) -> in
 
 
 def sums_of_folder(model: Path, dtype: str) -> dict[str, int]:
-    """Return the sum of each weight of a transformers folder, rounded from float32 to `dtype`."""
+    """Return the sum of each weight of a transformers folder, rounded to `dtype`."""
     sums = dict[str, int]()
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy lets other threads run while it computes
         for path in model.glob("*.safetensors"):
-            with safe_open(path, framework="np") as file:
-                names = list(file.keys())
-                found = threads.map(lambda name, file=file: _sum(name, file.get_tensor(name), dtype), names)
-                sums |= zip(names, found, strict=True)
+            weights = _mapped(path)
+            found = threads.map(
+                lambda name, weights=weights: _sum(name, weights[name][0], dtype, weights[name][1]), weights
+            )
+            sums |= zip(weights, found, strict=True)
     return sums
 
 
-def _sum(name: str, weight: NDArray[np.float32], dtype: str) -> int:
+_STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+def _mapped(path: Path) -> dict[str, tuple[NDArray[Any], str]]:
+    """Return the weights in a safetensors file, as views of it, with their formats; NumPy has no bfloat16.
+
+    The file begins with the length of its header, 8 bytes, and the header, JSON.
+    """
+    with path.open("rb") as file:
+        start = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(start))
+    header.pop("__metadata__", None)
+    if others := {told["dtype"] for told in header.values()} - set(_STORED):
+        raise ValueError(f"{path} has weights in {', '.join(sorted(others))}: give float32, bfloat16 or float16")
+    data = np.memmap(path, np.uint8, "r", 8 + start)
+    return {
+        name: (data[slice(*told["data_offsets"])].view(_STORED[told["dtype"]]).reshape(told["shape"]), told["dtype"])
+        for name, told in header.items()
+    }
+
+
+def _sum(name: str, weight: NDArray[Any], dtype: str, stored: str = "F32") -> int:
     columns = width(name, weight.shape)
-    return total(weight.reshape(-1, columns), keys(name, columns), lambda part: _bits(part, dtype), CHUNK)
+
+    def bits(part: NDArray[Any]) -> Integers:
+        if stored == "BF16":
+            part = (part.astype(np.uint32) << 16).view(np.float32)
+        return _bits(part.astype(np.float32, copy=False), dtype)
+
+    return total(weight.reshape(-1, columns), keys(name, columns), bits, CHUNK)
 
 
 def _bits(values: NDArray[np.float32], dtype: str) -> Integers:

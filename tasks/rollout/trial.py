@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from configs import Config, ConfigError
+from configs.score import BY_MODEL
 from storage import layout
 from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
 from storage.visible import visible
@@ -18,7 +19,9 @@ from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import run_loop
 from tasks.rollout.workers import open_collector
-from tasks.score.scorers import Scorers
+from tasks.score.by_model import JudgeScorer, messages_of
+from tasks.score.interface import Answer
+from tasks.score.scorers import SCORERS, Scorers
 from tasks.score.scoring import scores_of
 from tasks.score.verifier import Verifier
 
@@ -112,6 +115,9 @@ def try_out(
     findings = _findings(script, [call for row in rows for call in row.calls])
     if rows[-1].status in ("failed", "rejected"):
         return [*findings, end]
+    if asked := _question(config, problem, rows[-1]):
+        tell(asked)
+        return findings
     scores = list(scores_of(to_table(rows, TRAJECTORY_SCHEMA).to_pylist(), Scorers(config.score, verifier)))
     for score in scores:
         tell(f"scorer, turn {score.turn}: {score.verdict}, reward {score.reward:g} {score.reason}")
@@ -121,6 +127,17 @@ def try_out(
         what = f"{script.text!r}, from the first solution of problem {problem.problem_id!r}"
         findings.append(f"{what}, is not right for the scorer: do your answers have another form?")
     return findings
+
+
+def _question(config: Config, problem: Problem, row: Trajectory) -> str:
+    """Return what a model beside the policy would be asked about an episode; empty if none grades it."""
+    name = config.score.by_source.get(problem.source, config.score.by_source["default"])
+    if name not in BY_MODEL:
+        return ""
+    scorer: Any = SCORERS.make(name, None, config.score.args.get(name, {}))
+    answer = Answer(to_table([row], TRAJECTORY_SCHEMA).to_pylist()[0], len(row.turns) - 1)
+    question = scorer.question(answer) if isinstance(scorer, JudgeScorer) else str(messages_of(answer))
+    return f"models.{BY_MODEL[name]} would be asked: {visible(question, _LONGEST)}"
 
 
 def _findings(script: Script, calls: Sequence[Call]) -> list[str]:

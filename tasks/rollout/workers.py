@@ -1,14 +1,15 @@
 """The workers, which play the groups of a rollout: by default this process, with its engine and its verifier."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
 from configs import Config
+from configs.models import Role
 from storage.records import Trajectory
-from storage.version_names import PolicyVersion, TrajectoriesVersion
+from storage.version_names import AnnotationsVersion, PolicyVersion, TrajectoriesVersion
 from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
@@ -24,7 +25,7 @@ from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Groups, SharedGroups
 from tasks.score.scorers import Scorers, private_metadata
-from tasks.score.scoring import Grades, score_rows
+from tasks.score.scoring import NO_ANNOTATIONS, Grades, read_annotations, score_rows
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
 from tasks.tools.interface import ToolContext
@@ -47,8 +48,14 @@ class Workers(Protocol):
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """Play and store groups until nothing is left to do."""
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
-        """Grade stored trajectories, and add the scores to a draft."""
+    def score(
+        self,
+        trajectories: TrajectoriesVersion,
+        draft: Draft,
+        config: Config,
+        annotations: Mapping[Role, AnnotationsVersion] = NO_ANNOTATIONS,
+    ) -> Grades:
+        """Grade stored trajectories, and add the scores to a draft; scorers may read `annotations` of models."""
 
 
 class LocalWorker:
@@ -97,9 +104,16 @@ class LocalWorker:
             else:
                 await groups.changed.wait()
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, config: Config) -> Grades:
+    def score(
+        self,
+        trajectories: TrajectoriesVersion,
+        draft: Draft,
+        config: Config,
+        annotations: Mapping[Role, AnnotationsVersion] = NO_ANNOTATIONS,
+    ) -> Grades:
         """See `Workers.score`."""
-        scorers = Scorers(config.score, self._verifier)
+        said = read_annotations(draft.store, annotations, self._cache)
+        scorers = Scorers(config.score, self._verifier, annotations=said)
         rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
         return score_rows(rows, scorers, draft, config.rollout.rows_per_shard)
 

@@ -32,6 +32,15 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
 
     By default there is one, in this process; else they are processes of their own, on this host or on a cluster.
     """
+    from tasks.inference.beside import BesideModels
+
+    config, logs = workspace.config, workspace.cache / "logs" / workspace.name
+    with BesideModels(config, logs) as workspace.models, _workers(workspace, playing=playing) as workers:
+        yield workers
+
+
+@contextmanager
+def _workers(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
     config = workspace.config
     if config.plays_apart:
         from tasks.cluster.connection import connected

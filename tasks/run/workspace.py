@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError, differences, up_to_date
 from configs.loader import unknown
+from configs.models import ServedModel
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
@@ -32,6 +33,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
 from tasks.agents.problem_checks import lacking_room
+from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
@@ -39,18 +41,30 @@ from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
 from tasks.train.schedules import lengthened
 
+if TYPE_CHECKING:
+    from tasks.inference.beside import BesideModels
+
+_SERVERS = tuple(
+    f"models.{role}.{knob}"
+    for role in ("teacher", "judge", "reward")
+    for knob in sorted(ServedModel.model_fields.keys() - {"dtype"})
+)
+"""Where models beside the policy are, and their servers; their hashes must stay."""
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
+    *_SERVERS,
     *("train.parallel", "train.kernels", "train.moments", "train.on_cluster", "train.timeout_s"),
     *("train.startup_timeout_s", "train.max_restarts", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`train.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose
 manifests say so."""
+_SCORERS = ("score.", "models")
+"""Knobs that may differ from the run's when stored trajectories are scored again."""
 _LOOKED_AT = 10
 """Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
-_TRIED = ("problems", "policy", "agent", "environment", "score")
+_TRIED = ("problems", "policy", "agent", "environment", "score", "models")
 """Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
 another program, which has none, may be scored again by other scorers."""
 
@@ -65,6 +79,10 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
+        self.by_other_scorer: bool | None = None
+        """Whether scores are made by another scorer than the run's; None: the run must have the scorer that it has."""
+        self.models: BesideModels | None = None
+        """The models beside the policy, while the flow has workers."""
 
     @property
     def name(self) -> str:
@@ -72,8 +90,13 @@ class Workspace:
 
     def provenance(self) -> Provenance:
         """Return the configuration, the user's code, the flow run and the lease, for a manifest."""
-        config, code = self.config.model_dump(mode="json"), own_code(self.config)
-        return Provenance(config=config, code=code, prefect_run_id=runtime.flow_run.id, fence=self.lease)
+        config = self.config.model_dump(mode="json")
+        return Provenance(config=config, code=self.code(), prefect_run_id=runtime.flow_run.id, fence=self.lease)
+
+    def code(self) -> dict[str, str]:
+        """Return the fingerprints of what is not this program's: the user's code, and models beside the policy."""
+        models = {f"models.{role}": identity for role, identity in identities(self.config).items()}
+        return own_code(self.config) | models
 
     def open_checkpoint(self, policy: PolicyVersion) -> Checkpoint:
         """See `checkpoints.open_checkpoint`."""
@@ -135,8 +158,10 @@ def open_leased(config: Config) -> Iterator[Workspace]:
 
 
 @contextmanager
-def open_run(config: Config) -> Iterator[Workspace]:
+def open_run(config: Config, *, scoring: bool = False) -> Iterator[Workspace]:
     """Open the workspace of a run under its lease, and begin or continue the run.
+
+    With `scoring`, for scores alone, scorer and models may be others than the run's.
 
     Raises:
         ConfigError: the run was begun with another configuration, or played with other code of the user's; the
@@ -144,6 +169,7 @@ def open_run(config: Config) -> Iterator[Workspace]:
         LeaseHeldError: see `open_leased`.
     """
     with open_leased(config) as workspace, telling_full_disks(config):
+        workspace.by_other_scorer = False if scoring else None
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace)
         with followed(workspace.config):
@@ -204,7 +230,8 @@ def start_run(workspace: Workspace) -> None:
         config = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_tokens": tokens})})
     workspace.config = config
     _refuse_another(workspace, begun)
-    _refuse_other_code(workspace)
+    if not workspace.by_other_scorer:
+        _refuse_other_code(workspace)
     if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
     if begins:
@@ -224,14 +251,21 @@ def start_run(workspace: Workspace) -> None:
 
 
 def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
-    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
+    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values.
+
+    Note whether scores, which may be made again, are to have another scorer.
+    """
     present = up_to_date(workspace.config.model_dump(mode="json"))
     upgrade = "Upgrade this one if a newer program began it"
     for what, lines, remedy in (
         ("by a program with knobs that this one does not know", unknown(begun), upgrade),
         ("with another configuration", differences(begun, present), "Restore it"),
     ):
-        if listing := "\n".join(f"  {line}" for line in lines if not line.startswith(MAY_CHANGE)):
+        fixed = [line for line in lines if not line.startswith(MAY_CHANGE)]
+        if workspace.by_other_scorer is not None and any(line.startswith(_SCORERS) for line in fixed):
+            workspace.by_other_scorer = True
+            fixed = [line for line in fixed if not line.startswith(_SCORERS)]
+        if listing := "\n".join(f"  {line}" for line in fixed):
             raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}, or {_remedy(workspace)}")
 
 
@@ -260,8 +294,9 @@ def _refuse_other_code(workspace: Workspace) -> None:
         newest = manifests.find(store, layout.checkpoint(name, 0))
     if newest is None or not newest.code:
         return
-    if changed := {path for path, _ in newest.code.items() ^ own_code(workspace.config).items()}:
-        found = f"run {name!r} was played with other code of yours ({newest.version}): {', '.join(sorted(changed))}"
+    if changed := {path for path, _ in newest.code.items() ^ workspace.code().items()}:
+        files = ", ".join(sorted(changed))
+        found = f"run {name!r} was played with other code or models of yours ({newest.version}): {files}"
         if not workspace.config.run.accept_code:
             raise ConfigError(
                 f"{found}\nRestore it; continue with what is there now by --accept-code (run.accept_code=true), which "

@@ -1,10 +1,12 @@
 """The interface of scorers, which give verdicts on stored turns."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from configs.models import Role
+from storage.records import Annotation
 from tasks.score.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ RunProgram = Callable[[str, str], str]
 It returns what the program printed, and raises `ProgramError` if the program is to blame for having no result, another
 exception if the sandbox is.
 """
+Annotations = Mapping[tuple[str, int], Annotation]
+"""What a model beside the policy said, by trajectory and turn."""
 Reading = Literal["answer", "library"]
 """What is graded: the answer that the environment got, read by `tasks.score.contract`, or the text, by math-verify."""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
@@ -68,6 +72,8 @@ class ScorerContext:
     reading: Reading = "answer"
     by_part: bool = True
     """Whether a part of the reward that is named `correct` decides where nobody gave a verdict (`score.success`)."""
+    annotations: Mapping[Role, Annotations] = field(default_factory=dict)
+    """What models beside the policy said, by role."""
 
 
 class Scorer(Protocol):

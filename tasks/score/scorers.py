@@ -19,21 +19,25 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from configs.knobs import nearest
+from configs.models import Role
+from configs.score import BY_MODEL
 from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
 from tasks.own_code import fingerprint
 from tasks.problems.sources import UseOfSolutions
 from tasks.registry import Registry
+from tasks.score.by_model import JudgeScorer, RewardModelScorer
 from tasks.score.code import CodeScorer, sandboxed
-from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
+from tasks.score.interface import COLUMNS, Annotations, Answer, RunProgram, Scorer, ScorerContext
 from tasks.score.verdict import Verdict, checked, storable
 from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
 from tasks.tools.sandbox import check_host
 
+NO_MODELS: Mapping[Role, str] = {}
 LIBRARY_VERSION = 1
 """The version of `math-verify` with `score.reading=library`."""
-_OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
+OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
 _NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
 FAILED = ("timeout", "error")
 _PART = "correct"
@@ -118,7 +122,7 @@ def as_stored(number: float) -> float:
 class OwnScorer:
     """A scorer that calls the user's function `name` (`package.module:function`) with an answer and `args`."""
 
-    columns: Sequence[str] = _OWN_COLUMNS
+    columns: Sequence[str] = OWN_COLUMNS
     version = 1
 
     def __init__(self, context: ScorerContext, name: str, args: Mapping[str, Any]) -> None:
@@ -134,6 +138,8 @@ register_scorer = SCORERS.register
 register_scorer("math-verify", MathVerifyScorer)
 register_scorer("environment", EnvironmentScorer)
 register_scorer("code", CodeScorer)
+register_scorer("judge", JudgeScorer)
+register_scorer("reward-model", RewardModelScorer)
 
 
 def check_scorers(settings: ScoreSettings) -> None:
@@ -146,10 +152,12 @@ def check_scorers(settings: ScoreSettings) -> None:
     used = set(settings.by_source.values())
     if "code" in used:
         check_host()
-    if settings.group and not any(":" in name for name in used):
+    if settings.group and not any(":" in name or name == "judge" for name in used):
         raise ValueError(f"score.group has no effect: {', '.join(sorted(used))} judge each answer by itself")
     for name in sorted(used):
         SCORERS.check_arguments(name, settings.args.get(name, {}))
+        if name in BY_MODEL:
+            SCORERS.make(name, None, settings.args.get(name, {}))
         found: Any = SCORERS.find(name)
         if ":" in name and (inspect.iscoroutinefunction(found) or not inspect.signature(found).parameters):
             raise ValueError(f"score.type={name!r}: give a function that is not async and takes an answer first")
@@ -171,15 +179,15 @@ def private_metadata(settings: ScoreSettings) -> Set[str]:
 def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
     """Return what the scorer of a source of problems does with solutions. One's own function may read them."""
     name = settings.by_source.get(source, settings.by_source["default"])
-    if ":" in name:
+    if ":" in name or name == "judge":
         return "may read"
     return "needs" if "solutions" in getattr(SCORERS.find(name), "columns", ()) else "ignores"
 
 
-def identity(settings: ScoreSettings) -> dict[str, Any]:
+def identity(settings: ScoreSettings, models: Mapping[Role, str] = NO_MODELS) -> dict[str, Any]:
     """Return what verdicts depend on besides math-verify and its limits; empty if its own reading is all there is.
 
-    One's own function is identified by the fingerprint of its code (`tasks.own_code`).
+    One's own function is identified by the fingerprint of its code (`tasks.own_code`), a model by `models`.
     """
     names = sorted(set(settings.by_source.values()))
     read = "math-verify" in names and settings.reading == "answer"
@@ -191,8 +199,10 @@ def identity(settings: ScoreSettings) -> dict[str, Any]:
         versions["math-verify"] = LIBRARY_VERSION
     # Without the rule for parts, scores have the name that they had before there was one.
     rule = {"success": settings.success} if "environment" in names and settings.success != "reward" else {}
-    by_group = {"group": True} if settings.group else {}
-    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **named, **rule, **by_group}
+    more: dict[str, Any] = {"group": True} if settings.group else {}
+    if asked := {role: models[role] for role in settings.models}:
+        more |= {"models": asked}
+    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **named, **rule, **more}
 
 
 class Scorers:
@@ -202,11 +212,18 @@ class Scorers:
         settings: names the scorers.
         verifier: the processes of math-verify and of users' functions.
         run_program: runs programs for the scorer `code`; default: in sandboxes.
+        annotations: what models beside the policy said about the turns.
     """
 
-    def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
-        programs = run_program or sandboxed(settings.timeout_s, MEMORY_MB)
-        context = ScorerContext(verifier, programs, settings.reading, by_part=settings.success == "said")
+    def __init__(
+        self,
+        settings: ScoreSettings,
+        verifier: Verifier,
+        run_program: RunProgram | None = None,
+        annotations: Mapping[Role, Annotations] | None = None,
+    ) -> None:
+        programs, by_part = run_program or sandboxed(settings.timeout_s, MEMORY_MB), settings.success == "said"
+        context = ScorerContext(verifier, programs, settings.reading, by_part, annotations or {})
         self._by_source, self.by_group = settings.by_source, settings.group
         self._scorers: dict[str, Scorer] = {}
         for name in set(self._by_source.values()):

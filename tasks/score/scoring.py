@@ -5,24 +5,28 @@ import importlib.metadata
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs.models import Role
 from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, Score
+from storage.records import ANNOTATION_SCHEMA, SCORE_SCHEMA, Annotation, Score
 from storage.telemetry.metrics import VERDICTS
+from storage.version_names import AnnotationsVersion
+from storage.versions import datasets
 from storage.versions.datasets import ShardWriter, read_parquet
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File
 from tasks.score.interface import Answer
-from tasks.score.scorers import FAILED, Scorers, identity
+from tasks.score.scorers import FAILED, NO_MODELS, Scorers, identity
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import MEMORY_MB, Verifier
 
+NO_ANNOTATIONS: Mapping[Role, AnnotationsVersion] = {}
 _BATCH_ROWS = 512
 _ABSENT: dict[str, Any] = {"source": "", "metadata": "{}"}
 _ABSENT |= {name: [] for name in ("calls", "ungraded", "follows", "reward_parts", "answers")}
@@ -31,10 +35,13 @@ _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", 
 _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
 
 
-def scorer_fingerprint(settings: ScoreSettings) -> str:
-    """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts."""
+def scorer_fingerprint(settings: ScoreSettings, models: Mapping[Role, str] = NO_MODELS) -> str:
+    """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts.
+
+    `models` has the identities of the models that they ask (`tasks.inference.beside.identities`).
+    """
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    rules = {"rules": _RULES, "timeout_s": settings.timeout_s, "memory_mb": MEMORY_MB, **identity(settings)}
+    rules = {"rules": _RULES, "timeout_s": settings.timeout_s, "memory_mb": MEMORY_MB, **identity(settings, models)}
     return hashlib.sha256(json.dumps(libraries | rules, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -84,6 +91,7 @@ class ShardOrder:
     version: str
     settings: ScoreSettings
     rows_per_shard: int
+    annotations: Mapping[Role, AnnotationsVersion]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +104,34 @@ class ScoredShard:
 
 def score_shard(store: Store, cache: Path, verifier: Verifier, order: ShardOrder) -> ScoredShard:
     """Grade a shard for another process, which commits the files; they lie in a folder of their own."""
-    scorers = Scorers(order.settings, verifier)
+    annotations = read_annotations(store, order.annotations, cache)
+    scorers = Scorers(order.settings, verifier, annotations=annotations)
     rows = read_parquet(fetch_file(store, order.shard, cache), scorers.columns)
     with Draft(store, order.version, "scores") as draft:
         # The names differ from those of other processes, whose files will be in the same manifest.
         grades = score_rows(rows, scorers, draft, order.rows_per_shard, prefix=f"part-{draft.nonce}")
         return ScoredShard(draft.files, grades)
+
+
+def asked_by_scorers(
+    settings: ScoreSettings, annotations: Mapping[Role, AnnotationsVersion]
+) -> dict[Role, AnnotationsVersion]:
+    """Return those versions that scorers read: not a teacher's."""
+    return {role: version for role, version in annotations.items() if role in settings.models}
+
+
+def read_annotations(
+    store: Store, versions: Mapping[Role, AnnotationsVersion], cache: Path
+) -> dict[Role, dict[tuple[str, int], Annotation]]:
+    """Read what models beside the policy said about turns, for scorers."""
+    columns = [name for name in ANNOTATION_SCHEMA.names if name != "logprobs"]
+    return {
+        role: {
+            (row["trajectory_id"], row["turn"]): Annotation(**row)
+            for row in datasets.rows(store, version, cache, columns)
+        }
+        for role, version in versions.items()
+    }
 
 
 def score_rows(
@@ -144,7 +174,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     }
 
 
-def _batches(rows: Iterable[dict[str, Any]], *, by_group: bool) -> Iterator[list[Answer]]:
+def batches(rows: Iterable[dict[str, Any]], *, by_group: bool, size: int = _BATCH_ROWS) -> Iterator[list[Answer]]:
     """Yield the turns of some rows at a time: of so many, or of a group, whose rows are stored side by side."""
     stream = (_ABSENT | row for row in rows)
     if by_group:
@@ -152,13 +182,13 @@ def _batches(rows: Iterable[dict[str, Any]], *, by_group: bool) -> Iterator[list
             group = list(of_problem)
             yield [Answer(row, index, group) for row in group for index in range(len(row["turns"]))]
         return
-    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+    while batch := list(itertools.islice(stream, size)):
         yield [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
 
 
 def scores_of(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
     """Grade all turns of trajectory `rows`."""
-    for turns in _batches(rows, by_group=scorers.by_group):
+    for turns in batches(rows, by_group=scorers.by_group):
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)

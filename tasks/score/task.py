@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
@@ -11,8 +11,10 @@ from storage.telemetry.spans import stage
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
+from tasks.annotate.task import annotate
+from tasks.inference.location import identities
 from tasks.run.workspace import Workspace
-from tasks.score.scoring import metrics_of, scorer_fingerprint
+from tasks.score.scoring import asked_by_scorers, metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
@@ -20,14 +22,22 @@ if TYPE_CHECKING:
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
 def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories: TrajectoriesVersion) -> ScoresVersion:
-    """Grade `trajectories`, unless their scores are committed; return the version of the scores."""
+    """Grade `trajectories`, unless their scores are committed; return the version of the scores.
+
+    Models beside the policy are asked first, a teacher, too.
+    """
     store, settings = workspace.store, workspace.config
-    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score))
+    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, identities(settings)))
+    annotations = annotate(workspace, trajectories)
     if not manifests.committed(store, version):
         with stage("score", version, iteration), Draft(store, version, "scores") as draft:
             started = time.monotonic()
-            grades = workers.score(trajectories, draft, settings)
+            asked = asked_by_scorers(settings.score, annotations)
+            grades = workers.score(trajectories, draft, settings, asked)
             metrics = metrics_of(grades, settings.score, time.monotonic() - started)
-            draft.commit(workspace.provenance(), [trajectories], metrics)
-    workspace.record(version)
+            draft.commit(workspace.provenance(), [trajectories, *asked.values()], metrics)
+    if workspace.by_other_scorer:
+        get_run_logger().info("scored by another scorer than that of the run, which does not train on it: %s", version)
+    else:
+        workspace.record(version)
     return version

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from storage.layout import SELECTION
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion, select
+from storage.version_names import AnnotationsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, select
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch
 from storage.versions.manifests import File, read
@@ -32,6 +32,7 @@ class Part:
     scores: ScoresVersion
     rows: Mapping[str, Sequence[int]] | None = None  # places of rows in each file; None: all rows
     score_files: Sequence[str] = ()  # the files with their scores
+    teacher: AnnotationsVersion | None = None  # what a served teacher said about the trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,5 +109,6 @@ def read_order(store: Store, version: PolicyVersion, cache: Path) -> UpdateOrder
             for each in stored
         ]
     else:
-        parts = [Part(data_sets[0], select(ScoresVersion, parents)[0])]
+        teacher = next(iter(select(AnnotationsVersion, parents)), None)
+        parts = [Part(data_sets[0], select(ScoresVersion, parents)[0], teacher=teacher)]
     return UpdateOrder(version, policies[0], parts)

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from storage.errors import first_few
 from storage.visible import Fleeting
 from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Assignment, check_assignment
@@ -32,16 +33,23 @@ class Preparation:
         temperature: the temperature at which the tokens were sampled.
         samples: all samples.
         report: called with a line of text after each pass over the data.
+        taught: by trajectory, the logprobs that a served teacher gave to its tokens; empty: the train state has it.
     """
 
     def __init__(
-        self, train_state: TrainState, temperature: float, samples: Sequence[Sample], report: Callable[[str], None]
+        self,
+        train_state: TrainState,
+        temperature: float,
+        samples: Sequence[Sample],
+        report: Callable[[str], None],
+        taught: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self._train_state, self._temperature, self._samples, self._report = train_state, temperature, samples, report
         self._algorithm, self._all = train_state.algorithm, range(len(samples))
         self._kl = self._algorithm.knobs.kl
         self._batching = batching_for(train_state.model, train_state.knobs, train_state.mesh)
         self._metrics: Metrics = {}
+        self._taught = taught or {}
 
     def prepare(self, epochs: Epochs) -> tuple[list[Columns], Metrics]:
         """Compute everything that stays constant while the minibatches of `epochs` are trained on.
@@ -53,12 +61,11 @@ class Preparation:
             ValueError: a number is NaN or infinite, in which case the message names the trajectories; or the algorithm
                 gives what cannot be trained on.
         """
-        state, reference, teacher = self._train_state, ByIndex(), ByIndex()
+        state, reference = self._train_state, ByIndex()
         proximal = self._proximal(epochs)
         if scorer := state.reference_scorer(self._temperature):
             reference = self._score("reference logprobs", scorer, self._all)
-        if state.teacher:
-            teacher = self._score("the teacher's logprobs", logprob_scorer(state.teacher, self._temperature), self._all)
+        teacher = self._teacher()
         values = self._score("values", state.values, self._all) if state.critic else {}
         observed = self._observed(self._penalties(proximal, reference), values, teacher)
         assigned = self._algorithm.assign(self._samples, observed)
@@ -90,6 +97,30 @@ class Preparation:
         known = set(epochs[0][0]) if len(epochs) == 1 and not self._kl.in_reward else set()
         rest = [index for index in self._all if index not in known]
         return self._score("proximal logprobs", logprob_scorer(self._train_state.model, self._temperature), rest)
+
+    def _teacher(self) -> ByIndex:
+        """Compute a teacher's logprobs, or take those of a served one; empty without a teacher.
+
+        Raises:
+            ValueError: a served one was not asked about a trajectory.
+        """
+        if model := self._train_state.teacher:
+            return self._score("the teacher's logprobs", logprob_scorer(model, self._temperature), self._all)
+        if not self._taught:
+            return {}
+        short = [
+            sample.trajectory_id
+            for sample in self._samples
+            if len(self._taught.get(sample.trajectory_id, ())) != len(sample.token_ids)
+        ]
+        if short:
+            raise ValueError(f"the teacher was not asked about {first_few(short)}: score these data sets again")
+        teacher = {
+            index: np.asarray(self._taught[sample.trajectory_id], np.float32)[sample.actions]
+            for index, sample in enumerate(self._samples)
+        }
+        refuse_broken("the teacher's logprobs", self._samples, broken(teacher.items()))
+        return teacher
 
     def _score(self, quantity: str, scorer: TokenScorer, indices: Sequence[int]) -> ByIndex:
         """Score the action tokens of the samples at `indices`, check the numbers, and report."""

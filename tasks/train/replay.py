@@ -82,7 +82,8 @@ def _compared(
 ) -> Replayed:
     order, own = read_order(store, version, cache), own_code(read_stored(manifest.settings, version))
     others = {manifest.code_version} - {code_version()}
-    others |= {name for name in own.keys() | manifest.code.keys() if own.get(name) != manifest.code.get(name)}
+    code = {name: digest for name, digest in manifest.code.items() if not name.startswith("models.")}
+    others |= {name for name in own.keys() | code.keys() if own.get(name) != code.get(name)}
     other = ", ".join(sorted(others))
     with TemporaryDirectory(prefix="replay-") as folder:
         model, state = Path(folder) / "model", Path(folder) / "state"

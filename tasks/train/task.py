@@ -1,6 +1,7 @@
 """Task: one update on stored trajectories and scores, committed as the next policy version."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -11,6 +12,7 @@ from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
+from tasks.annotate.task import taught
 from tasks.run.workspace import Workspace
 from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 
@@ -26,13 +28,15 @@ def train(
     """Update `policy` on stored data, commit the checkpoint and return its version; skip the work if it exists."""
     store, version = workspace.store, layout.checkpoint(workspace.name, iteration + 1)
     if not manifests.committed(store, version):
+        if "teacher" in workspace.config.models.served():
+            parts = [replace(part, teacher=taught(workspace, part.trajectories)) for part in parts]
         with stage("train", version, iteration):
             made = trainer.update(UpdateOrder(version, policy, parts), get_run_logger().info)
             with Draft(store, version, "checkpoint", made.nonce) as draft:
                 draft.accept(made.files)
-                data = [name for part in parts for name in (part.trajectories, part.scores)]
+                data = [name for part in parts for name in (part.trajectories, part.scores, part.teacher) if name]
                 parents = [policy, *data, *dict.fromkeys(workspace.config.problems.exclusions)]
-                if teacher := workspace.config.models.teacher:
+                if (teacher := workspace.config.models.teacher) and teacher.checkpoint:
                     parents.append(layout.checkpoint_of(teacher.checkpoint))
                 base = layout.checkpoint(workspace.name, 0) if workspace.config.policy.lora else None
                 draft.commit(workspace.provenance(), parents, made.metrics, base)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -146,6 +146,7 @@ class Trainer:
         progress: Progress | None = None,
         *,
         chosen: bool = False,
+        taught: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, Any]:
         """Run one update: first the preparation, then one optimizer step for each minibatch of each epoch.
 
@@ -155,6 +156,7 @@ class Trainer:
             version: policy version of the weights before the update.
             progress: called with a line of text after each part.
             chosen: the rows were chosen from stored data sets, of whatever policies: none is too old.
+            taught: by trajectory, the logprobs that a served teacher gave to its tokens.
 
         Returns:
             the metrics (see `tasks.train.metrics`).
@@ -178,7 +180,7 @@ class Trainer:
         epochs = [
             draw_minibatches(samples, self._knobs.minibatches, train_state.generator) for _ in range(self._knobs.epochs)
         ]
-        columns, prepared = Preparation(train_state, self._temperature, samples, report).prepare(epochs)
+        columns, prepared = Preparation(train_state, self._temperature, samples, report, taught).prepare(epochs)
         middle = time.perf_counter()
         steps, of_steps = self._train(samples, columns, epochs, version, report)
         if not steps:

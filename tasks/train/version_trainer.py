@@ -50,7 +50,7 @@ class VersionTrainer:
         self._config, self._ranks = config, mesh
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
-        self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher else None
+        self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher and teacher.checkpoint else None
 
     @cached_property
     def _mesh(self) -> "Mesh":
@@ -80,7 +80,8 @@ class VersionTrainer:
         rows, scores, metrics = self._data(order, progress)
         if trainer.holds != order.policy:
             self._load(order.policy, progress)
-        metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects)
+        taught = self._taught(order)
+        metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects, taught=taught)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order)
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
@@ -126,7 +127,8 @@ class VersionTrainer:
 
     def _repeat(self, order: UpdateOrder) -> None:
         rows, scores, _ = self._data(order, lambda _: None)
-        self._trainer.update(rows, scores, order.policy.number, chosen=order.selects)
+        taught = self._taught(order)
+        self._trainer.update(rows, scores, order.policy.number, chosen=order.selects, taught=taught)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
@@ -161,6 +163,12 @@ class VersionTrainer:
             rows += kept
             scores += of_scores
         return rows, scores, {"trajectories/excluded": excluded} if self._config.problems.exclusions else {}
+
+    def _taught(self, order: UpdateOrder) -> dict[str, list[float]]:
+        """Read what a served teacher said: the logprobs of all tokens of each trajectory; empty without one."""
+        columns, versions = ["trajectory_id", "logprobs"], [part.teacher for part in order.parts if part.teacher]
+        rows = (row for version in versions for row in datasets.rows(self._store, version, self._cache, columns))
+        return {row["trajectory_id"]: row["logprobs"] for row in rows}
 
     def _rows(self, part: Part) -> tuple[list[Trajectory], list[Score]]:
         if part.rows is None:

@@ -23,7 +23,8 @@ from tasks.agents import AGENTS
 from tasks.agents.chat import Chat, engine_ends
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
-from tasks.warm_start.policy_sizes import TOKENIZER_FILES, locate, named
+from tasks.inference.location import TOKENIZER_FILES, locate
+from tasks.warm_start.policy_sizes import named
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _DIGITS = "12345 + 67890"

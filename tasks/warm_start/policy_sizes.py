@@ -9,7 +9,6 @@ from configs import Config
 from configs.policy import HEAD_SIZE, Policy, WarmStart
 from configs.problems import ArithmeticSource
 from storage import layout
-from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions import model_files
 from storage.versions.checkpoints import manifest_of_model
@@ -17,16 +16,12 @@ from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import read
 from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
+from tasks.inference.location import CONFIG, TOKENIZER_FILES, locate
 from tasks.problems.arithmetic import generate
 from tasks.train.memory import PUBLIC, ModelSizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_NAME = "config.json"
-TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-"""Patterns for the files of a hub repository, without weights."""
-_UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
 
 
 def policy_sizes(config: Config) -> ModelSizes:
@@ -56,7 +51,7 @@ def policy_values(config: Config) -> dict[str, Any]:
     if knobs := config.policy.warm_start:
         tokenizer, _, _ = policy_tokenizer(config)
         return {"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))}
-    file = _open_without_weights(config, [_NAME]) / _NAME
+    file = _open_without_weights(config, [CONFIG]) / CONFIG
     for problem in model_files.problems(file):
         raise ValueError(f"{file} {problem}")
     values: dict[str, Any] = json.loads(file.read_bytes())
@@ -97,7 +92,7 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
         texts = taught_texts(generate(source), feedback)
         return named(build_tokenizer(texts, calculator=bool(knobs.tool_share)), config.policy), None, ()
     found = _open_without_weights(config, TOKENIZER_FILES)
-    vocabulary = json.loads((found / _NAME).read_bytes()).get("vocab_size")
+    vocabulary = json.loads((found / CONFIG).read_bytes()).get("vocab_size")
     return named(load_tokenizer(found), config.policy), vocabulary, engine_ends(found)
 
 
@@ -133,36 +128,3 @@ def lesson(config: Config) -> tuple[ArithmeticSource, str]:
     taught = config.policy.warm_start.teaches or config.problems.train
     assert taught.kind == "arithmetic"  # the schema refuses other kinds
     return taught, str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
-
-
-def locate(path: str, wanted: Sequence[str]) -> Path | tuple[str, str]:
-    """Find a policy: return its folder or, if it is a checkpoint, the root of its store and its version.
-
-    If `path` is neither a folder nor a checkpoint, it is a name on the hub, and the files that match `wanted` are
-    downloaded: no pickles, no code, and from its folders only chat templates.
-
-    Raises:
-        ValueError: the folder holds no model, or no repository of the hub can have that name.
-        UnavailableError: the hub cannot be reached.
-    """
-    folder = Path(path).expanduser()
-    if (folder / _NAME).is_file():
-        return folder
-    root, separator, rest = path.rstrip("/").partition("/runs/")
-    if separator and "/checkpoints/" in rest:  # such as s3://bucket/x/runs/demo/checkpoints/000100
-        return root, f"runs/{rest}"
-    if folder.is_dir() or path.startswith((".", "/", "~")):
-        raise ValueError(f"there is no {folder / _NAME}, which the folder of every transformers model has")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(path, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
-    except (HFValidationError, RepositoryNotFoundError) as error:
-        raise ValueError(f"{path!r} is neither a folder here nor on the hub: {error}") from error
-    except Exception as error:  # errors of the network come in the classes of several libraries
-        raise UnavailableError(
-            f"policy.path={path!r} is not a folder here, and it cannot be downloaded from the hub "
-            f"({type(error).__name__}: {error.__cause__ or error}): check the name, the network, HF_ENDPOINT and "
-            "HF_HUB_OFFLINE, or give a folder"
-        ) from error

@@ -14,7 +14,7 @@ from storage import interrupts
 from storage.commands.program import Parser, print_error, print_progress
 from storage.errors import UnavailableError
 from storage.processes.folder import TemporaryFolder
-from tasks.warm_start.policy_sizes import TOKENIZER_FILES, locate
+from tasks.inference.location import TOKENIZER_FILES, locate
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FOLDER = Path("var/models/SmolLM2-135M-Instruct")

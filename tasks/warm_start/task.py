@@ -19,6 +19,7 @@ from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.chat import differing_token
 from tasks.agents.problem_checks import without_room
+from tasks.inference.location import folder_of
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.check import check_new_run, problems_of
 from tasks.run.workspace import Workspace
@@ -132,10 +133,14 @@ def _check_teacher(workspace: Workspace, policy: Path) -> None:
     """
     if not (knobs := workspace.config.models.teacher):
         return
-    version = _committed(workspace, "models.teacher.checkpoint", knobs.checkpoint)
-    teacher = checkpoints.open_checkpoint(workspace.store, version, workspace.cache)
-    if difference := differing_token(policy, teacher.model, templates=False):
-        raise ValueError(f"models.teacher.checkpoint={knobs.checkpoint} cannot teach this policy: {difference}")
+    if knobs.checkpoint:
+        version = _committed(workspace, "models.teacher.checkpoint", knobs.checkpoint)
+        teacher = checkpoints.open_checkpoint(workspace.store, version, workspace.cache).model
+    else:
+        teacher = folder_of(workspace.config, "teacher")
+    if difference := differing_token(policy, teacher, templates=False):
+        named = f"checkpoint={knobs.checkpoint}" if knobs.checkpoint else f"path={knobs.path}"
+        raise ValueError(f"models.teacher.{named} cannot teach this policy: {difference}")
 
 
 def _continued(forked: Checkpoint, config: Config, scratch: Path) -> tuple[Path, Canary | None, Path | None]:

@@ -1,16 +1,18 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 from configs.inference import Inference
+from configs.models import Judge, Models, ServedModel
 from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices
 from tasks.inference.api import InferenceError
-from tasks.inference.devices import check_split, deal, memory_of_a_gpu, visible_devices
+from tasks.inference.devices import check_split, deal, deal_beside, memory_of_a_gpu, visible_devices
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 
@@ -53,9 +55,9 @@ def test_models_that_can_be_divided_are(tensor: int, pipeline: int) -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"tensor_parallel": 5}, "tensor_parallel=5 does not divide the policy's 12 attention heads"),
-        ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the policy's 8960 columns of the MLP"),
-        ({"pipeline_parallel": 29}, "pipeline_parallel=29 is more than the policy's 28 layers"),
+        ({"tensor_parallel": 5}, "tensor_parallel=5 does not divide the model's 12 attention heads"),
+        ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the model's 8960 columns of the MLP"),
+        ({"pipeline_parallel": 29}, "pipeline_parallel=29 is more than the model's 28 layers"),
         ({"pipeline_parallel": 2, "enforce_eager": True}, "set inference.enforce_eager=false"),
     ],
 )
@@ -66,7 +68,7 @@ def test_sizes_that_do_not_divide_a_model_are_refused(
     monkeypatch.setattr(devices, "cpu_build", lambda: True)
     with pytest.raises(ValueError, match=message):
         check_split(Inference.model_validate(knobs), QWEN)
-    with pytest.raises(ValueError, match="=4 is neither a divisor nor a multiple of the policy's 6 heads for keys and"):
+    with pytest.raises(ValueError, match="=4 is neither a divisor nor a multiple of the model's 6 heads for keys and"):
         check_split(Inference(tensor_parallel=4), QWEN | {"num_key_value_heads": 6})
 
 
@@ -188,3 +190,27 @@ def test_an_engine_without_enough_devices_is_refused_before_anything_starts(
     with pytest.raises(InferenceError, match="inference.replicas=2"):
         Engine(Inference(replicas=2), Rollout(), tmp_path)
     Engine(Inference(replicas=2, urls=["http://127.0.0.1:8000"]), Rollout(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("visible", "knobs", "dealt"),
+    [
+        ("0123", {}, {"judge": [["2"]], "reward": [["1"]]}),  # the policy has 3, the trainer 0
+        ("0123", {"replicas": 2}, {"judge": [["1"], ["2"]], "reward": [["0"]]}),
+        ("01", {"devices": [1]}, {"judge": [["1"]], "reward": [["0"]]}),
+        ("", {"replicas": 2}, {"judge": [[], []], "reward": [[]]}),
+    ],
+)
+def test_models_beside_the_policy_have_the_devices_before_its_own(
+    visible: str, knobs: dict[str, Any], dealt: dict[str, Any]
+) -> None:
+    models = Models(judge=Judge(path="j", **knobs), reward=ServedModel(path="r"))
+    assert deal_beside(models, Inference(), list(visible)) == dealt
+
+
+def test_a_model_without_a_device_is_refused() -> None:
+    models = Models(judge=Judge(path="j"), reward=ServedModel(path="r"))
+    told = r"models\.reward\.replicas=1 .* find 0 beside the policy's.*models\.reward\.devices"
+    with pytest.raises(InferenceError, match=told):
+        deal_beside(models, Inference(), ["0", "1"])
+    assert deal_beside(models, Inference(urls=["http://x"]), ["0", "1"]) == {"judge": [["1"]], "reward": [["0"]]}

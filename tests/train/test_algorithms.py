@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,29 @@ def test_gradient_is_that_of_the_written_formula(tmp_path: Path, name: str) -> N
     trainer.update(*rows(), version=2)
     assert_near(gradients(trainer), expected, 1e-5)
     assert max(value.abs().max() for value in expected.values()) > 1e-5
+
+
+def test_a_served_teacher_teaches_the_same(tmp_path: Path) -> None:
+    """Its stored logprobs give the gradient of a teacher in the trainer; a trajectory that it never saw is an error."""
+    save_tiny(tmp_path / "now")
+    tiny_model(seed=8).save_pretrained(tmp_path / "teacher")
+    data, taught = rows(), dict[str, list[float]]()
+    for row in data[0]:
+        told = taught[row.trajectory_id] = []
+        for start, end in pairwise([*row.sequence_starts, len(row.token_ids)]):
+            ids = torch.tensor([row.token_ids[start:end]])
+            with torch.no_grad():
+                logprobs = torch.log_softmax(tiny_model(seed=8)(ids).logits[0, :-1], -1)
+            told += [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
+    found = []
+    for teacher, given in ((tmp_path / "teacher", None), (None, taught)):
+        trainer = make_trainer(tmp_path / "now", teacher=teacher, type="opd")
+        trainer.update(*data, version=2, taught=given)
+        found.append(gradients(trainer))
+    assert_near(found[0], found[1], 1e-5)
+    del taught[data[0][3].trajectory_id]
+    with pytest.raises(ValueError, match=f"the teacher was not asked about {data[0][3].trajectory_id}"):
+        trainer.update(*data, version=2, taught=taught)
 
 
 def algorithm(name: str, **knobs: Any) -> Algorithm:

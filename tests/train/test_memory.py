@@ -147,7 +147,7 @@ def test_the_plan_looks_at_the_gpus_of_this_machine(
 
 
 def test_the_plan_divides_no_heads() -> None:
-    with pytest.raises(ValueError, match="inference.tensor_parallel=8 does not divide the policy's 28 attention heads"):
+    with pytest.raises(ValueError, match="inference.tensor_parallel=8 does not divide the model's 28 attention heads"):
         plan(load("gsm8k-7b", ["inference.tensor_parallel=8"]))
 
 

@@ -64,6 +64,8 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     knobs = [f"storage.root={store.root}", f"storage.cache={arguments.cache}", *given, f"run.name={arguments.name}"]
     config, chat = load(arguments.config, knobs), _load_chat(arguments.tokenizer)
     check_scorers(config.score)
+    if config.score.models:
+        raise ValueError("score.type: only flows ask models: import with another scorer, then use flows.score")
     store = Store(config.storage.root)
     rollouts, bad = read(files, arguments.format, chat)
     remedy = f"check that --format={arguments.format} is right"

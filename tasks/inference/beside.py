@@ -1,0 +1,115 @@
+"""The servers of models beside the policy, which are never trained, with a proof that they hold just these models."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from configs import Config
+from configs.models import Role, ServedModel
+from storage.errors import first_few
+from tasks.inference.api import InferenceError
+from tasks.inference.client import Client
+from tasks.inference.devices import deal_beside, visible_devices
+from tasks.inference.location import CONFIG, folder_of
+from tasks.inference.server import Server
+from tasks.inference.weight_sums import differing, sums_of_folder
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_S = 300.0
+_ARGUMENTS: dict[Role, list[str]] = {"reward": ["--runner", "pooling"]}
+"""What vLLM's servers of a model need besides the arguments of the policy's."""
+
+
+class BesideModels:
+    """The servers of the models beside the policy; a context manager that ends those that it started.
+
+    They start when they are first needed.
+
+    Args:
+        config: the configuration.
+        logs: folder for the servers' logs.
+    """
+
+    def __init__(self, config: Config, logs: Path) -> None:
+        self._config, self._logs = config, logs
+        self._servers: dict[Role, list[Server]] = {}
+        self._proven = set[Role]()
+
+    def __enter__(self) -> "BesideModels":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for servers in self._servers.values():
+            for server in servers:
+                server.close()
+
+    @asynccontextmanager
+    async def connect(self, role: Role) -> AsyncIterator[list[Client]]:
+        """Connect to the servers of a model, which are started and proven at the first time.
+
+        Raises:
+            InferenceError: a server does not start or answer, or does not hold this model's weights.
+            ValueError, StorageError: see `folder_of`.
+        """
+        knobs = self._config.models.served()[role]
+        if not knobs.urls and role not in self._servers:
+            await asyncio.to_thread(self._start, role, knobs)
+        urls = knobs.urls or [server.url for server in self._servers[role]]
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(self._client(role, knobs, url)) for url in urls]
+            if knobs.path and role not in self._proven:
+                await self._prove(role, knobs, clients)
+                self._proven.add(role)
+            yield clients
+
+    def _start(self, role: Role, knobs: ServedModel) -> None:
+        folder, config = folder_of(self._config, role), self._config
+        devices = deal_beside(config.models, config.inference, visible_devices())[role]
+        section, arguments = f"models.{role}", _ARGUMENTS.get(role, ())
+        servers = self._servers[role] = [
+            Server(knobs, self._logs / f"vllm-{role}-{number}.log", own, section, arguments)
+            for number, own in enumerate(devices)
+        ]
+        for server in servers:
+            logger.info("starting vLLM for %s at %s; its log is %s", section, server.url, server.log)
+            server.start_serving(folder)
+        for server in servers:
+            server.wait_until_healthy()
+
+    async def _prove(self, role: Role, knobs: ServedModel, clients: Sequence[Client]) -> None:
+        """Compare the sums of all weights that servers hold with those of the files.
+
+        Quantised weights are not those of the files: then only our own servers are trusted, which loaded these files.
+        """
+        folder = folder_of(self._config, role)
+        if "quantization_config" in json.loads((folder / CONFIG).read_bytes()) and not knobs.urls:
+            logger.warning("models.%s: its weights are quantised, so no sums prove what its servers hold", role)
+            return
+        expected = await asyncio.to_thread(sums_of_folder, folder, knobs.dtype)
+        for client in clients:
+            try:
+                held = await client.weight_sums()
+                if role != "reward":
+                    await client.set_weight_version(0)
+            except aiohttp.ClientError as error:
+                raise InferenceError(f"models.{role}: vLLM at {client.url} cannot be reached: {error}") from error
+            if held is None:
+                raise InferenceError(
+                    f"models.{role}: {client.url} does not tell its weights. Start it with --worker-extension-cls "
+                    "tasks.inference.worker.PolicyWorker and this project in its PYTHONPATH"
+                )
+            if wrong := differing(held, expected):
+                raise InferenceError(
+                    f"models.{role}: {client.url} holds other weights than {folder} in {first_few(wrong)}"
+                )
+
+    def _client(self, role: Role, knobs: ServedModel, url: str) -> Client:
+        key = os.environ.get(f"{role.upper()}_API_KEY") if knobs.urls else None
+        return Client(url, key, _REQUEST_S, knobs.max_model_len)

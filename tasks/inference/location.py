@@ -1,0 +1,100 @@
+"""Finds a model: a folder here, a committed checkpoint, or a name on the hub. Says which one it is, by a hash."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from configs import Config
+from configs.models import Judge, Role, ServedModel
+from storage.errors import UnavailableError
+from storage.objects.store import Store, sha256
+from storage.versions.checkpoints import open_checkpoint
+from storage.versions.fetch import WEIGHTS
+
+CONFIG = "config.json"
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+"""Patterns for the files of a hub repository, without weights."""
+_UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
+
+
+def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path | tuple[str, str]:
+    """Find a model: return its folder or, if it is a checkpoint, the root of its store and its version.
+
+    If `path` is neither a folder nor a checkpoint, it is a name on the hub, and the files that match `wanted` are
+    downloaded: no pickles, no code, and from its folders only chat templates. `knob` is the one that has the path.
+
+    Raises:
+        ValueError: the folder holds no model, or no repository of the hub can have that name.
+        UnavailableError: the hub cannot be reached.
+    """
+    folder = Path(path).expanduser()
+    if (folder / CONFIG).is_file():
+        return folder
+    root, separator, rest = path.rstrip("/").partition("/runs/")
+    if separator and "/checkpoints/" in rest:  # such as s3://bucket/x/runs/demo/checkpoints/000100
+        return root, f"runs/{rest}"
+    if folder.is_dir() or path.startswith((".", "/", "~")):
+        raise ValueError(f"there is no {folder / CONFIG}, which the folder of every transformers model has")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise ValueError(f"{path!r} is neither a folder here nor on the hub: {error}") from error
+    except Exception as error:  # errors of the network come in the classes of several libraries
+        raise UnavailableError(
+            f"{knob}={path!r} is not a folder here, and it cannot be downloaded from the hub "
+            f"({type(error).__name__}: {error.__cause__ or error}): check the name, the network, HF_ENDPOINT and "
+            "HF_HUB_OFFLINE, or give a folder"
+        ) from error
+
+
+def folder_of(config: Config, role: Role) -> Path:
+    """Return the folder with a model's files.
+
+    Raises:
+        ValueError: there is no such model, or it is a checkpoint with an adapter.
+        StorageError: it cannot be read, or the hub cannot be reached.
+    """
+    knobs, knob = config.models.served()[role], f"models.{role}.path"
+    assert knobs.path
+    try:
+        found = locate(knobs.path, [*TOKENIZER_FILES, "*.safetensors"], knob)
+    except ValueError as error:
+        raise ValueError(f"{knob}={knobs.path!r}: {error}") from None
+    if isinstance(found, Path):
+        return found
+    checkpoint = open_checkpoint(Store(found[0]), found[1], Path(config.storage.cache))
+    if checkpoint.adapter:
+        raise ValueError(f"{knob}={knobs.path!r} is an adapter: give the folder of `python -m storage export --merge`")
+    return checkpoint.model
+
+
+def identities(config: Config) -> dict[Role, str]:
+    """Return the identity of each served model: `sha256:…` over the names and hashes of its files, or `name:…`.
+
+    Raises:
+        ValueError, StorageError: see `folder_of`.
+    """
+    return {role: _identity(config, role, knobs) for role, knobs in config.models.served().items()}
+
+
+def _identity(config: Config, role: Role, knobs: ServedModel) -> str:
+    if isinstance(knobs, Judge) and knobs.name:
+        return f"name:{knobs.name}"
+    folder = folder_of(config, role)
+    suffixes = (*WEIGHTS, *(pattern.removeprefix("*") for pattern in TOKENIZER_FILES))
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(suffixes) and path.is_file())
+    if not any(path.name.endswith(".safetensors") for path in files):
+        raise ValueError(f"models.{role}.path={knobs.path!r}: there are no *.safetensors in {folder}")
+    return f"sha256:{_digest(tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files))}"
+
+
+@lru_cache
+def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Return a hash of the contents and names of files, which are given with their times and sizes."""
+    listed = [(Path(path).name, sha256(Path(path))) for path, _, _ in files]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()

@@ -1,0 +1,190 @@
+"""Models are asked about stored trajectories: each distinct question once, and none again that has its answer."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from configs import Config
+from storage import layout
+from storage.errors import StorageError
+from storage.records import Annotation, to_trajectory
+from storage.versions import datasets, manifests
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.annotate import annotating
+from tasks.annotate.annotating import annotate_rows, asker, version_of
+from tasks.inference.api import InferenceError
+from tasks.inference.beside import BesideModels
+from tasks.inference.location import identities
+from tasks.rollout.workers import LocalWorker
+from tasks.score.scoring import metrics_of
+from tasks.score.verifier import Verifier
+from tests.support.scripted_judge import ScriptedJudge, scripted_judge
+from tests.support.training_run import TrainingRun
+
+TRAJECTORIES = layout.trajectories("smoke", 0)
+QUESTION = "score.args.judge.prompt='Is {{ answer }} right?'"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    return TrainingRun(tmp_path_factory.mktemp("run"), iterations=1)
+
+
+def judged(run: TrainingRun, judge: ScriptedJudge, *knobs: str) -> Config:
+    service = ["score.type=judge", "models.judge.name=script", f"models.judge.urls=[{judge.url}]", QUESTION]
+    return run.config(*service, *knobs)
+
+
+def annotate(run: TrainingRun, config: Config, draft: Draft) -> dict[str, Any]:
+    asks, told = asker(config, "judge"), list[str]()
+    rows = datasets.rows(run.store, TRAJECTORIES, run.folder / "cache", asks.columns)
+    with BesideModels(config, run.folder) as models:
+        return annotate_rows("judge", identities(config)["judge"], asks, models, rows, draft, told.append)
+
+
+def drafted(run: TrainingRun) -> Draft:
+    """Return a draft that nobody commits."""
+    return Draft(run.store, layout.annotations(TRAJECTORIES, "ab"), "annotations")
+
+
+def turns(run: TrainingRun) -> int:
+    rows = map(to_trajectory, datasets.rows(run.store, TRAJECTORIES, run.folder / "cache"))
+    return sum(len(row.turns) for row in rows)
+
+
+def good(question: str) -> tuple[int, str]:
+    return 200, f"{question} Score: {len(question) % 11}"
+
+
+def test_answers_are_stored_and_scores_are_made_of_them(
+    run: TrainingRun, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Question, answer and the model's name stand in the store; scoring, with any scale, asks no more."""
+    monkeypatch.setenv("JUDGE_API_KEY", "secret")
+    with scripted_judge(good) as judge:
+        config = judged(run, judge)
+        version = version_of(config, "judge", asker(config, "judge"), TRAJECTORIES)
+        with Draft(run.store, version, "annotations") as draft:
+            metrics = annotate(run, config, draft)
+            draft.commit(Provenance(config={}), [TRAJECTORIES], metrics)
+        assert sorted(judge.asked) == sorted(set(judge.asked))
+        assert set(judge.keys) == {"Bearer secret"}
+        asked = len(judge.asked)
+    assert (metrics["asked"], metrics["distinct"], metrics["problems"]) == (turns(run), asked, 0)
+    rows = [Annotation(**row) for row in datasets.rows(run.store, version, run.folder / "cache")]
+    assert {row.model for row in rows} == {"name:script"}
+    assert all(row.answer == good(row.prompt)[1] for row in rows)
+    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
+    scale = config.score.model_copy(update={"args": {"judge": {**config.score.args["judge"], "scale": [0, 20]}}})
+    for settings in (config, config.model_copy(update={"score": scale})):
+        assert version_of(settings, "judge", asker(settings, "judge"), TRAJECTORIES) == version
+        with Draft(run.store, f"{layout.scores('smoke', 0, 'aa')}", "scores") as draft:
+            grades = workers.score(TRAJECTORIES, draft, settings, {"judge": version})
+        assert grades.verdicts.total() == turns(run)
+        assert not grades.verdicts["error"]
+
+
+def test_a_killed_stage_asks_nothing_again(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are stored as they become full, and the next attempt begins with them."""
+    monkeypatch.setattr(annotating, "_ROWS_PER_SHARD", 4)
+    monkeypatch.setattr("tasks.annotate.asking._BATCH_ROWS", 4)
+    version = layout.annotations(TRAJECTORIES, "0123456789ab")
+    with (
+        scripted_judge(lambda question: good(question) if len(judge.asked) < 14 else (400, "")) as judge,
+        pytest.raises(InferenceError, match="answered 400"),
+        JournaledDraft(run.store, version, "annotations") as draft,
+    ):
+        annotate(run, judged(run, judge, "score.args.judge.temperature=1"), draft)
+    with scripted_judge(good) as again, JournaledDraft(run.store, version, "annotations") as draft:
+        stored = sum(file.rows or 0 for file in draft.adopted)
+        annotate(run, judged(run, again, "score.args.judge.temperature=1"), draft)
+        draft.commit(Provenance(config={}), [TRAJECTORIES], {})
+    assert 4 <= stored <= 14
+    assert len(again.asked) == turns(run) - stored
+    rows = [*datasets.rows(run.store, version, run.folder / "cache")]
+    assert len({(row["trajectory_id"], row["turn"]) for row in rows}) == len(rows) == turns(run)
+
+
+def test_a_service_that_is_busy_is_asked_later(run: TrainingRun) -> None:
+    """429 and 503 are no answers; each question is sent again."""
+    busy = iter([429, 503, 429])
+
+    def script(question: str) -> tuple[int, str]:
+        return (next(busy, 200), "Score: 5")
+
+    with (
+        scripted_judge(script) as judge,
+        drafted(run) as draft,
+    ):
+        metrics = annotate(run, judged(run, judge), draft)
+    assert len(judge.asked) == metrics["distinct"] + 3
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (lambda _: (401, "no key"), "answered 401"),
+        (lambda _: (200, None), None),  # an empty answer is one
+    ],
+)
+def test_what_a_service_refuses_ends_the_stage(
+    run: TrainingRun, script: Callable[[str], tuple[int, str]], said: str | None
+) -> None:
+    with (
+        scripted_judge(script) as judge,
+        drafted(run) as draft,
+    ):
+        if said is None:
+            annotate(run, judged(run, judge), draft)
+        else:
+            with pytest.raises(InferenceError, match=re.escape(said)):
+                annotate(run, judged(run, judge), draft)
+
+
+def test_nobody_at_the_url_is_one_sentence(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotating, "_ATTEMPTS", 1)
+    with scripted_judge(good) as judge:
+        config = judged(run, judge)
+    with drafted(run) as draft, pytest.raises(InferenceError, match=rf"models.judge: {judge.url} does not answer"):
+        annotate(run, config, draft)
+
+
+def test_a_judge_that_answers_rubbish_stops_the_stage(run: TrainingRun, verifier: Verifier) -> None:
+    """Its verdicts are errors, with what it said, and their share is above `score.max_failure_share`."""
+    version = layout.annotations(TRAJECTORIES, "ae")
+    with scripted_judge(lambda _: (200, "As a language model, I like all answers.")) as judge:
+        config = judged(run, judge)
+        with Draft(run.store, version, "annotations") as draft:
+            annotate(run, config, draft)
+            draft.commit(Provenance(config={}), [TRAJECTORIES], {})
+    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
+    with Draft(run.store, layout.scores("smoke", 0, "ae"), "scores") as draft:
+        grades = workers.score(TRAJECTORIES, draft, config, {"judge": version})
+    assert set(grades.verdicts) == {"error"}
+    with pytest.raises(ValueError, match=r"max_failure_share.*the judge gave no number from 0 to 10: 'As a language"):
+        metrics_of(grades, config.score, 1.0)
+
+
+def test_a_prompt_that_lacks_something_names_the_turn(run: TrainingRun) -> None:
+    with (
+        scripted_judge(good) as judge,
+        drafted(run) as draft,
+    ):
+        config = judged(run, judge, "score.args.judge.prompt='{{ metadata.level }}'")
+        with pytest.raises(ValueError, match=r"judge.prompt cannot be filled in for t000, turn 0: .*'level'"):
+            annotate(run, config, draft)
+
+
+def test_annotations_are_versions_like_others(run: TrainingRun) -> None:
+    """Their names are known, they belong to their evaluation, and a model that is not there is an error of its knob."""
+    evaluation = layout.evaluation(layout.checkpoint("smoke", 3), "held-out", "greedy-0123456789ab")
+    version = layout.annotations(evaluation, "0123456789ab")
+    assert version.evaluation == evaluation
+    assert layout.evaluated_policy(version) == layout.checkpoint("smoke", 3)
+    assert layout.manifest_of(layout.manifest(version)) == version
+    assert not manifests.committed(run.store, version)
+    config = run.config("score.type=judge", f"models.judge.path={run.folder}/nowhere")
+    with pytest.raises((ValueError, StorageError), match=r"models\.judge\.path=.*nowhere"):
+        identities(config)
