@@ -44,6 +44,7 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
 
 def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None]) -> list[str]:
     """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played."""
+    from tasks.annotate.annotating import asker
     from tasks.rollout.trial import try_out
 
     few, config = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]], workspace.config
@@ -51,6 +52,8 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
         try:
             if not config.inference.urls:
                 check_split(config.inference, policy_values(config))
+            for role in config.models.served():
+                asker(config, role)  # needs its files, and a chat template
             return try_out(config, policy_tokenizer(config), verifier, few, tell)
         except (UnavailableError, ConfigError):
             raise

@@ -3,7 +3,10 @@
 The plan of a run says how many ranks, servers and GPUs it has and their memory, from the configuration alone.
 """
 
+import contextlib
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from rich.table import Table
 
@@ -14,12 +17,13 @@ from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
+from tasks.inference.location import CONFIG, locate
 from tasks.run.room import disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
 from tasks.train.algorithms import check_algorithm
-from tasks.train.memory import CPU_TOKENS, GPU_TOKENS, memory_of, served_memory
+from tasks.train.memory import CPU_TOKENS, GPU_TOKENS, ModelSizes, memory_of, served_memory
 from tasks.warm_start.policy_sizes import policy_sizes
 
 
@@ -69,8 +73,9 @@ def plan(config: Config) -> str:
         f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}; memory of each: {size(rank)}",
         f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * each or 'their own'}; memory "
         f"of each: {size(server)} or more (weights in {knobs.dtype}, one context of {knobs.max_model_len:,} tokens)",
+        *_beside(config),
         f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
-        f"together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
+        f"trainer and policy together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
         f"{size(mesh.ranks * rank + servers * server)} or more",
         *(f"disk: {disk}" for disk in disks(config, 4 * sizes.parameters)),
         *(() if knobs.urls else _served(knobs, weights, token * knobs.max_model_len, contexts)),
@@ -82,6 +87,24 @@ def plan(config: Config) -> str:
             ],
         ),
     )
+
+
+def _beside(config: Config) -> Iterator[str]:
+    """Yield a line for each model beside the policy that is served: its servers, and what it is asked."""
+    episodes = config.rollout.problems_per_iteration * config.rollout.group_size
+    for role, knobs in config.models.served().items():
+        named, memory = knobs.path or f"{getattr(knobs, 'name', None)}, which nothing proves", "unknown"
+        found = locate(knobs.path, [CONFIG], f"models.{role}.path") if knobs.path else None
+        with contextlib.suppress(ValueError):  # a model of a kind whose sizes are not known
+            if isinstance(found, Path):
+                weights, token = served_memory(ModelSizes.of(json.loads((found / CONFIG).read_bytes())), knobs)
+                memory = f"{size(weights + token * knobs.max_model_len)} or more"
+        servers = (
+            ", ".join(knobs.urls) or f"vLLM servers: {knobs.replicas}; GPUs of each: {knobs.ranks}; memory: {memory}"
+        )
+        asked = "each of" if role == "teacher" else "each graded turn of"
+        more = "" if role == "teacher" else ", and of evaluations"
+        yield f"models.{role}: {named}; {servers}; asked about {asked} {episodes:,} episodes an iteration{more}"
 
 
 def _served(knobs: Inference, weights: int, context: int, contexts: int) -> Iterator[Table | str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from configs.algorithms import Algorithm
-from configs.inference import Inference
+from configs.inference import Servers
 from configs.policy import LoRA
 from configs.train import Train
 
@@ -159,7 +159,7 @@ def memory_of(
     }
 
 
-def served_memory(sizes: ModelSizes, inference: Inference) -> tuple[int, int]:
+def served_memory(sizes: ModelSizes, inference: Servers) -> tuple[int, int]:
     """Compute what the fullest GPU of a vLLM server holds: the bytes of its weights, and those of each token.
 
     Its part of the model is a smaller model of the same width: some of the heads, of the columns of each MLP and of the

@@ -18,6 +18,7 @@ from tasks.annotate.asking import Question, Said
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.location import identities
+from tests.support.reward_model import save_reward_model
 from tests.support.scripted_judge import scripted_judge
 
 pytestmark = pytest.mark.slow
@@ -32,13 +33,8 @@ def chat(policies: list[Checkpoint]) -> Chat:
 
 @pytest.fixture(scope="module")
 def config(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Return a configuration with a teacher and a reward model, which is the policy with a head of random numbers."""
-    folder = tmp_path_factory.mktemp("reward") / "model"
-    shutil.copytree(policies[0].model, folder)
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(policies[0].model, num_labels=1, dtype=torch.float32)
-    model.config.pad_token_id = 0
-    model.save_pretrained(folder)
+    """Return a configuration with a teacher and a reward model, all small."""
+    folder = save_reward_model(policies[0].model, tmp_path_factory.mktemp("reward") / "model")
     models = [f"models.teacher={SERVER % policies[1].model}", f"models.reward={SERVER % folder}"]
     return load("smoke", ["algorithm.type=opd", "score.type=reward-model", *models])
 
