@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := passive
 
 .PHONY: help setup setup-agents demo demo-tools demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
-    bench-peers pictures experiment-algorithms experiment-staleness experiment-control experiment-tools \
+    bench-peers pictures experiment-algorithms experiment-judge experiment-staleness experiment-control experiment-tools \
     experiment-baselines experiment-limits lock up down clean
 
 help: ## List the targets
@@ -131,6 +131,9 @@ experiment-staleness: setup ## Staleness, stream, decoupled objective, critic: 1
 
 experiment-algorithms: setup ## The demo with each algorithm on three seeds: 45 runs, about three hours
 	@$(BIN)/python -m tests.experiments.algorithms $(ARGS)
+
+experiment-judge: setup ## The demo graded by a scripted judge, and by one who errs: 9 runs, about 35 minutes
+	@$(BIN)/python -m tests.experiments.judge $(ARGS)
 
 experiment-control: setup ## The demo with coin flips for verdicts: does it learn from them? 6 runs, about 25 minutes
 	@$(BIN)/python -m tests.experiments.control $(ARGS)

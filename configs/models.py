@@ -1,6 +1,6 @@
 """The knobs of models beside the policy, which are never trained."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
@@ -83,8 +83,7 @@ class Judge(ServedModel):
         if self.name and (self.path or not self.urls):
             raise ValueError(f"name={self.name!r} is for servers without path: give urls, or path alone")
         if self.name:
-            idle = (each for each in Servers.model_fields if each != "max_model_len")
-            refuse_idle(self, *idle, why="with name: the servers are not the pipeline's")
+            refuse_idle(self, *Servers.model_fields, why="with name: the servers are not the pipeline's")
         return self
 
 
@@ -101,3 +100,11 @@ class Models(Knobs):
         teacher = self.teacher if self.teacher and self.teacher.path else None
         known: dict[Role, ServedModel | None] = {"teacher": teacher, "judge": self.judge, "reward": self.reward}
         return {role: model for role, model in known.items() if model}
+
+
+WHERE_MODELS_ARE = tuple(
+    f"models.{role}.{knob}"
+    for role in get_args(Role)
+    for knob in sorted(ServedModel.model_fields.keys() - {"dtype", "max_model_len", "extra_args"})
+)
+"""Knobs that say where models and their servers are, not what they say: their hashes must stay."""

@@ -226,8 +226,9 @@ def models(config: Config) -> Refusals:
     """Each model beside the policy has its use, and servers that the flow can start; a teacher reads whole episodes."""
     asked, served = config.score.models, config.models.served()
     for role, scorer in asked.items():
+        named = ", or its name and urls" if role == "judge" else ""
         if role not in served:
-            yield f"score.type={scorer} asks a model: give models.{role}.path, or its servers"
+            yield f"score.type={scorer} asks a model: give models.{role}.path{named}"
     for role, knobs in served.items():
         if role != "teacher" and role not in asked:
             scorer = next(name for name, of in BY_MODEL.items() if of == role)

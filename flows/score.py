@@ -28,7 +28,8 @@ def score(config: str = "demo", overrides: list[str] | None = None, iteration: i
     with opened as workspace, open_workers(workspace, playing=False) as workers:
         trajectories = layout.trajectories(workspace.name, iteration)
         version = tasks.score.task.score(workspace, workers, iteration, trajectories)
-        tell_last(workspace, [version], "flows.train", "--iteration", iteration)
+        if not workspace.by_other_scorer:
+            tell_last(workspace, [version], "flows.train", "--iteration", iteration)
         return version
 
 

@@ -9,7 +9,7 @@ import tasks.train.task
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
 from storage import layout
-from tasks.inference.location import identities
+from tasks.inference.location import ways
 from tasks.run.configuration import resolve
 from tasks.run.resources import open_trainer
 from tasks.run.workspace import open_run
@@ -28,9 +28,7 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
     """
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
         name = workspace.name
-        scores = layout.scores(
-            name, iteration, scorer_fingerprint(workspace.config.score, identities(workspace.config))
-        )
+        scores = layout.scores(name, iteration, scorer_fingerprint(workspace.config.score, ways(workspace.config)))
         version = tasks.train.task.train(
             workspace,
             trainer,

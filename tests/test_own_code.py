@@ -123,7 +123,7 @@ def test_a_run_is_not_continued_with_other_code_by_accident(
     (folder / "maze/doors.py").write_text("locked = True\n")
     (folder / "late.py").unlink()
     later()
-    message = r"other code of yours \(runs/smoke/\S+\): late.py, maze/doors.py\n"
+    message = r"other code or models of yours \(runs/smoke/\S+\): late.py, maze/doors.py\n"
     with pytest.raises(ConfigError, match=message) as refused:
         start(configured(folder))
     assert "--accept-code" in str(refused.value)

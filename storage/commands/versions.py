@@ -63,7 +63,7 @@ def show(store: Store, arguments: argparse.Namespace) -> Output:
         ("kind", manifest.kind),
         ("created", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("code", manifest.code_version),
-        *(("own code", f"{path} {digest[:16]}") for path, digest in manifest.code.items()),
+        *(("own code", f"{path} {digest if ':' in digest else digest[:16]}") for path, digest in manifest.code.items()),
         ("flow run", manifest.prefect_run_id),
         ("fencing token", manifest.fence),
         ("data", f"{counted(len(left), 'object')}, {size(sum(file.bytes for file in left))}{rest}"),

@@ -135,12 +135,17 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
 
 
 def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
-    """Group the versions of scores in `entries`, committed or not, by the trajectories they grade; oldest first."""
+    """Group the versions of scores in `entries`, committed or not, by the trajectories they grade.
+
+    The oldest are first, but those that a checkpoint was trained on are last: readers use the last ones.
+    """
     found: dict[str, list[str]] = {}
+    trained = set[str]()
     for entry in entries:
+        trained.update(entry.parents if entry.kind == "checkpoint" else ())
         if entry.kind == "scores":
             for parent in entry.parents:
                 versions = found.setdefault(parent, [])
                 if entry.version not in versions:
                     versions.append(entry.version)
-    return found
+    return {version: sorted(scores, key=trained.__contains__) for version, scores in found.items()}

@@ -1,11 +1,11 @@
-"""Asks a model about a data set of trajectories, and writes what it says."""
+"""Asks a model about data sets of trajectories, and writes what it says."""
 
 import asyncio
 import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import aiohttp
@@ -22,7 +22,7 @@ from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client, retrying
-from tasks.inference.location import folder_of, identities
+from tasks.inference.location import folder_of, identities, ways
 
 _AT_ONCE = 32
 """Questions that a server has at the same time."""
@@ -33,80 +33,102 @@ _ATTEMPTS = 9
 
 
 def asker(config: Config, role: Role) -> Asker:
-    """Return what asks a model of a configuration."""
+    """Return what asks a model of a configuration.
+
+    Raises:
+        ValueError, StorageError: the model has no files, or no chat template.
+    """
     if role == "teacher":
-        return TeacherAsker(config)
+        return TeacherAsker()
     if role == "reward":
         return RewardAsker(config, folder_of(config, role))
     knobs = config.models.judge
     return JudgeAsker(config, None if isinstance(knobs, Judge) and knobs.name else folder_of(config, role))
 
 
-def version_of(config: Config, role: Role, asks: Asker, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
-    """Return the version of what a model says about trajectories: it depends on the model, and on how it is asked."""
-    text = json.dumps({"role": role, "model": identities(config)[role], **asks.how}, sort_keys=True)
-    return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
+class Annotator:
+    """Annotates trajectories with what one model says.
 
-
-def annotate_rows(
-    role: Role,
-    model: str,
-    asks: Asker,
-    models: BesideModels,
-    rows: Iterable[dict[str, Any]],
-    draft: Draft,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """Ask a model about trajectories, add its answers to a draft, and return the metrics.
+    Args:
+        config: the configuration.
+        role: of the model.
 
     Raises:
-        InferenceError: a server cannot be reached, refuses a question or does not hold the model.
+        ValueError, StorageError: see `asker`.
     """
-    return asyncio.run(_annotate(role, model, asks, models, rows, draft, progress))
 
+    def __init__(self, config: Config, role: Role) -> None:
+        self._role, self._model, self._asks = role, identities(config)[role], asker(config, role)
+        self._way = ways(config)[role]
+        self._known = dict[Any, Said]()
+        """What was said, by the contents of questions."""
+        self.columns = self._asks.columns
+        """The columns of trajectories that it reads."""
 
-async def _annotate(
-    role: Role,
-    model: str,
-    asks: Asker,
-    models: BesideModels,
-    rows: Iterable[dict[str, Any]],
-    draft: Draft,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    started, done = time.monotonic(), {name for note in draft.notes for name in note}
-    asked = distinct = problems = 0
-    example = ""
-    async with models.connect(role) as clients:
-        with ShardWriter(draft, ANNOTATION_SCHEMA, _ROWS_PER_SHARD) as writer:
-            for ids, questions in asks.questions(row for row in rows if row["trajectory_id"] not in done):
-                said = await _ask_all(role, asks, clients, questions)
-                annotations = [said[question.content].about(question, model) for question in questions]
-                writer.write_group(annotations, ids)
-                asked, distinct = asked + len(questions), distinct + len(said)
-                failed = [annotation.problem for annotation in annotations if annotation.problem]
-                problems, example = problems + len(failed), example or next(iter(failed), "")
-                seconds = time.monotonic() - started
-                progress(Fleeting(f"models.{role} has answered {asked} questions in {seconds:.0f} s"))
-    numbers = {"asked": asked, "distinct": distinct, "problems": problems, "seconds": time.monotonic() - started}
-    return {"role": role, "model": model, **numbers, **({"example": example} if example else {})}
+    def version(self, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
+        """Return the version of what it says: its name depends on the model, and on how that is asked."""
+        text = json.dumps({"role": self._role, "model": self._way, **self._asks.how}, sort_keys=True)
+        return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
+    def annotate(
+        self, models: BesideModels, rows: Iterable[dict[str, Any]], draft: Draft, progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
 
-async def _ask_all(
-    role: Role, asks: Asker, clients: Sequence[Client], questions: Sequence[Question]
-) -> dict[Hashable, Said]:
-    """Ask distinct questions at the same time, of all servers in turn; return what was said, by their contents."""
-    limits = [asyncio.Semaphore(_AT_ONCE) for _ in clients]
+        Raises:
+            InferenceError: a server cannot be reached, refuses a question or does not hold the model.
+            ValueError: a prompt cannot be filled in.
+        """
+        return asyncio.run(self._annotate(models, rows, draft, progress))
 
-    async def ask(question: Question, server: int) -> Said:
-        async with limits[server]:
-            try:
-                return await retrying(_ATTEMPTS)(asks.ask, clients[server], question)
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                url = clients[server].url
-                raise InferenceError(f"models.{role}: {url} does not answer: {type(error).__name__} {error}") from error
+    async def _annotate(
+        self, models: BesideModels, rows: Iterable[dict[str, Any]], draft: Draft, progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        started, done = time.monotonic(), set(draft.notes)
+        asked, problems = 0, list[str]()
+        async with models.connect(self._role) as clients:
+            with ShardWriter(draft, ANNOTATION_SCHEMA, _ROWS_PER_SHARD) as writer:
+                for by_trajectory in self._asks.questions(row for row in rows if row["trajectory_id"] not in done):
+                    questions = [question for of_it in by_trajectory.values() for question in of_it]
+                    said, errors = await self._ask_all(clients, questions)
+                    for name, of_it in by_trajectory.items():
+                        if all(question in said for question in of_it):
+                            writer.write_group([said[each].about(each, self._model) for each in of_it], name)
+                    if errors:
+                        writer.flush()
+                        raise errors[0]
+                    asked += len(questions)
+                    problems += [each.problem for each in said.values() if each.problem]
+                    seconds = time.monotonic() - started
+                    progress(Fleeting(f"models.{self._role} has answered {asked} questions in {seconds:.0f} s"))
+        numbers = {"asked": asked, "distinct": len(self._known) or asked, "problems": len(problems)}
+        named = {"role": self._role, "model": self._model, **({"example": problems[0]} if problems else {})}
+        return {**named, **numbers, "seconds": time.monotonic() - started}
 
-    distinct = {question.content: question for question in questions}
-    turns = itertools.cycle(range(len(clients)))
-    said = await asyncio.gather(*(ask(question, next(turns)) for question in distinct.values()))
-    return dict(zip(distinct, said, strict=True))
+    async def _ask_all(
+        self, clients: Sequence[Client], questions: Sequence[Question]
+    ) -> tuple[dict[Question, Said], list[BaseException]]:
+        """Ask questions at the same time, of all servers in turn, and those with the same content once.
+
+        An error of one question leaves the others their answers, which may have been paid.
+        """
+        limits = [asyncio.Semaphore(_AT_ONCE) for _ in clients]
+
+        async def ask(question: Question, server: int) -> Said:
+            async with limits[server]:
+                try:
+                    return await retrying(_ATTEMPTS, slow=False)(self._asks.ask, clients[server], question)
+                except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                    told = f"{clients[server].url} does not answer: {type(error).__name__} {error}"
+                    raise InferenceError(f"models.{self._role}: {told}") from error
+
+        new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
+        turns = itertools.cycle(range(len(clients)))
+        said = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
+        told = {content: each for content, each in zip(new, said, strict=True) if not isinstance(each, BaseException)}
+        known = self._known | told
+        if self._asks.repeats:
+            self._known = known
+        by_question = {each: Said(problem=each.problem) for each in questions if each.problem}
+        by_question |= {each: known[each.content] for each in questions if each.content in known}
+        return by_question, [each for each in said if isinstance(each, BaseException)]

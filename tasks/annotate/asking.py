@@ -3,18 +3,17 @@
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
-
-from jinja2.exceptions import TemplateError
 
 from configs import Config
 from configs.models import Judge, Role
 from storage.records import Annotation
 from storage.visible import described
 from tasks.agents.chat import Chat, engine_ends, load_tokenizer
-from tasks.inference.api import ContextLengthError, GenerationConfig
+from tasks.inference.api import ContextLengthError, GenerationConfig, RefusedError
 from tasks.inference.client import Client
 from tasks.score.by_model import JudgeScorer, messages_of
 from tasks.score.interface import Answer
@@ -22,7 +21,7 @@ from tasks.score.scorers import OWN_COLUMNS, SCORERS
 from tasks.score.scoring import batches
 from tasks.seeds import derive
 
-_BATCH_ROWS = 64
+_BATCH_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,8 @@ class Question:
 
     trajectory_id: str
     turn: int
-    content: Hashable  # questions with the same content get the same answer
+    content: Any  # hashable; questions with the same content get the same answer
+    problem: str = ""  # why it cannot be asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class Said:
         return Annotation(*place, model, self.prompt, self.answer, self.value, list(self.logprobs), self.problem)
 
 
+@lru_cache
+def _chat_in(folder: Path) -> Chat:
+    return Chat(load_tokenizer(folder), ends=engine_ends(folder))
+
+
 class Asker(Protocol):
     """Asks one model."""
 
@@ -61,8 +66,11 @@ class Asker(Protocol):
     how: dict[str, Any]
     """All that its answers depend on, besides the model and the trajectories."""
 
-    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[list[str], list[Question]]]:
-        """Yield ids of some trajectories at a time, and the questions about them."""
+    repeats: bool
+    """Whether some questions are equal, so that answers are worth keeping."""
+
+    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
+        """Yield the questions about some trajectories at a time, by their ids."""
 
     async def ask(self, client: Client, question: Question) -> Said:
         """Ask a server."""
@@ -80,17 +88,29 @@ class _OfTurns:
         self.columns = ["trajectory_id", "turns", "source", "ungraded", "answers", *OWN_COLUMNS]
         self.how: dict[str, Any] = {"sources": sources, "others": others}
 
-    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[list[str], list[Question]]]:
+    repeats = True
+
+    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
+        some = dict[str, list[Question]]()
         for answers in batches(rows, by_group=self._by_group, size=_BATCH_ROWS):
-            ids = dict.fromkeys(answer.row["trajectory_id"] for answer in answers)
-            yield list(ids), [self._question(answer) for answer in answers if self._is_asked(answer)]
+            for answer in answers:
+                of_it = some.setdefault(answer.row["trajectory_id"], [])
+                of_it += [self._question(answer)] if self._is_asked(answer) else []
+            if len(some) >= _BATCH_ROWS:
+                yield some
+                some = {}
+        yield some
 
     def _is_asked(self, answer: Answer) -> bool:
         scorer = self._by_source.get(answer.row["source"], self._by_source["default"])
         return scorer == self._name and not answer.ungraded
 
     def _question(self, answer: Answer) -> Question:
-        return Question(answer.row["trajectory_id"], answer.turn, self._content(answer))
+        place = answer.row["trajectory_id"], answer.turn
+        try:
+            return Question(*place, self._content(answer))
+        except Exception as error:  # noqa: BLE001 - a template raises anything, which costs only its turn
+            return Question(*place, None, f"the question cannot be made: {described(error)}")
 
     def _content(self, answer: Answer) -> Hashable:
         raise NotImplementedError
@@ -110,28 +130,28 @@ class JudgeAsker(_OfTurns):
         super().__init__(config, "judge")
         knobs = config.models.judge
         assert isinstance(knobs, Judge)
-        self._service, self._seed, self._most = knobs.name, config.run.seed, knobs.max_model_len
-        self._chat = Chat(load_tokenizer(folder), ends=engine_ends(folder)) if folder else None
+        self._service, self._seed = knobs.name, config.run.seed
+        self._chat = _chat_in(folder) if folder else None
         scorer = self._scorer
-        asked = {"max_new_tokens": scorer.max_new_tokens, "temperature": scorer.temperature, "context": self._most}
-        self.how |= asked | scorer.asked | ({"group": True} if self._by_group else {})
+        self.how |= {"max_new_tokens": scorer.max_new_tokens, "temperature": scorer.temperature, **scorer.asked}
+        self.how |= {"group": True} if self._by_group else {}
 
     def _content(self, answer: Answer) -> Hashable:
-        place = f"{answer.row['trajectory_id']}, turn {answer.turn}"
-        try:
-            question = self._scorer.question(answer)
-        except TemplateError as error:
-            raise ValueError(f"score.args.judge.prompt cannot be filled in for {place}: {described(error)}") from error
-        return question if self._scorer.temperature == 0 else (question, place)
+        question = self._scorer.question(answer)
+        return question if self._scorer.temperature == 0 else (question, answer.row["trajectory_id"], answer.turn)
 
     async def ask(self, client: Client, question: Question) -> Said:
-        prompt = question.content if isinstance(question.content, str) else question.content[0]  # type: ignore[index]
+        prompt = question.content if isinstance(question.content, str) else question.content[0]
         scorer, seed = self._scorer, derive(self._seed, question.trajectory_id, question.turn, "judge")
         messages = [{"role": "user", "content": prompt}]
         if not self._chat:
             assert self._service
             limits = scorer.max_new_tokens, scorer.temperature
-            return Said(prompt, await client.chat(self._service, messages, *limits, seed))
+            try:
+                text, end = await client.chat(self._service, messages, *limits, seed)
+            except RefusedError as error:
+                return Said(prompt, problem=str(error))
+            return Said(prompt, text, problem=_cut(end))
         ends = self._chat.stop_token_ids
         gconfig = GenerationConfig(
             temperature=scorer.temperature, max_new_tokens=scorer.max_new_tokens, stop_token_ids=ends
@@ -140,7 +160,12 @@ class JudgeAsker(_OfTurns):
             (completion,) = await client.generate(self._chat.prompt(messages), gconfig, seed)
         except ContextLengthError as error:
             return Said(prompt, problem=str(error).replace("inference.", "models.judge."))
-        return Said(prompt, self._chat.completion_text(completion.token_ids))
+        return Said(prompt, self._chat.completion_text(completion.token_ids), problem=_cut(completion.finish_reason))
+
+
+def _cut(end: str) -> str:
+    """Return why what a judge said counts for nothing, since it did not come to its end; empty if it did."""
+    return f"it was cut ({end}): raise score.args.judge.max_new_tokens" if end in ("length", "content_filter") else ""
 
 
 class RewardAsker(_OfTurns):
@@ -149,17 +174,13 @@ class RewardAsker(_OfTurns):
     def __init__(self, config: Config, folder: Path) -> None:
         super().__init__(config, "reward")
         assert config.models.reward
-        self._chat, self._most = (
-            Chat(load_tokenizer(folder), ends=engine_ends(folder)),
-            config.models.reward.max_model_len,
-        )
-        self.how |= {"dtype": config.models.reward.dtype, "context": self._most}
+        self._chat, self._most = _chat_in(folder), config.models.reward.max_model_len
 
     def _content(self, answer: Answer) -> Hashable:
         return tuple(self._chat.whole(messages_of(answer)))
 
     async def ask(self, client: Client, question: Question) -> Said:
-        ids = list(question.content)  # type: ignore[call-overload] # its own content
+        ids = list(question.content)
         if len(ids) > self._most:
             return Said(problem=f"{len(ids)} tokens are more than models.reward.max_model_len={self._most}")
         return Said(value=await client.pooled(ids))
@@ -168,15 +189,16 @@ class RewardAsker(_OfTurns):
 class TeacherAsker:
     """Asks a teacher for the logprob of each token of each sequence."""
 
-    def __init__(self, config: Config) -> None:
-        assert config.models.teacher
+    def __init__(self) -> None:
         self.columns = ["trajectory_id", "token_ids", "sequence_starts"]
-        self.how: dict[str, Any] = {"dtype": config.models.teacher.dtype}
+        self.how = dict[str, Any]()
 
-    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[list[str], list[Question]]]:
+    repeats = False
+
+    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
         stream = iter(rows)
         while batch := list(itertools.islice(stream, _BATCH_ROWS)):
-            yield [row["trajectory_id"] for row in batch], [self._question(row) for row in batch]
+            yield {row["trajectory_id"]: [self._question(row)] for row in batch}
 
     def _question(self, row: dict[str, Any]) -> Question:
         cuts = [*row.get("sequence_starts", [0]), len(row["token_ids"])]
@@ -184,6 +206,6 @@ class TeacherAsker:
 
     async def ask(self, client: Client, question: Question) -> Said:
         logprobs = list[float]()
-        for sequence in question.content:  # type: ignore[attr-defined] # its own content
+        for sequence in filter(None, question.content):
             logprobs += [0.0, *(await client.prompt_logprobs(list(sequence)) if len(sequence) > 1 else [])]
         return Said(logprobs=logprobs)

@@ -13,12 +13,12 @@ from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from tasks.annotate.task import annotate
+from tasks.annotate.task import annotate, counted_questions
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
 from tasks.inference.api import GenerationConfig
-from tasks.inference.location import identities
+from tasks.inference.location import ways
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.task import unplayable, warn_of_marks
@@ -66,7 +66,7 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     """
     version = protocol.evaluation(policy)
     config = workspace.config
-    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, identities(config)))
+    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, ways(config)))
     if not manifests.committed(workspace.store, scores):
         with stage("evaluate", scores, policy.number):
             if not manifests.committed(workspace.store, version):
@@ -108,10 +108,11 @@ def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, prot
     config, version = _with_strict_limits(workspace.config), scores.evaluation
     assert version
     with Draft(workspace.store, scores, "scores") as draft:
+        annotations = annotate(workspace, version, config.score.models)
         started = time.monotonic()
-        annotations = annotate(workspace, version)
         grades = workers.score(version, draft, config, annotations)
         metrics = metrics_of(grades, config.score, time.monotonic() - started)
+        metrics |= counted_questions(workspace.store, annotations)
         outcomes = join(datasets.rows(workspace.store, version, workspace.cache, COLUMNS), datasets.drafted(draft))
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}

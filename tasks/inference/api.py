@@ -16,6 +16,10 @@ class EngineClosedError(InferenceError):
     """The flow of the engine is ending; the engine itself has no fault."""
 
 
+class RefusedError(InferenceError):
+    """The server refuses this request, such as one that is too long, and would take others."""
+
+
 class NoSuchModelError(InferenceError):
     """The server has no adapter of this name, or does not know this address."""
 

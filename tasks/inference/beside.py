@@ -16,7 +16,7 @@ from storage.errors import first_few
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal_beside, visible_devices
-from tasks.inference.location import CONFIG, folder_of
+from tasks.inference.location import CONFIG, folder_of, identities, identity_of
 from tasks.inference.server import Server
 from tasks.inference.weight_sums import differing, sums_of_folder
 
@@ -49,6 +49,20 @@ class BesideModels:
         for servers in self._servers.values():
             for server in servers:
                 server.close()
+
+    def start(self) -> None:
+        """Start and prove all servers now, for errors before anything expensive. Services are asked nothing.
+
+        Raises:
+            InferenceError, ValueError, StorageError: see `connect`.
+        """
+
+        async def connect_all() -> None:
+            for role in self._config.models.served():
+                async with self.connect(role):
+                    pass
+
+        asyncio.run(connect_all())
 
     @asynccontextmanager
     async def connect(self, role: Role) -> AsyncIterator[list[Client]]:
@@ -88,15 +102,18 @@ class BesideModels:
 
         Quantised weights are not those of the files: then only our own servers are trusted, which loaded these files.
         """
-        folder = folder_of(self._config, role)
-        if "quantization_config" in json.loads((folder / CONFIG).read_bytes()) and not knobs.urls:
+        folder, expected = folder_of(self._config, role), dict[str, int]()
+        quantised = "quantization_config" in json.loads((folder / CONFIG).read_bytes()) and not knobs.urls
+        if quantised:
             logger.warning("models.%s: its weights are quantised, so no sums prove what its servers hold", role)
-            return
-        expected = await asyncio.to_thread(sums_of_folder, folder, knobs.dtype)
+        else:
+            expected = await asyncio.to_thread(sums_of_folder, folder, knobs.dtype)
+        if await asyncio.to_thread(identity_of, folder) != identities(self._config)[role]:
+            raise InferenceError(f"models.{role}: {folder} has changed while it was loaded: begin again")
         for client in clients:
             try:
-                held = await client.weight_sums()
-                if role != "reward":
+                held = expected if quantised else await client.weight_sums()
+                if role != "reward":  # vLLM begins with a version that is no number
                     await client.set_weight_version(0)
             except aiohttp.ClientError as error:
                 raise InferenceError(f"models.{role}: vLLM at {client.url} cannot be reached: {error}") from error

@@ -12,7 +12,14 @@ import aiohttp
 import orjson
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import (
+    AsyncRetrying,
+    before_sleep_log,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from tasks.inference.api import (
     AbortedError,
@@ -21,6 +28,7 @@ from tasks.inference.api import (
     GenerationConfig,
     InferenceError,
     NoSuchModelError,
+    RefusedError,
 )
 from tasks.inference.experts import experts_of
 from tasks.inference.weight_sums import merged
@@ -38,10 +46,22 @@ _TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, Aborte
 _LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
-def retrying(attempts: int) -> AsyncRetrying:
-    """Return what sends a request again that fails for a reason that may pass, so many times in all."""
+_REFUSALS: dict[int, type[InferenceError]] = {
+    HTTPStatus.NOT_FOUND: NoSuchModelError,
+    HTTPStatus.BAD_REQUEST: RefusedError,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusedError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: RefusedError,
+}
+
+
+def retrying(attempts: int, *, slow: bool = True) -> AsyncRetrying:
+    """Return what sends a request again that fails for a reason that may pass, so many times in all.
+
+    Without `slow`, none is sent again that has waited for its whole time: a service may have billed it.
+    """
+    passing = retry_if_exception_type(_TRANSIENT)
     return AsyncRetrying(
-        retry=retry_if_exception_type(_TRANSIENT),
+        retry=passing if slow else passing & retry_if_not_exception_type(asyncio.TimeoutError),
         stop=stop_after_attempt(attempts),
         wait=wait_exponential(multiplier=0.2, max=20),
         before_sleep=before_sleep_log(logger, logging.DEBUG),
@@ -186,17 +206,19 @@ class Client:
 
     async def chat(
         self, model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float, seed: int
-    ) -> str:
-        """Return what a service with OpenAI's chat completions answers to messages.
+    ) -> tuple[str, str]:
+        """Return what a service with OpenAI's chat completions answers to messages, and why it ended there.
 
         Raises:
-            InferenceError: it refuses the request, or its answer has another form.
+            RefusedError: it refuses this request.
+            InferenceError: it refuses all, or its answer has another form.
         """
         body = {"model": model, "messages": messages, "max_tokens": max_tokens}
         answer = await self._post("/v1/chat/completions", body | {"temperature": temperature, "seed": seed})
         try:
-            return str(answer["choices"][0]["message"]["content"] or "")
-        except (LookupError, TypeError):
+            (choice,) = answer["choices"]
+            return str(choice["message"]["content"] or ""), str(choice.get("finish_reason"))
+        except (LookupError, TypeError, ValueError):
             raise InferenceError(f"{self.url} answered {str(answer)[:500]}, which is no chat completion") from None
 
     async def pooled(self, token_ids: list[int]) -> float:
@@ -289,7 +311,7 @@ def _named(adapter: str | None) -> dict[str, str]:
 async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
     """Return the JSON body; raise aiohttp's error for status 5xx (retried), InferenceError for 4xx (not retried)."""
     if 400 <= response.status < 500 and response.status not in _LATER:
-        kind = NoSuchModelError if response.status == HTTPStatus.NOT_FOUND else InferenceError
+        kind = _REFUSALS.get(response.status, InferenceError)
         raise kind(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
     response.raise_for_status()
     # orjson is several times faster: an answer has entries for each token.

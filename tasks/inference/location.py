@@ -59,22 +59,30 @@ def folder_of(config: Config, role: Role) -> Path:
         ValueError: there is no such model, or it is a checkpoint with an adapter.
         StorageError: it cannot be read, or the hub cannot be reached.
     """
-    knobs, knob = config.models.served()[role], f"models.{role}.path"
-    assert knobs.path
+    return _found(config.models.served()[role].path or "", config.storage.cache, f"models.{role}.path")
+
+
+@lru_cache
+def _found(path: str, cache: str, knob: str) -> Path:
+    """Find a model's folder, once in a process: a name on the hub may mean other files later."""
     try:
-        found = locate(knobs.path, [*TOKENIZER_FILES, "*.safetensors"], knob)
+        found = locate(path, [*TOKENIZER_FILES, "*.safetensors"], knob)
     except ValueError as error:
-        raise ValueError(f"{knob}={knobs.path!r}: {error}") from None
-    if isinstance(found, Path):
-        return found
-    checkpoint = open_checkpoint(Store(found[0]), found[1], Path(config.storage.cache))
-    if checkpoint.adapter:
-        raise ValueError(f"{knob}={knobs.path!r} is an adapter: give the folder of `python -m storage export --merge`")
-    return checkpoint.model
+        raise ValueError(f"{knob}={path!r}: {error}") from None
+    if not isinstance(found, Path):
+        checkpoint = open_checkpoint(Store(found[0]), found[1], Path(cache))
+        if checkpoint.adapter:
+            raise ValueError(f"{knob}={path!r} is an adapter: give the folder of `python -m storage export --merge`")
+        found = checkpoint.model
+    if not any(found.glob("*.safetensors")):
+        raise ValueError(f"{knob}={path!r}: there are no *.safetensors in {found}")
+    return found
 
 
 def identities(config: Config) -> dict[Role, str]:
     """Return the identity of each served model: `sha256:…` over the names and hashes of its files, or `name:…`.
+
+    Files are read once in a process; `identity_of` reads them again, when servers are proven.
 
     Raises:
         ValueError, StorageError: see `folder_of`.
@@ -82,19 +90,32 @@ def identities(config: Config) -> dict[Role, str]:
     return {role: _identity(config, role, knobs) for role, knobs in config.models.served().items()}
 
 
+def ways(config: Config) -> dict[Role, str]:
+    """Return for each served model its identity and the knobs of its servers that may change what it says."""
+    named = config.models.served()
+    return {
+        role: identity + json.dumps([named[role].dtype, named[role].max_model_len, named[role].extra_args])
+        for role, identity in identities(config).items()
+    }
+
+
 def _identity(config: Config, role: Role, knobs: ServedModel) -> str:
     if isinstance(knobs, Judge) and knobs.name:
         return f"name:{knobs.name}"
-    folder = folder_of(config, role)
+    return _known_identity(folder_of(config, role))
+
+
+def identity_of(folder: Path) -> str:
+    """Return the identity of the model in a folder, as its files are now."""
     suffixes = (*WEIGHTS, *(pattern.removeprefix("*") for pattern in TOKENIZER_FILES))
     files = sorted(path for path in folder.iterdir() if path.name.endswith(suffixes) and path.is_file())
-    if not any(path.name.endswith(".safetensors") for path in files):
-        raise ValueError(f"models.{role}.path={knobs.path!r}: there are no *.safetensors in {folder}")
-    return f"sha256:{_digest(tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files))}"
+    return f"sha256:{hashlib.sha256(json.dumps([(path.name, sha256(path)) for path in files]).encode()).hexdigest()}"
 
 
-@lru_cache
-def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    """Return a hash of the contents and names of files, which are given with their times and sizes."""
-    listed = [(Path(path).name, sha256(Path(path))) for path, _, _ in files]
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+_known_identity = lru_cache(identity_of)
+
+
+def forget_models() -> None:
+    """Forget what is known of models, for tests that change one."""
+    _found.cache_clear()
+    _known_identity.cache_clear()

@@ -5,6 +5,7 @@ from typing import Any
 
 from configs import Config, read_stored, up_to_date
 from configs.evaluate import HELD_OUT
+from configs.models import WHERE_MODELS_ARE
 from configs.stored import with_knobs
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
@@ -14,7 +15,7 @@ from storage.version_names import PolicyVersion, ProblemsVersion
 
 REMOVED = "removed"
 """In `evaluation.fingerprints`: this set is no longer used."""
-KEEPS = ("storage", "inference", "problems.exclusions", "run.accept_code", *FROM_NEXT_UPDATE)
+KEEPS = ("storage", "inference", "problems.exclusions", "run.accept_code", *WHERE_MODELS_ARE, *FROM_NEXT_UPDATE)
 """What a continued night takes from the present configuration: machine or storage may have changed since, and what a
 stopped night needs to go on may be given."""
 

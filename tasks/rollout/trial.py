@@ -13,7 +13,7 @@ from configs import Config, ConfigError
 from configs.score import BY_MODEL
 from storage import layout
 from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
-from storage.visible import visible
+from storage.visible import described, visible
 from tasks.agents.chat import Chat
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
 from tasks.rollout.plan import Group, RolloutPlan
@@ -115,9 +115,8 @@ def try_out(
     findings = _findings(script, [call for row in rows for call in row.calls])
     if rows[-1].status in ("failed", "rejected"):
         return [*findings, end]
-    if asked := _question(config, problem, rows[-1]):
-        tell(asked)
-        return findings
+    if config.score.by_source.get(problem.source, config.score.by_source["default"]) in BY_MODEL:
+        return [*findings, *_ask_nobody(config, problem, rows[-1], tell)]
     scores = list(scores_of(to_table(rows, TRAJECTORY_SCHEMA).to_pylist(), Scorers(config.score, verifier)))
     for score in scores:
         tell(f"scorer, turn {score.turn}: {score.verdict}, reward {score.reward:g} {score.reason}")
@@ -129,15 +128,18 @@ def try_out(
     return findings
 
 
-def _question(config: Config, problem: Problem, row: Trajectory) -> str:
-    """Return what a model beside the policy would be asked about an episode; empty if none grades it."""
+def _ask_nobody(config: Config, problem: Problem, row: Trajectory, tell: Callable[[str], None]) -> list[str]:
+    """Tell what a model beside the policy would be asked about an episode; return what hinders that."""
     name = config.score.by_source.get(problem.source, config.score.by_source["default"])
-    if name not in BY_MODEL:
-        return ""
     scorer: Any = SCORERS.make(name, None, config.score.args.get(name, {}))
-    answer = Answer(to_table([row], TRAJECTORY_SCHEMA).to_pylist()[0], len(row.turns) - 1)
-    question = scorer.question(answer) if isinstance(scorer, JudgeScorer) else str(messages_of(answer))
-    return f"models.{BY_MODEL[name]} would be asked: {visible(question, _LONGEST)}"
+    stored = to_table([row], TRAJECTORY_SCHEMA).to_pylist()[0]
+    answer = Answer(stored, len(row.turns) - 1, [stored])
+    try:
+        question = scorer.question(answer) if isinstance(scorer, JudgeScorer) else str(messages_of(answer))
+    except Exception as error:  # noqa: BLE001 - a template raises anything
+        return [f"score.args.judge.prompt cannot be filled in for problem {problem.problem_id!r}: {described(error)}"]
+    tell(f"models.{BY_MODEL[name]} would be asked: {visible(question, _LONGEST)}")
+    return []
 
 
 def _findings(script: Script, calls: Sequence[Call]) -> list[str]:

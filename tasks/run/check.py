@@ -29,6 +29,7 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
     """Play a scripted episode, and `warn` of what may be wrong.
 
     Raises:
+        InferenceError: a model beside the policy cannot be served, or its servers hold another one.
         ConfigError: an episode fails before the policy is asked. With workers in other processes this is a warning,
             since another machine may have what the episode lacks here.
     """
@@ -38,6 +39,8 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
         if not workspace.config.plays_apart:
             raise
         findings = [str(error)]
+    if workspace.models:
+        workspace.models.start()
     for finding in findings:
         warn(f"check: {finding}. If the scripted policy is to blame, ignore this; `--check` shows its episode")
 

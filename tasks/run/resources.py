@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from tasks.run.workspace import Workspace
+from tasks.run.workspace import Workspace, models_of
 from tasks.score.verifier import Verifier
 from tasks.train.orders import OrderedTrainer
 
@@ -32,10 +32,7 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
 
     By default there is one, in this process; else they are processes of their own, on this host or on a cluster.
     """
-    from tasks.inference.beside import BesideModels
-
-    config, logs = workspace.config, workspace.cache / "logs" / workspace.name
-    with BesideModels(config, logs) as workspace.models, _workers(workspace, playing=playing) as workers:
+    with models_of(workspace), _workers(workspace, playing=playing) as workers:
         yield workers
 
 

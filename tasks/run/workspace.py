@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError, differences, up_to_date
 from configs.loader import unknown
-from configs.models import ServedModel
+from configs.models import WHERE_MODELS_ARE
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
@@ -44,23 +44,18 @@ from tasks.train.schedules import lengthened
 if TYPE_CHECKING:
     from tasks.inference.beside import BesideModels
 
-_SERVERS = tuple(
-    f"models.{role}.{knob}"
-    for role in ("teacher", "judge", "reward")
-    for knob in sorted(ServedModel.model_fields.keys() - {"dtype"})
-)
-"""Where models beside the policy are, and their servers; their hashes must stay."""
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
+    "score.max_failure_share",
     *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
-    *_SERVERS,
+    *WHERE_MODELS_ARE,
     *("train.parallel", "train.kernels", "train.moments", "train.on_cluster", "train.timeout_s"),
     *("train.startup_timeout_s", "train.max_restarts", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`train.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose
 manifests say so."""
-_SCORERS = ("score.", "models")
+_SCORERS = ("score.", "models.judge", "models.reward")
 """Knobs that may differ from the run's when stored trajectories are scored again."""
 _LOOKED_AT = 10
 """Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
@@ -79,8 +74,8 @@ class Workspace:
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
-        self.by_other_scorer: bool | None = None
-        """Whether scores are made by another scorer than the run's; None: the run must have the scorer that it has."""
+        self.by_other_scorer = False
+        """Whether scores are made by another scorer than the run's, which does not train on them."""
         self.models: BesideModels | None = None
         """The models beside the policy, while the flow has workers."""
 
@@ -169,10 +164,9 @@ def open_run(config: Config, *, scoring: bool = False) -> Iterator[Workspace]:
         LeaseHeldError: see `open_leased`.
     """
     with open_leased(config) as workspace, telling_full_disks(config):
-        workspace.by_other_scorer = False if scoring else None
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
-        start_run(workspace)
-        with followed(workspace.config):
+        start_run(workspace, scoring=scoring)
+        with followed(workspace.config), models_of(workspace):
             yield workspace
 
 
@@ -191,6 +185,21 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     with telling_full_disks(config):
         yield workspace
     workspace.trim_cache()
+
+
+@contextmanager
+def models_of(workspace: Workspace) -> Iterator[None]:
+    """Hold servers for the models beside the policy, unless an outer block does. They start when they are needed."""
+    if workspace.models or not workspace.config.models.served():
+        yield
+        return
+    from tasks.inference.beside import BesideModels
+
+    try:
+        with BesideModels(workspace.config, workspace.cache / "logs" / workspace.name) as workspace.models:
+            yield
+    finally:
+        workspace.models = None
 
 
 def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
@@ -212,10 +221,11 @@ def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
 
 
 @task(name="start-run", cache_policy=NO_CACHE)
-def start_run(workspace: Workspace) -> None:
+def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     """Commit the run's configuration; if the run exists already, refuse a different configuration, or different code.
 
-    A knob that is not set, and follows the device or has another default now, stays as the run was begun.
+    With `scoring`, the scorer may be another; `by_other_scorer` then says so. A knob that is not set, and follows the
+    device or has another default now, stays as the run was begun.
     """
     version = layout.run(workspace.name)
     begins = not manifests.committed(workspace.store, version)
@@ -229,6 +239,7 @@ def start_run(workspace: Workspace) -> None:
     if config.train.micro_batch_tokens is None and isinstance(tokens, int):
         config = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_tokens": tokens})})
     workspace.config = config
+    workspace.by_other_scorer = scoring and not begins and _scores_differently(workspace, begun)
     _refuse_another(workspace, begun)
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
@@ -250,11 +261,14 @@ def start_run(workspace: Workspace) -> None:
             get_run_logger().info(told)
 
 
-def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
-    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values.
+def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:
+    """Return whether a scorer, or a model that it asks, is another than the one with which a run was `begun`."""
+    lines = differences(begun, up_to_date(workspace.config.model_dump(mode="json")))
+    return any(line.startswith(_SCORERS) and not line.startswith(MAY_CHANGE) for line in lines)
 
-    Note whether scores, which may be made again, are to have another scorer.
-    """
+
+def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
+    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
     present = up_to_date(workspace.config.model_dump(mode="json"))
     upgrade = "Upgrade this one if a newer program began it"
     for what, lines, remedy in (
@@ -262,8 +276,7 @@ def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
         ("with another configuration", differences(begun, present), "Restore it"),
     ):
         fixed = [line for line in lines if not line.startswith(MAY_CHANGE)]
-        if workspace.by_other_scorer is not None and any(line.startswith(_SCORERS) for line in fixed):
-            workspace.by_other_scorer = True
+        if workspace.by_other_scorer:
             fixed = [line for line in fixed if not line.startswith(_SCORERS)]
         if listing := "\n".join(f"  {line}" for line in fixed):
             raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}, or {_remedy(workspace)}")

@@ -43,7 +43,7 @@ where N is a number from {{ low }} (worthless) to {{ high }} (perfect).
 """The question of a judge, a template of Jinja. It may use `prompt`, `solutions`, `source`, `metadata` of the problem,
 `answer` (what the agent gave to the environment), `text` (the completion), `turns` (this one and those before it, each
 with `text` and `feedback`), with `score.group` also `group` (the rows of all episodes), and `low` and `high`."""
-PARSER = r"(?i)score[^\w-]{0,4}(-?\d+(?:\.\d+)?)"
+PARSER = r"(?i)\bscore\b[^\n:=]*[:=][^\w\n-]*(-?\d+(?:\.\d+)?)"
 """The regular expression whose last match has the judge's number, or word, as its only group."""
 
 

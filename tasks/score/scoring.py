@@ -38,7 +38,7 @@ _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeou
 def scorer_fingerprint(settings: ScoreSettings, models: Mapping[Role, str] = NO_MODELS) -> str:
     """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts.
 
-    `models` has the identities of the models that they ask (`tasks.inference.beside.identities`).
+    `models` says which models they ask, and how (`tasks.inference.location.ways`).
     """
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     rules = {"rules": _RULES, "timeout_s": settings.timeout_s, "memory_mb": MEMORY_MB, **identity(settings, models)}
@@ -113,18 +113,11 @@ def score_shard(store: Store, cache: Path, verifier: Verifier, order: ShardOrder
         return ScoredShard(draft.files, grades)
 
 
-def asked_by_scorers(
-    settings: ScoreSettings, annotations: Mapping[Role, AnnotationsVersion]
-) -> dict[Role, AnnotationsVersion]:
-    """Return those versions that scorers read: not a teacher's."""
-    return {role: version for role, version in annotations.items() if role in settings.models}
-
-
 def read_annotations(
     store: Store, versions: Mapping[Role, AnnotationsVersion], cache: Path
 ) -> dict[Role, dict[tuple[str, int], Annotation]]:
     """Read what models beside the policy said about turns, for scorers."""
-    columns = [name for name in ANNOTATION_SCHEMA.names if name != "logprobs"]
+    columns = [name for name in ANNOTATION_SCHEMA.names if name not in ("prompt", "logprobs")]
     return {
         role: {
             (row["trajectory_id"], row["turn"]): Annotation(**row)

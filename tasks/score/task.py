@@ -11,10 +11,10 @@ from storage.telemetry.spans import stage
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
-from tasks.annotate.task import annotate
-from tasks.inference.location import identities
+from tasks.annotate.task import annotate, counted_questions
+from tasks.inference.location import ways
 from tasks.run.workspace import Workspace
-from tasks.score.scoring import asked_by_scorers, metrics_of, scorer_fingerprint
+from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories: TrajectoriesVersion) -> ScoresVersion:
     """Grade `trajectories`, unless their scores are committed; return the version of the scores.
 
-    Models beside the policy are asked first, a teacher, too.
+    Models beside the policy are asked first, a teacher, too, which is not asked for scores of another scorer.
     """
     store, settings = workspace.store, workspace.config
-    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, identities(settings)))
-    annotations = annotate(workspace, trajectories)
+    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, ways(settings)))
+    if not workspace.by_other_scorer:
+        annotate(workspace, trajectories, ["teacher"])
     if not manifests.committed(store, version):
         with stage("score", version, iteration), Draft(store, version, "scores") as draft:
+            asked = annotate(workspace, trajectories, settings.score.models)
             started = time.monotonic()
-            asked = asked_by_scorers(settings.score, annotations)
             grades = workers.score(trajectories, draft, settings, asked)
-            metrics = metrics_of(grades, settings.score, time.monotonic() - started)
+            metrics = metrics_of(grades, settings.score, time.monotonic() - started) | counted_questions(store, asked)
             draft.commit(workspace.provenance(), [trajectories, *asked.values()], metrics)
     if workspace.by_other_scorer:
         get_run_logger().info("scored by another scorer than that of the run, which does not train on it: %s", version)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from configs.loader import read_stored
+from configs.models import Role
 from configs.schema import Config
 from configs.train import Parallel
 from storage import layout
@@ -82,7 +84,8 @@ def _compared(
 ) -> Replayed:
     order, own = read_order(store, version, cache), own_code(read_stored(manifest.settings, version))
     others = {manifest.code_version} - {code_version()}
-    code = {name: digest for name, digest in manifest.code.items() if not name.startswith("models.")}
+    models = {f"models.{role}" for role in get_args(Role)}  # nobody is asked
+    code = {name: digest for name, digest in manifest.code.items() if name not in models}
     others |= {name for name in own.keys() | code.keys() if own.get(name) != code.get(name)}
     other = ", ".join(sorted(others))
     with TemporaryDirectory(prefix="replay-") as folder:

@@ -14,6 +14,7 @@ from storage.objects.store import Store
 from storage.records import Annotation, to_score
 from storage.version_names import AnnotationsVersion, select
 from storage.versions import checkpoints, datasets, manifests
+from tasks.inference.location import forget_models
 from tasks.train.replay import replay
 from tests.support.chain_helpers import nonces
 from tests.support.reward_model import save_reward_model
@@ -62,5 +63,6 @@ def test_models_are_asked_once_and_everything_names_them(overrides: list[str], t
 
     values = json.loads((reward / "config.json").read_bytes())
     (reward / "config.json").write_text(json.dumps(values | {"rms_norm_eps": 1e-3}))
+    forget_models()
     with pytest.raises(ConfigError, match=r"played with other code or models of yours .*models\.reward"):
         math_mt_ppo("smoke", [*knobs, "run.iterations=3"])

@@ -17,7 +17,7 @@ from tasks.annotate.annotating import asker
 from tasks.annotate.asking import Question, Said
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.location import identities
+from tasks.inference.location import forget_models, identities
 from tests.support.reward_model import save_reward_model
 from tests.support.scripted_judge import scripted_judge
 
@@ -114,6 +114,7 @@ def test_the_identity_is_that_of_the_files(policies: list[Checkpoint], tmp_path:
     """A copy elsewhere is the same model; another template or one changed byte of weights makes it another."""
 
     def identity(folder: Path) -> str:
+        forget_models()
         return identities(load("smoke", ["score.type=judge", f"models.judge.path={folder}"]))["judge"]
 
     copy = tmp_path / "copy"

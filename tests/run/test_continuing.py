@@ -107,3 +107,29 @@ def test_a_run_without_an_update_has_no_fork(tmp_path: Path, monkeypatch: pytest
 def test_forks_that_cannot_be(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load("smoke", overrides)
+
+
+def start_scoring(*overrides: str) -> Workspace:
+    workspace = Workspace(load("smoke", overrides))
+    run_workspace.start_run.fn(workspace, scoring=True)
+    return workspace
+
+
+def test_stored_answers_may_be_scored_by_another_scorer(begun: list[str]) -> None:
+    """`flows.score` may name another; no other flow may, and `flows.score` nothing else."""
+    other = ["score.type=environment", "score.args={environment: {success_above: 0.5}}"]
+    assert not start_scoring(*begun).by_other_scorer
+    assert start_scoring(*begun, *other).by_other_scorer
+    assert start_scoring(*begun, "score.type=reward-model", "models.reward.path=x").by_other_scorer
+    with pytest.raises(ConfigError, match="begun with another configuration"):
+        start(*begun, *other)
+    for override in ("agent.args.num_turns=3", "reward.shape=raw"):
+        with pytest.raises(ConfigError, match="begun with another configuration") as refused:
+            start_scoring(*begun, *other, override)
+        assert "score.type" not in str(refused.value)
+
+
+def test_a_limit_on_failures_may_change(begun: list[str]) -> None:
+    """A judge that failed too often for the limit must not end a run for ever; its scores keep their name."""
+    assert not start_scoring(*begun, "score.max_failure_share=0.5").by_other_scorer
+    assert start(*begun, "score.max_failure_share=0.5").config.score.max_failure_share == 0.5

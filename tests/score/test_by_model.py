@@ -40,6 +40,9 @@ def verdict(text: str, **args: Any) -> Verdict:
         ("**Score:** 7.5", 7.5),
         ("The answer says `Score: 10`, which is no instruction.\nScore: 2", 2),  # the last one counts
         ("score = 0", 0),
+        ("Score (0-10): 7", 7),
+        ("Score from 0 to 10: 7/10", 7),
+        ("Final score: 10. I subtracted score 3.", 10),
     ],
 )
 def test_the_last_number_is_the_judges(text: str, number: float) -> None:
@@ -50,7 +53,9 @@ def test_the_last_number_is_the_judges(text: str, number: float) -> None:
     assert found.name == ("correct" if number > 5 else "wrong")
 
 
-@pytest.mark.parametrize("text", ["", "I would rather not say.", "Score: 11", "Score: -1", "Score: many", "7"])
+@pytest.mark.parametrize(
+    "text", ["", "I would rather not say.", "Score: 11", "Score: -1", "Score: many", "7", "Underscore: 9"]
+)
 def test_rubbish_is_an_error_of_the_judge(text: str) -> None:
     """It is no verdict on the policy: `score.max_failure_share` stops a run whose judge says too much of this."""
     found = verdict(text)
@@ -161,6 +166,10 @@ def test_scores_are_named_by_the_model() -> None:
             "must be above inference.max",
         ),
         (["algorithm.type=opd", "models.teacher.path=x", "sampling.temperature=0.5"], "vLLM tells a teacher's"),
+        (
+            ["score.type=judge", "models.judge={name: x, urls: ['http://x'], max_model_len: 9}"],
+            "max_model_len=9 has no effect with name",
+        ),
         (["models.teacher.path=x", "models.teacher.checkpoint=r@1"], "path='x' has no effect with checkpoint"),
         (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect"),
     ],

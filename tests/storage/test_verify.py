@@ -18,13 +18,14 @@ from safetensors.numpy import save_file
 from storage import layout
 from storage.errors import UnavailableError
 from storage.logs import catalog
+from storage.logs.catalog import CatalogEntry
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import Report, verify
 from storage.objects.store import Store
 from storage.versions import checkpoints, manifests
 from storage.versions.drafts import Draft
-from storage.versions.lineage import ancestors, descendants
+from storage.versions.lineage import ancestors, descendants, scores_of
 from storage.versions.manifests import MANIFEST_VERSION
 from tasks.train.policy import make_canary
 from tests.support import chain_helpers as chains
@@ -427,3 +428,13 @@ def test_a_pipe_in_the_place_of_an_object_is_not_read(chain: Store) -> None:
         Path(chain.path(path)).unlink()
         os.mkfifo(chain.path(path))
         assert has(verify(chain, [SECOND]), path, "")
+
+
+def test_readers_use_the_scores_that_were_trained_on() -> None:
+    """Of several scores of a data set those of an update are last, whichever scorer came later."""
+    data = "runs/r/trajectories/000000"
+    names = [f"runs/r/scores/000000/{scorer}" for scorer in ("aa", "bb", "cc")]
+    scores = [CatalogEntry(number, "scores", name, [data]) for number, name in enumerate(names)]
+    update = CatalogEntry(3, "checkpoint", "runs/r/checkpoints/000001", ["runs/r/checkpoints/000000", data, names[0]])
+    assert scores_of(scores)[data] == names
+    assert scores_of([*scores, update])[data] == [names[1], names[2], names[0]]

@@ -11,7 +11,7 @@ from aiohttp import web
 
 @dataclass
 class ScriptedJudge:
-    """Answers each question with a status and a text, and keeps the questions."""
+    """Answers each question with a status and a text, which was cut if it ends with …; keeps the questions."""
 
     script: Callable[[str], tuple[int, str]]
     url: str = ""
@@ -24,7 +24,8 @@ class ScriptedJudge:
         self.asked.append(message["content"])
         self.keys.append(request.headers.get("Authorization"))
         status, text = self.script(message["content"])
-        return web.json_response({"choices": [{"message": {"content": text}}]}, status=status)
+        choice = {"message": {"content": text}, "finish_reason": "length" if text.endswith("…") else "stop"}
+        return web.json_response({"choices": [choice]}, status=status)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ class OPD(Algorithm):
         advantages = list[Floats]()
         for sample, given in zip(samples, observed, strict=True):
             if given.teacher is None:
-                raise ValueError("algorithm.type=opd needs a teacher: set models.teacher.checkpoint=RUN@N")
+                raise ValueError("algorithm.type=opd needs a teacher: set models.teacher.checkpoint=RUN@N or .path")
             advantages.append(given.teacher.astype("float64") - sample.behaviour)
         return self.share(advantages)
 
