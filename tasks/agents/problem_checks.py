@@ -25,6 +25,13 @@ def lacking_room(config: Config) -> str | None:
 
     It is known for agents with an argument `num_turns`. Prompt and feedback need further room, which is not counted.
     """
+    for where, played in config.played:
+        if warning := _lacking_room(played):
+            return f"{where}{warning}"
+    return None
+
+
+def _lacking_room(config: Config) -> str | None:
     parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
     turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
     context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
@@ -39,12 +46,26 @@ def lacking_room(config: Config) -> str | None:
 def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
     """List the problems whose first prompt leaves too little room in the context; none if they are to be played.
 
+    In a mixture the problems of each member are looked at apart.
+
     The prompt is that of the agent if it has a method `opening`, such as `math-multi-turn`. Otherwise only the
     problem's own messages are counted, and never what an environment adds to them.
 
     Raises:
         ProblemError: there are some and `problems.without_room` is `refuse`, or no other problem is left.
     """
+    members = {member.name: where for member, (where, _) in zip(config.problems.members, config.played, strict=False)}
+    lacking = list[Problem]()
+    for source in dict.fromkeys(problem.source if problem.source in members else "" for problem in problems):
+        own = [each for each in problems if (each.source if each.source in members else "") == source]
+        try:
+            lacking += _without_room(own, chat, config.of_source(source))
+        except ProblemError as error:
+            raise ProblemError(f"{members.get(source, '')}{error}") from error
+    return lacking
+
+
+def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
     reaction, context = config.problems.without_room, config.inference.max_model_len
     if reaction == "play":
         return []

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from configs import Config, ConfigError
-from configs.problems import StoredSource
+from configs.problems import Part
 from storage.errors import UnavailableError
 from storage.records import Problem
 from storage.versions import datasets
 from storage.visible import described, printable
 from tasks.inference.devices import check_split
-from tasks.problems import load_problems
+from tasks.problems.mixture import by_member, load_part
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
+from tasks.score.verifier import Verifier
 from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
 
 
@@ -43,15 +45,14 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
 
 
 def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None]) -> list[str]:
-    """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played."""
-    from tasks.rollout.trial import try_out
-
-    few, config = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]], workspace.config
+    """Play a scripted episode, in a mixture one of each member."""
+    config = workspace.config
     with open_verifier(workspace, workers=1) as verifier:
         try:
             if not config.inference.urls:
                 check_split(config.inference, policy_values(config))
-            return try_out(config, policy_tokenizer(config), verifier, few, tell)
+            policy, parts = policy_tokenizer(config), by_member(config.problems, problems)
+            return [line for part, own in parts for line in _try_part(config, part, own, policy, verifier, tell)]
         except (UnavailableError, ConfigError):
             raise
         except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
@@ -59,10 +60,31 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
             raise ConfigError(str(error) if known else f"policy: no usable tokenizer: {described(error)}") from error
 
 
+def _try_part(
+    config: Config,
+    part: Part,
+    problems: Sequence[Problem],
+    policy: Sequence[Any],
+    verifier: Verifier,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Play an episode of the first problem, or of the shortest or the last if those before cannot be played."""
+    from tasks.rollout.trial import try_out
+
+    few = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]]
+    try:
+        return [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
+    except ConfigError as error:
+        raise ConfigError(f"{part.where}{error}") from error
+
+
 def problems_of(workspace: Workspace) -> Sequence[Problem]:
     """Return the problems for training."""
-    knobs = workspace.config.problems
-    if isinstance(knobs.train, StoredSource):
-        return [Problem(**row) for row in datasets.rows(workspace.store, knobs.train.version, workspace.cache)]
-    use = partial(use_of_solutions, workspace.config.score)
-    return load_problems(knobs.train, knobs.max_bad_share, use).problems
+    config = workspace.config
+
+    def read_stored(version: str) -> list[Problem]:
+        return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]
+
+    use, most_bad = partial(use_of_solutions, config.score), config.problems.max_bad_share
+    loaded = [load_part(part, most_bad, use, read_stored) for part in config.problems.trained]
+    return [problem for each in loaded for problem in each.problems]

@@ -31,19 +31,33 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     """
     config = load(name, overrides or ())
     try:
-        AGENTS.check_arguments(config.agent.type, config.agent.args)
-        check_tools(config.agent.tools)
-        if config.agent.tools and not getattr(AGENTS.find(config.agent.type), "uses_tools", False):
-            raise ValueError(
-                f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
-            )
-        ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
+        _check_players(config)
+        for where, played in config.played:
+            try:
+                _check_players(played)
+            except ValueError as error:
+                raise ValueError(f"{where}{error}") from None
         check_scorers(config.score)
         check_algorithm(config.algorithm)
         check_trackers(config.tracking)
     except ValueError as error:
         raise ConfigError(f"configuration {name}: {error}") from None
     return config
+
+
+def _check_players(config: Config) -> None:
+    """Check the agent, its tools and the environment of a configuration.
+
+    Raises:
+        ValueError: a name or an argument is wrong, or the agent uses no tools.
+    """
+    AGENTS.check_arguments(config.agent.type, config.agent.args)
+    check_tools(config.agent.tools)
+    if config.agent.tools and not getattr(AGENTS.find(config.agent.type), "uses_tools", False):
+        raise ValueError(
+            f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
+        )
+    ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
 
 
 def plan(config: Config) -> str:

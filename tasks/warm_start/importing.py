@@ -164,8 +164,14 @@ def try_out(folder: Path, config: Config) -> Chat:
         raise PolicyError(f"{tokenizer.name_or_path}: nothing ends a turn: set eos_token in tokenizer_config.json")
 
     async def make_agent() -> None:
-        gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
-        AGENTS.make(config.agent.type, AgentContext(chat, gconfig, config.inference.max_model_len), config.agent.args)
+        context = AgentContext(
+            chat, GenerationConfig(max_new_tokens=config.sampling.max_new_tokens), config.inference.max_model_len
+        )
+        for where, played in config.played:
+            try:
+                AGENTS.make(played.agent.type, context, played.agent.args)
+            except ValueError as error:
+                raise ValueError(f"{where}{error}") from error
 
     asyncio.run(make_agent())
     return chat
