@@ -172,7 +172,8 @@ def warm_start(config: Config) -> Refusals:
     if knobs is None:
         return
     if not knobs.teaches and "arithmetic" not in kinds:
-        told = f"problems.train.kind={kinds[0]!r}" if len(kinds) == 1 else "no member of problems.train is arithmetic"
+        mixed = "no member of problems.train is arithmetic"
+        told = mixed if config.problems.members else f"problems.train.kind={kinds[0]!r}"
         yield (
             f"policy.warm_start teaches arithmetic, but {told}: give policy.path, or "
             "policy.warm_start.teaches={kind: arithmetic}"
