@@ -115,8 +115,9 @@ def plot(curve: LearningCurve, path: Path) -> None:
                 for each in curve.evaluations
             }
             draw_estimates(axes, estimates, "-o", color, f"held-out, {name}")
-        for source in sorted({source for each in curve.evaluations for source in by_source(each.outcomes)}):
+        sources = sorted({source for each in curve.evaluations for source in by_source(each.outcomes)})
+        for number, source in enumerate(sources, 2):  # the first two colours are taken
             of_each = {each.policy_version: by_source(each.outcomes)[source] for each in curve.evaluations}
-            estimates = {number: proportion([one.any for one in own])._asdict() for number, own in of_each.items()}
-            draw_estimates(axes, estimates, "--o", None, f"held-out, any turn, {source}")
+            estimates = {version: proportion([one.any for one in own])._asdict() for version, own in of_each.items()}
+            draw_estimates(axes, estimates, "--o", f"C{number}", f"held-out, any turn, {source}")
         axes.set_xlabel("policy version (PPO updates)")

@@ -26,9 +26,9 @@ def plotted(path: Path, width: float, ylabel: str, title: str) -> Iterator["Axes
 
 
 def draw_estimates(
-    axes: "Axes", estimates: Mapping[int, Mapping[str, float]], line: str, color: str | None, label: str
+    axes: "Axes", estimates: Mapping[int, Mapping[str, float]], line: str, color: str, label: str
 ) -> None:
-    """Draw estimates (value, low, high) by their position on the horizontal axis; without a color in the next one."""
+    """Draw estimates (value, low, high) by their position on the horizontal axis."""
     if estimates:
         values = list(estimates.values())
         heights = [each["value"] for each in values]

@@ -214,7 +214,11 @@ def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, st
 
 @task(name="report-history", cache_policy=NO_CACHE)
 def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
-    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects."""
+    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects.
+
+    If the configuration has a mixture, the standing of each member's problems is shown, too; their ids tell whose
+    they are.
+    """
     histories = _commit_histories(workspace)
     rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
     first = {row.problem_key: row for row in reversed(rows)}
@@ -224,6 +228,10 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
     title = f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}"
     suspicion = f"Suspects: never solved, is the gold answer right? ({len(suspects)})"
-    print(rendered(table(title, standing), table(suspicion, suspects[:most])), end="")
+    names = [member.name for member in workspace.config.problems.members]
+    own = {name: [entry for entry in entries if entry.problem_id.startswith(f"{name}/")] for name in names}
+    by_source = {name: curriculum.standing_rows(rows) for name, rows in own.items()}
+    tables = [table(f"Problems of {name}: {len(own[name])}", rows) for name, rows in by_source.items()]
+    print(rendered(table(title, standing), *tables, table(suspicion, suspects[:most])), end="")
     create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
-    return {"histories": histories, "standing": standing, "suspects": suspects[:most]}
+    return {"histories": histories, "standing": standing, "by_source": by_source, "suspects": suspects[:most]}
