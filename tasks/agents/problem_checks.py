@@ -1,6 +1,7 @@
 """Problems that a policy cannot play as they are: no room in its context, or control tokens spelled out."""
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tasks.agents.template import Message
 from tasks.inference.api import GenerationConfig
 from tasks.problems import ProblemError
 from tasks.problems.messages import first_messages
+from tasks.problems.mixture import naming
 
 _ANSWER_DIVISOR = 16
 """A prompt must leave room for a sixteenth of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
@@ -54,14 +56,13 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
     Raises:
         ProblemError: there are some and `problems.without_room` is `refuse`, or no other problem is left.
     """
-    members = {member.name: where for member, (where, _) in zip(config.problems.members, config.played, strict=False)}
-    lacking = list[Problem]()
-    for source in dict.fromkeys(problem.source if problem.source in members else "" for problem in problems):
-        own = [each for each in problems if (each.source if each.source in members else "") == source]
-        try:
-            lacking += _without_room(own, chat, config.of_source(source))
-        except ProblemError as error:
-            raise ProblemError(f"{members.get(source, '')}{error}") from error
+    parts = {part.name: part.where for part in config.problems.trained}
+    own, lacking = defaultdict[str, list[Problem]](list), list[Problem]()
+    for problem in problems:
+        own[problem.source if problem.source in parts else ""].append(problem)
+    for name in own:
+        with naming(parts.get(name, "")):
+            lacking += _without_room(own[name], chat, config.of_source(name))
     return lacking
 
 

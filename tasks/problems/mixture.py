@@ -3,13 +3,25 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 
 from configs.problems import Part, Problems, StoredSource
 from storage.records import Problem
-from tasks.problems.problem_set import ProblemError, ProblemSet
+from tasks.problems.problem_set import ProblemSet
 from tasks.problems.sources import UseOfSolutions, load_problems
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Let the message of a ValueError in the block begin with `where`, which names a member of a mixture."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(where):
+            error.args = (f"{where}{error}",)
+        raise
 
 
 def load_part(
@@ -25,10 +37,8 @@ def load_part(
     """
     if isinstance(part.source, StoredSource):
         return ProblemSet(of_member(part.name, read_stored(part.source.version)), bad=[])
-    try:
+    with naming(part.where):
         loaded = load_problems(part.source, max_bad_share, lambda source: use_of_solutions(part.name or source))
-    except ProblemError as error:
-        raise type(error)(f"{part.where}{error}") from error
     return replace(loaded, problems=of_member(part.name, loaded.problems))
 
 

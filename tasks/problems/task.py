@@ -22,7 +22,7 @@ from storage.versions.drafts import Draft
 from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, curriculum, fingerprint
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
-from tasks.problems.mixture import by_member, load_part
+from tasks.problems.mixture import by_member, load_part, naming
 from tasks.problems.problem_set import describe_change, listed
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
@@ -181,10 +181,8 @@ def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
     sampling = workspace.config.problems.sampling
     rows = list[CurriculumEntry]()
     for part, problems in by_member(workspace.config.problems, read_problems(workspace, problem_set)):
-        try:
+        with naming(part.where):
             planned = curriculum.plan_curriculum(problems, past, sampling)
-        except ValueError as error:
-            raise ValueError(f"{part.where}{error}") from error
         rows += planned
         counts = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(planned)}
         totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count)

@@ -20,7 +20,7 @@ from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import left_of, read_exclusions
-from tasks.problems.mixture import by_member
+from tasks.problems.mixture import by_member, naming
 from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
@@ -94,12 +94,10 @@ def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool
     shares, pools = {member.name: member.weight for member in config.problems.members}, list[Pool]()
     for part, problems in by_member(config.problems, everything):
         chances = None
-        try:
+        with naming(part.where):
             if curriculum is not None:
                 problems, chances = drawable(problems, curriculum)
             left = left_of(problems, excluded)
-        except ValueError as error:
-            raise ValueError(f"{part.where}{error}") from error
         if versions:
             count, told = len(problems) - len(left), ", ".join(versions)
             get_run_logger().info("%s%d of %d problems are excluded by %s", part.where, count, len(problems), told)

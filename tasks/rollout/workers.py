@@ -19,6 +19,7 @@ from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import EnvironmentContext
 from tasks.inference.api import EngineClosedError, Generator
 from tasks.inference.engine import Engine
+from tasks.problems.mixture import naming
 from tasks.rollout.collector import Collector
 from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
@@ -138,10 +139,8 @@ async def open_collector(
 
         members = dict[str, Collector]()
         for member, (where, config) in zip(plan.config.problems.members, plan.config.played, strict=False):
-            try:
+            with naming(where):
                 members[member.name] = await opened(config, {})
-            except ValueError as error:
-                raise ValueError(f"{where}{error}") from error
         yield await opened(plan.config, members)
 
 

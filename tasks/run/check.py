@@ -11,7 +11,7 @@ from storage.records import Problem
 from storage.versions import datasets
 from storage.visible import described, printable
 from tasks.inference.devices import check_split
-from tasks.problems.mixture import by_member, load_part
+from tasks.problems.mixture import by_member, load_part, naming
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
@@ -72,10 +72,8 @@ def _try_part(
     from tasks.rollout.trial import try_out
 
     few = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]]
-    try:
+    with naming(part.where):
         return [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
-    except ConfigError as error:
-        raise ConfigError(f"{part.where}{error}") from error
 
 
 def problems_of(workspace: Workspace) -> Sequence[Problem]:

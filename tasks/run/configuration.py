@@ -14,6 +14,7 @@ from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
+from tasks.problems.mixture import naming
 from tasks.run.room import disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
@@ -33,10 +34,8 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     try:
         _check_players(config)
         for where, played in config.played:
-            try:
+            with naming(where):
                 _check_players(played)
-            except ValueError as error:
-                raise ValueError(f"{where}{error}") from None
         check_scorers(config.score)
         check_algorithm(config.algorithm)
         check_trackers(config.tracking)

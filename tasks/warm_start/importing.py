@@ -23,6 +23,7 @@ from tasks.agents import AGENTS
 from tasks.agents.chat import Chat, engine_ends
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
+from tasks.problems.mixture import naming
 from tasks.warm_start.policy_sizes import TOKENIZER_FILES, locate, named
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -164,14 +165,11 @@ def try_out(folder: Path, config: Config) -> Chat:
         raise PolicyError(f"{tokenizer.name_or_path}: nothing ends a turn: set eos_token in tokenizer_config.json")
 
     async def make_agent() -> None:
-        context = AgentContext(
-            chat, GenerationConfig(max_new_tokens=config.sampling.max_new_tokens), config.inference.max_model_len
-        )
+        gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
+        context = AgentContext(chat, gconfig, config.inference.max_model_len)
         for where, played in config.played:
-            try:
+            with naming(where):
                 AGENTS.make(played.agent.type, context, played.agent.args)
-            except ValueError as error:
-                raise ValueError(f"{where}{error}") from error
 
     asyncio.run(make_agent())
     return chat
