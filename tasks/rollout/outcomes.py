@@ -250,7 +250,7 @@ class Tally:
     def _by_source(self) -> dict[str, dict[str, float]]:
         """Return the numbers of each source, with the names that they have in the log of metrics."""
         counts, found = self._of("source"), dict[str, dict[str, float]]()
-        for source in sorted({source for source, _ in counts}):
+        for source in sorted(source for source, what in counts if what == "episodes"):
             episodes, graded = counts[source, "episodes"], max(1, counts[source, "graded"])
             found[source] = {
                 "episodes": episodes,

@@ -168,19 +168,13 @@ def draw_from(pools: Sequence[Pool], count: int, iteration: int, seed: int) -> t
     for number, pool in enumerate(pools):
         before, now = turns.count(number, 0, start), turns.count(number, start, start + count)
         own_seed = derive(seed, "member", pool.name) if pool.name else seed
-        order = in_order(pool.problems, now, iteration, own_seed, pool.weights, before)
-        orders.append(pool.left_of(order))
+        orders.append(pool.left_of(in_order(pool.problems, now, iteration, own_seed, pool.weights, before)))
     drawn = (next(orders[member], None) for member in turns[start : start + count])
     return [problem for problem in drawn if problem], itertools.chain(*orders)
 
 
 def in_order(
-    problems: Sequence[Problem],
-    count: int,
-    iteration: int,
-    seed: int,
-    weights: Weights = None,
-    before: int | None = None,
+    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None, done: int | None = None
 ) -> Iterator[Problem]:
     """Yield all problems in a seeded order: the `count` of an iteration, then the spare ones, for rejected groups.
 
@@ -197,7 +191,7 @@ def in_order(
         iteration: its number.
         seed: of the run.
         weights: None: equal ones.
-        before: draws of all earlier iterations together; None: `count` of each.
+        done: draws of all earlier iterations together; None: `count` of each.
 
     Raises:
         ValueError: there are no problems.
@@ -210,7 +204,7 @@ def in_order(
         yield from (problems[index] for index in np.argsort(keys, kind="stable").tolist())
         return
     drawn: dict[str, Problem] = {}
-    first, index = divmod(iteration * count if before is None else before, len(problems))
+    first, index = divmod(iteration * count if done is None else done, len(problems))
     positions = (position for epoch in itertools.count(first) for position in _order(len(problems), seed, epoch))
     places = itertools.islice(positions, index, None)
     while len(drawn) < min(count, len(problems)):

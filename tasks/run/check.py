@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from configs import Config, ConfigError
-from configs.problems import Part
 from storage.errors import UnavailableError
 from storage.records import Problem
 from storage.versions import datasets
@@ -15,7 +13,6 @@ from tasks.problems.mixture import by_member, load_part, naming
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
-from tasks.score.verifier import Verifier
 from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
 
 
@@ -45,35 +42,28 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
 
 
 def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None]) -> list[str]:
-    """Play a scripted episode, in a mixture one of each member."""
+    """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played.
+
+    In a mixture do so for each member.
+    """
+    from tasks.rollout.trial import try_out
+
     config = workspace.config
     with open_verifier(workspace, workers=1) as verifier:
         try:
             if not config.inference.urls:
                 check_split(config.inference, policy_values(config))
-            policy, parts = policy_tokenizer(config), by_member(config.problems, problems)
-            return [line for part, own in parts for line in _try_part(config, part, own, policy, verifier, tell)]
+            policy, findings = policy_tokenizer(config), list[str]()
+            for part, own in by_member(config.problems, problems):
+                few = [own[0], min(own, key=lambda problem: len(problem.prompt)), own[-1]]
+                with naming(part.where):
+                    findings += [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
+            return findings
         except (UnavailableError, ConfigError):
             raise
         except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
             known = isinstance(error, ValueError | RuntimeError)
             raise ConfigError(str(error) if known else f"policy: no usable tokenizer: {described(error)}") from error
-
-
-def _try_part(
-    config: Config,
-    part: Part,
-    problems: Sequence[Problem],
-    policy: Sequence[Any],
-    verifier: Verifier,
-    tell: Callable[[str], None],
-) -> list[str]:
-    """Play an episode of the first problem, or of the shortest or the last if those before cannot be played."""
-    from tasks.rollout.trial import try_out
-
-    few = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]]
-    with naming(part.where):
-        return [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
 
 
 def problems_of(workspace: Workspace) -> Sequence[Problem]:
