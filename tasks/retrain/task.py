@@ -66,11 +66,11 @@ def open_night(workspace: Workspace) -> Record | None:
 def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     """Plan the next night; None if too few new problems have come, and none wait by hand."""
     config, store = workspace.config, workspace.store
+    if config.problems.members:
+        raise ValueError("problems.train is a mixture, but a night trains on the problems of one source: give one")
     standing, sets = standing_champion(workspace), import_sets(workspace)
     champion = PolicyVersion(standing.version) if standing else None
     planning.check_sets(sets, records, config)
-    if config.problems.members:
-        raise ValueError("problems.train is a mixture, but a night trains on the problems of one source: give one")
     try:
         incoming = load_parts(workspace, config.problems.trained)
     except NoFilesError as error:  # before the first file exists
