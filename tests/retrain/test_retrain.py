@@ -300,9 +300,7 @@ def test_an_evaluation_set_that_vanished(untouched: Place) -> None:
 
 def test_a_mixture(untouched: Place) -> None:
     """A night trains on the problems of one source."""
-    with pytest.raises(
-        ValueError, match="problems.train is a mixture, but a night trains"
-    ):
+    with pytest.raises(ValueError, match="problems.train is a mixture, but a night trains"):
         untouched.night(*PROMOTE, "problems.train=[{name: sums, source: {kind: arithmetic}}]")
 
 
