@@ -82,7 +82,8 @@ def import_parts(workspace: Workspace, parts: Sequence[Part]) -> ProblemsVersion
             raise DamagedError(f"{known} is not a problem set: give a version whose kind is problems")
         return known
     sources = {part.name: part.source.model_dump(mode="json") for part in parts}
-    return commit_problems(workspace, load_parts(workspace, parts), sources.get("", {"mixture": sources}))
+    source: dict[str, object] = sources[""] if list(sources) == [""] else {"mixture": sources}
+    return commit_problems(workspace, load_parts(workspace, parts), source)
 
 
 def _as_stored(parts: Sequence[Part]) -> ProblemsVersion | None:
@@ -184,13 +185,13 @@ def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
         with naming(part.where):
             planned = curriculum.plan_curriculum(problems, past, sampling)
         rows += planned
-        counts = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(planned)}
-        totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count)
+        counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
+        totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
         get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
     with Draft(store, version, "curriculum") as draft:
         write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
-        counts = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
-        draft.commit(workspace.provenance(), [problem_set, *histories], counts)
+        numbers = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
+        draft.commit(workspace.provenance(), [problem_set, *histories], numbers)
 
 
 def weights(workspace: Workspace) -> Mapping[str, float] | None:

@@ -203,6 +203,7 @@ def test_a_run_imports_and_draws_a_mixture(overrides: list[str], caplog: pytest.
     assert counts == [{"sums": 155, "game": 6}, {"game": 3, "arithmetic": 8}]
     assert "161 problems, 155 of sums, 6 of game, " in caplog.text
     assert list(manifests.read(workspace.store, train).metrics["source"]["mixture"]) == ["sums", "game"]
+    assert list(manifests.read(workspace.store, held_out).metrics["source"]["mixture"]) == ["game", ""]
     assert import_sets.fn(workspace) == {"held-out": held_out}
     draws = [rollout_task._draw(workspace, train, iteration)[0] for iteration in range(3)]
     assert [Counter(each.source for each in each_draw) for each_draw in draws] == [
