@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup setup-agents demo demo-tools demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
+.PHONY: help setup setup-agents demo demo-tools demo-mix demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
     bench-peers pictures experiment-algorithms experiment-judge experiment-staleness experiment-control experiment-tools \
     experiment-baselines experiment-limits lock up down clean
 
@@ -68,6 +68,9 @@ demo: setup ## Train a tiny model on this machine's CPU, from nothing to a bette
 
 demo-tools: setup ## The same with sums too large for its head: it learns to call a calculator
 	@$(BIN)/python -m flows.math_mt_ppo demo-tools $(ARGS)
+
+demo-mix: setup ## Sums in its head, sums with a calculator and a game at once: a mixture of sources
+	@$(BIN)/python -m flows.math_mt_ppo demo-mix $(ARGS)
 
 # bfloat16 is the faster format where the processor multiplies in it, and a slow one elsewhere.
 BFLOAT16 := $(shell grep -qwE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo inference.dtype=bfloat16 train.autocast=bfloat16)

@@ -20,11 +20,14 @@ from configs.schema import Config
 def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = None) -> Iterator[tuple[str, str]]:
     """Yield title and sentence of each knob and section in a section, and of those inside.
 
-    A section that several others have, such as a source of problems, is shown in the first one.
+    A section that several others have, such as a source of problems, is shown in the first one; one of the whole
+    configuration, such as `agent`, only there.
 
     Example: ("algorithm.eps_clip: float = 0.2", "The ratio is clipped to …")
     """
-    seen = set() if seen is None else seen
+    seen = (
+        {one for field in section.model_fields.values() for one in sections(field.annotation)} if seen is None else seen
+    )
     for name, field in sorted(
         section.model_fields.items(), key=lambda named: not (named[0] == "type" and tags(section))
     ):
@@ -34,7 +37,7 @@ def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = 
         sentence = field.description or of_form or "; ".join(inspect.getdoc(one) or "" for one in inside)
         yield f"{prefix}{name}: {_type(field.annotation)}{default}", sentence
         for one in inside:
-            if one not in seen:
+            if one not in seen or not prefix:
                 seen.add(one)
                 yield from entries(one, f"{prefix}{name}.", seen)
 

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from configs.algorithms import NAMES
 from configs.knobs import nearest, sections, tags
 from configs.policy import BEGINNINGS
+from configs.problems import FORMS
 from configs.safety import brief, check_depth, check_interpolations, open_regular
 from configs.schema import Config
 from configs.stored import former, up_to_date
@@ -165,11 +166,12 @@ def _apply(override: str, config: DictConfig) -> None:
 
 def explain(detail: ErrorDetails) -> str:
     """Describe a pydantic error on one line: the dotted key, its value, what is wrong, and the nearest known name."""
-    key = ".".join(_without_tags(detail["loc"]))
+    location = [part for place, part in enumerate(detail["loc"]) if not (place == 2 and _is_form(detail["loc"]))]
+    key = ".".join(_without_tags(location))
     if detail["type"] == "extra_forbidden":
         if became := former(key):
             return f"{key}={brief(detail['input'])}: it is no knob any more: {became}"
-        parent, name = detail["loc"][:-1], str(detail["loc"][-1])
+        parent, name = tuple(location[:-1]), str(location[-1])
         fields = _fields(parent)
         if parent[:2] == ("algorithm", "own"):
             return (
@@ -185,6 +187,11 @@ def explain(detail: ErrorDetails) -> str:
     return f"{key}={brief(detail['input'])}: {detail['msg']}"
 
 
+def _is_form(location: Sequence[int | str]) -> bool:
+    """Return whether pydantic names the form of `problems.train` at a location of an error."""
+    return location[:2] == ("problems", "train") and location[2:3] in [(form,) for form in FORMS]
+
+
 def _without_tags(location: Sequence[int | str]) -> list[str]:
     """Return the keys at a location of an error, in which pydantic also names the form of a section, such as `grpo`."""
     return [str(part) for place, part in enumerate(location) if not (part in (*NAMES, "own") and place == 1)]
@@ -194,7 +201,10 @@ def _fields(location: Sequence[int | str]) -> list[str]:
     """Return the names of the fields of the section at `location`."""
     models: list[type[BaseModel]] = [Config]
     for part in location:
+        if isinstance(part, int):  # in a list, whose sections have one form
+            models = [model for model in models if not tags(model)]
+            continue
         of_kind = [model for model in models if part in tags(model)]
-        fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
         models = of_kind or [section for field in fields for section in sections(field.annotation)]
     return sorted({name for model in models for name in model.model_fields})

@@ -16,7 +16,8 @@ class WarmStart(Knobs):
     """A tiny Qwen3 and its tokenizer, trained from scratch on generated arithmetic problems."""
 
     teaches: ArithmeticSource | None = None
-    """Problems that the warm start teaches; empty: `problems.train`, which must then be arithmetic."""
+    """Problems that the warm start teaches; empty: `problems.train`, which must then be arithmetic, or the members of a
+    mixture that are, each in equal parts and with or without a calculator as its agent has one."""
     hidden_size: Annotated[int, Field(gt=0, le=2**16, multiple_of=HEAD_SIZE)] = 128
     """Width of the model, a multiple of 32: it has an attention head for each 32, and half as many key-value heads."""
     layers: Annotated[int, Field(gt=0, le=1000)] = 3

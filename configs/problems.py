@@ -1,10 +1,11 @@
 """The knobs of problems: where they come from, how often each is drawn, and which are left out."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Discriminator, Field, PositiveInt, Tag, model_validator
 
-from configs.knobs import URI, Knobs, Share
+from configs.agent import Agent, Environment
+from configs.knobs import URI, Knobs, Name, Share
 from configs.safety import brief
 
 Column = Literal["id", "prompt", "solutions", "source", "metadata"]
@@ -67,6 +68,26 @@ class WordProblemSource(Knobs):
         return self
 
 
+class GuessSource(Knobs):
+    """Games in which a number is to be guessed, for the environment `guess-number`. They have no solutions."""
+
+    kind: Literal["guess-number"]
+    split: Literal["train", "held-out"] = "train"
+    """Split of the games, which differ by their seeds."""
+    low: int = 1
+    """Smallest number."""
+    high: int = 7
+    """Largest number."""
+    count: Annotated[int, Field(gt=0, le=10**6)] = 200
+    """Number of games."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.high <= self.low:
+            raise ValueError(f"high={self.high} must be above low={self.low}: there is nothing to guess")
+        return self
+
+
 class RowSource(Knobs):
     """Rows of a data set, which a preset or your own mapping makes problems."""
 
@@ -123,7 +144,8 @@ class StoredSource(Knobs):
 
 
 Source = Annotated[
-    ArithmeticSource | WordProblemSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")
+    ArithmeticSource | WordProblemSource | GuessSource | FileSource | HubSource | StoredSource,
+    Field(discriminator="kind"),
 ]
 
 
@@ -143,11 +165,70 @@ class ProblemSampling(Knobs):
         return self.prefer != "all" or self.retire_at is not None or self.leave_out_suspects
 
 
-class Problems(Knobs):
-    train: Source
+class Member(Knobs):
+    """One source of a mixture. What it does not give is the run's: agent, environment, scorer and filters."""
+
+    name: Name
+    """Name that its problems have as their source, by which scorers, curves and evaluations tell them apart."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Share of the problems drawn, relative to the other members: with weights 2, 1 and 1 every second problem is one
+    of the first member."""
+    source: Source
     """Problems that the policy is trained on."""
-    held_out: Source
-    """Problems that the policy is evaluated on."""
+    held_out: Source | None = None
+    """Problems that the policy is evaluated on, played and scored like those of training; empty: none of its own."""
+    agent: Agent | None = None
+    """The whole section `agent` for these problems, tools included; empty: the run's."""
+    environment: Environment | None = None
+    """The whole section `environment` for these problems; empty: the run's."""
+    score: str | None = None
+    """Scorer of these problems, which becomes `score.type.NAME`; empty: that of `score.type`."""
+    success_rate_lb: Share | None = None
+    """`rollout.success_rate_lb` for these problems; empty: the run's."""
+    success_rate_ub: Share | None = None
+    """`rollout.success_rate_ub` for these problems; empty: the run's."""
+    reject_equal: bool | None = None
+    """`rollout.reject_equal` for these problems; empty: the run's."""
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The knobs of `rollout` that it gives."""
+        names = ("success_rate_lb", "success_rate_ub", "reject_equal")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def scorers_named(members: list[Any]) -> dict[str, str]:
+    """Return the scorers that members name, by their names; of values that were not checked yet."""
+    found = {}
+    for member in members:
+        match member:
+            case {"name": str(name), "score": str(scorer)} if name != "default":  # which is refused
+                found[name] = scorer
+    return found
+
+
+FORMS = ("source", "mixture")
+"""The forms of `problems.train`, which pydantic names in the locations of errors."""
+Training = Annotated[
+    Annotated[Source, Tag("source")] | Annotated[list[Member], Field(min_length=1, max_length=100), Tag("mixture")],
+    Discriminator(lambda value: FORMS[isinstance(value, list | tuple)]),
+]
+
+
+class Part(NamedTuple):
+    """A part of a problem set: all of it, or the problems of a member."""
+
+    source: Source
+    name: str = ""  # of the member
+    where: str = ""  # what messages begin with, such as "problems.train[1] (tools): "
+
+
+class Problems(Knobs):
+    train: Training
+    """Problems that the policy is trained on: one source or a list of members, each with a name, a weight, a source
+    and, if you like, an agent, an environment, a scorer, filters and held-out problems of its own."""
+    held_out: Source | None = None
+    """Problems that the policy is evaluated on; in a mixture in addition to those of its members, or instead."""
     sampling: ProblemSampling = ProblemSampling()
     """Knobs of how often each problem of `train` is drawn."""
     exclusions: list[Annotated[str, Field(pattern=r"^exclusions/[0-9a-f]+$")]] = []
@@ -158,3 +239,39 @@ class Problems(Knobs):
     without_room: Literal["leave-out", "refuse", "play"] = "leave-out"
     """Reaction to problems whose first prompt leaves less of `inference.max_model_len` than a sixteenth of
     `sampling.max_new_tokens`: name and never play them, stop before anything is played, or play them all the same."""
+
+    @property
+    def members(self) -> list[Member]:
+        """The members of a mixture; none if `train` is one source."""
+        return self.train if isinstance(self.train, list) else []
+
+    @property
+    def trained(self) -> "list[Part]":
+        """The parts of the training problems."""
+        if not isinstance(self.train, list):
+            return [Part(self.train)]
+        return [
+            Part(each.source, each.name, f"problems.train[{n}] ({each.name}): ") for n, each in enumerate(self.train)
+        ]
+
+    @property
+    def evaluated(self) -> "list[Part]":
+        """The parts of the held-out problems: those of members, then the run's."""
+        own = [
+            part._replace(source=each.held_out)
+            for part, each in zip(self.trained, self.members, strict=False)
+            if each.held_out
+        ]
+        return [*own, *([Part(self.held_out)] if self.held_out else [])]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        names = [member.name for member in self.members]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"train names {twice!r} twice: give each member of the mixture a name of its own")
+        if "default" in names:
+            raise ValueError("train: 'default' stands for all other sources in score.type: choose another name")
+        if not self.evaluated:
+            where = ", here or in a member of the mixture" if names else ""
+            raise ValueError(f"held_out must be given{where}: problems that the policy is evaluated on")
+        return self

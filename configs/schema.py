@@ -6,7 +6,7 @@ Unknown keys are refused.
 """
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
@@ -21,7 +21,7 @@ from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.models import Models
 from configs.monitoring import Monitoring
 from configs.policy import Policy
-from configs.problems import Problems
+from configs.problems import Problems, scorers_named
 from configs.rollout import Rollout, Sampling
 from configs.safety import check_plain
 from configs.score import BY_MODEL, Reward, Score
@@ -88,6 +88,22 @@ class Config(Knobs):
     """Trackers that get what the run commits: `tensorboard`, `wandb`, `mlflow`, `trackio` or `package.module:Class`."""
     monitoring: Monitoring = Monitoring()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _scorers_of_members(cls, values: Any) -> Any:
+        """Enter the scorers that members of a mixture name into `score.type`: all that reads it then knows them."""
+        match values:
+            case {"problems": {"train": [*members]}} if isinstance(section := values.get("score", {}), dict):
+                named = scorers_named(members)
+                given = section.get("type", Score.model_fields["type"].default)
+                by_source = given if isinstance(given, dict) else {"default": given}
+                for name in named:
+                    if by_source.get(name, named[name]) != named[name]:
+                        told = f"score.type.{name}={by_source[name]!r}, but its member of problems.train names"
+                        raise ValueError(f"{told} {named[name]!r}: leave one of the two out")
+                return {**values, "score": {**section, "type": by_source | named}} if named else values
+        return values
+
     @model_validator(mode="after")
     def _by_rules(self) -> Self:
         check_plain(self.model_dump())
@@ -95,6 +111,20 @@ class Config(Knobs):
             for sentence in rule(self):
                 raise ValueError(sentence)
         return self
+
+    def of_source(self, source: str) -> "Config":
+        """Return the configuration for the problems of a source: that of its member, if it is one's of a mixture."""
+        member = next((each for each in self.problems.members if each.name == source), None)
+        if member is None:
+            return self
+        own = {"agent": member.agent, "environment": member.environment}
+        filtered = {"rollout": self.rollout.model_copy(update=member.filters)}
+        return self.model_copy(update=filtered | {name: section for name, section in own.items() if section})
+
+    @property
+    def played(self) -> "list[tuple[str, Config]]":
+        """The configuration for each member, after what messages begin with; the run's alone if it has no mixture."""
+        return [(part.where, self.of_source(part.name)) for part in self.problems.trained]
 
     @property
     def trains_apart(self) -> bool:
@@ -138,23 +168,26 @@ def lora(config: Config) -> Refusals:
 
 def warm_start(config: Config) -> Refusals:
     """A warm start teaches arithmetic, and shows calls of the tools that the agent offers, and of no others."""
-    knobs, tools, kind = config.policy.warm_start, config.agent.tools, config.problems.train.kind
+    knobs, kinds = config.policy.warm_start, [part.source.kind for part in config.problems.trained]
     if knobs is None:
         return
-    if not knobs.teaches and kind != "arithmetic":
+    if not knobs.teaches and "arithmetic" not in kinds:
+        mixed = "no member of problems.train is arithmetic"
+        told = mixed if config.problems.members else f"problems.train.kind={kinds[0]!r}"
         yield (
-            f"policy.warm_start teaches arithmetic, but problems.train.kind={kind!r}: give policy.path, or "
+            f"policy.warm_start teaches arithmetic, but {told}: give policy.path, or "
             "policy.warm_start.teaches={kind: arithmetic}"
         )
-    if knobs.tool_share > 0 and not any(tool.type == "calculator" for tool in tools):
+    tools = [(where, tool.type) for where, each in config.played for tool in each.agent.tools]
+    if knobs.tool_share > 0 and all(kind != "calculator" for _, kind in tools):
         yield (
             f"policy.warm_start.tool_share={knobs.tool_share:g} teaches calls of a tool that agent.tools does not "
             "offer: set agent.tools=[calculator], or tool_share to 0"
         )
-    if bool(tools) and not knobs.tool_share:
+    if tools and not knobs.tool_share:
         yield (
-            "agent.tools: the tiny model of policy.warm_start would not be shown them: set policy.warm_start."
-            "tool_share=0.3 as the configuration demo-tools does, or give policy.path"
+            f"{tools[0][0]}agent.tools: the tiny model of policy.warm_start would not be shown them: set policy."
+            "warm_start.tool_share=0.3 as the configuration demo-tools does, or give policy.path"
         )
 
 
@@ -168,9 +201,10 @@ def sampling(config: Config) -> Refusals:
             f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs: use 1.0 and 0, or "
             "set rollout.allow_biased_sampling=true"
         )
-    if config.agent.args.get("response_format") == "enforce" and not config.rollout.allow_biased_sampling:
+    enforced = [where for where, each in config.played if each.agent.args.get("response_format") == "enforce"]
+    if enforced and not config.rollout.allow_biased_sampling:
         yield (
-            "agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
+            f"{enforced[0]}agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
             "rollout.allow_biased_sampling=true"
         )
     if knobs.max_new_tokens >= context:
@@ -192,11 +226,12 @@ def groups(config: Config) -> Refusals:
             f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
             "at least as many episodes as are trained on"
         )
-    if rollout.success_rate_lb > rollout.success_rate_ub:
-        yield (
-            f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub={rollout.success_rate_ub:g}"
-            ": every group would be rejected"
-        )
+    for where, low, high in (
+        (at, each.rollout.success_rate_lb, each.rollout.success_rate_ub) for at, each in config.played
+    ):
+        if low > high:
+            told = f"rollout.success_rate_lb={low:g} is above success_rate_ub={high:g}"
+            yield f"{where}{told}: every group would be rejected"
     episodes = rollout.problems_per_iteration * rollout.group_size // train.minibatches
     if train.parallel.ranks > episodes:
         yield (
@@ -208,14 +243,15 @@ def groups(config: Config) -> Refusals:
 def algorithms(config: Config) -> Refusals:
     """An algorithm needs knobs of other sections, such as a teacher."""
     named, teacher = config.algorithm.type, config.models.teacher
-    if isinstance(config.algorithm, DAPO) and not config.rollout.reject_equal:
-        yield f"algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"
+    equal = [where for where, each in config.played if not each.rollout.reject_equal]
+    if isinstance(config.algorithm, DAPO) and equal:
+        yield f"{equal[0]}algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"
     if teacher is None and isinstance(config.algorithm, OPD):
         yield f"algorithm.type={named} needs a teacher: set models.teacher.checkpoint=RUN@N or models.teacher.path"
     if teacher is not None and not isinstance(config.algorithm, OPD | OwnAlgorithm):
         yield f"algorithm.type={named} has no use for models.teacher: set algorithm.type=opd, or leave it out"
     of_tools = isinstance(config.algorithm, Echo) and config.algorithm.observations == "tools"
-    if of_tools and config.agent.type in ("math-multi-turn", "math-single-step"):
+    if of_tools and all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played):
         yield (
             f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
             "algorithm.observations=all"

@@ -300,12 +300,22 @@ def _filled(model: type[BaseModel], values: Values) -> Values:
 
 
 def _filled_value(annotation: Any, value: Any) -> Any:
+    if isinstance(value, list) and (of_item := _item_of(annotation)):
+        return [_filled_value(of_item, inner) for inner in value]
     if not isinstance(value, dict):
         return value
     if typing.get_origin(annotation) is dict:
         return {name: _filled_value(typing.get_args(annotation)[1], inner) for name, inner in value.items()}
     section = section_of(annotation, value)
     return _filled(section, value) if section else value
+
+
+def _item_of(annotation: Any) -> Any:
+    """Return the annotation of the items of a list; None if no list is allowed."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is list:
+        return arguments[0]
+    return next(filter(None, map(_item_of, arguments)), None)
 
 
 def _sections(values: Any, path: Sequence[str]) -> Iterator[Values]:

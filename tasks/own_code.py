@@ -46,9 +46,11 @@ _LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score", "algorithm")) -> Code:
     """Return the fingerprints of the user's code that sections of a configuration name; empty if they name none."""
     sections_of = {section: getattr(config, section).model_dump(mode="json") for section in sections}
-    texts = [text for _, text in walk(sections_of) if isinstance(text, str)]
-    if config.agent.type == "verifiers":  # it imports the module of an environment by the name alone
-        texts.append(f"{str(config.agent.args.get('environment')).replace('-', '_')}:load_environment")
+    members = [member.model_dump(mode="json", include=set(sections)) for member in config.problems.members]
+    texts = [text for _, text in walk([sections_of, *members]) if isinstance(text, str)]
+    for agent in (config.agent, *(played.agent for _, played in config.played)):
+        if agent.type == "verifiers":  # it imports the module of an environment by the name alone
+            texts.append(f"{str(agent.args.get('environment')).replace('-', '_')}:load_environment")
     return dict(sorted(item for text in texts for item in _files_of(text).items()))
 
 

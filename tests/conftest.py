@@ -106,10 +106,11 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a transformers folder with a tiny Qwen3 after a few training steps, and its tokenizer."""
+    from tasks.warm_start.policy_sizes import Lesson
     from tasks.warm_start.teach import make_policy
 
     folder = tmp_path_factory.mktemp("policy")
-    make_policy(TINY, SOURCE, "Your answer is wrong. Try again.", seed=1, folder=folder)
+    make_policy(TINY, [Lesson(SOURCE)], seed=1, folder=folder)
     return folder
 
 

@@ -1,6 +1,7 @@
 """Problems that a policy cannot play as they are: no room in its context, or control tokens spelled out."""
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tasks.agents.template import Message
 from tasks.inference.api import GenerationConfig
 from tasks.problems import ProblemError
 from tasks.problems.messages import first_messages
+from tasks.problems.mixture import naming
 
 _ANSWER_DIVISOR = 16
 """A prompt must leave room for a sixteenth of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
@@ -25,6 +27,13 @@ def lacking_room(config: Config) -> str | None:
 
     It is known for agents with an argument `num_turns`. Prompt and feedback need further room, which is not counted.
     """
+    for where, played in config.played:
+        if warning := _lacking_room(played):
+            return f"{where}{warning}"
+    return None
+
+
+def _lacking_room(config: Config) -> str | None:
     parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
     turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
     context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
@@ -39,12 +48,25 @@ def lacking_room(config: Config) -> str | None:
 def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
     """List the problems whose first prompt leaves too little room in the context; none if they are to be played.
 
+    In a mixture the problems of each member are looked at apart.
+
     The prompt is that of the agent if it has a method `opening`, such as `math-multi-turn`. Otherwise only the
     problem's own messages are counted, and never what an environment adds to them.
 
     Raises:
         ProblemError: there are some and `problems.without_room` is `refuse`, or no other problem is left.
     """
+    parts = {part.name: part.where for part in config.problems.trained}
+    own, lacking = defaultdict[str, list[Problem]](list), list[Problem]()
+    for problem in problems:
+        own[problem.source if problem.source in parts else ""].append(problem)
+    for name in own:
+        with naming(parts.get(name, "")):
+            lacking += _without_room(own[name], chat, config.of_source(name))
+    return lacking
+
+
+def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
     reaction, context = config.problems.without_room, config.inference.max_model_len
     if reaction == "play":
         return []

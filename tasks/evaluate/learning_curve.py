@@ -12,7 +12,7 @@ from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion
-from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summarise
+from tasks.evaluate.outcomes import Outcome, by_source, compare, read_outcomes, summarise
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import proportion
 from tasks.metrics.log import read_rows
@@ -76,9 +76,15 @@ def summary(curve: LearningCurve) -> dict[str, Any]:
     }
     if len(curve.evaluations) > 1:  # the paired differences between the last and the first, on the same problems
         comparison = compare(curve.evaluations[0].outcomes, curve.evaluations[-1].outcomes)
-        measures = [key for key in ("first_turn", "any_turn", "return") if comparison[key]]
-        result["improvement"] = {key: comparison[key]["difference"] for key in measures}
+        result["improvement"] = _differences(comparison)
+        of_each = {source: _differences(own) for source, own in comparison["by_source"].items()}
+        result["improvement_by_source"] = of_each
     return result
+
+
+def _differences(comparison: dict[str, Any]) -> dict[str, Any]:
+    measures = [key for key in ("first_turn", "any_turn", "return") if comparison[key]]
+    return {key: comparison[key]["difference"] for key in measures}
 
 
 def _stages(iterations: list[Row]) -> dict[str, dict[str, float]]:
@@ -109,4 +115,9 @@ def plot(curve: LearningCurve, path: Path) -> None:
                 for each in curve.evaluations
             }
             draw_estimates(axes, estimates, "-o", color, f"held-out, {name}")
+        sources = sorted({source for each in curve.evaluations for source in by_source(each.outcomes)})
+        for number, source in enumerate(sources, 2):  # the first two colours are taken
+            of_each = {each.policy_version: by_source(each.outcomes)[source] for each in curve.evaluations}
+            estimates = {version: proportion([one.any for one in own])._asdict() for version, own in of_each.items()}
+            draw_estimates(axes, estimates, "--o", f"C{number}", f"held-out, any turn, {source}")
         axes.set_xlabel("policy version (PPO updates)")

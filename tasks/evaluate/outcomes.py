@@ -23,8 +23,8 @@ from tasks.evaluate.statistics import (
 )
 
 _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns without their texts
-COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status"]
-"""The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls."""
+COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status", "source"]
+"""The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls and no source."""
 _SCORE = ["trajectory_id", "turn", "verdict", "success", "reward", "parts"]  # before schema 4 without the last two
 
 TurnScores = dict[int, dict[str, Any]]
@@ -45,6 +45,7 @@ class Outcome:
     failed_calls: int = 0  # calls that failed or could not be read
     rewards: list[float] = field(default_factory=list)  # of each graded turn; empty if they are the successes
     parts: list[tuple[str, float]] = field(default_factory=list)  # of the rewards: names and values
+    source: str = ""  # of the problem
 
     @property
     def first(self) -> float:
@@ -107,6 +108,7 @@ def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
         failed_calls=sum(status in ("failed", "unparsable") for status in calls),
         rewards=[] if rewards == success else rewards,
         parts=[part for score in graded for part in dict(score.get("parts") or ()).items()],
+        source=row.get("source") or "",
     )
 
 
@@ -116,6 +118,14 @@ def by_problem(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     for outcome in outcomes:
         groups[outcome.problem_id].append(outcome)
     return dict(sorted(groups.items()))
+
+
+def by_source(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Group outcomes by the source of their problem, in the order of names; empty if all have the same source."""
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.source].append(outcome)
+    return dict(sorted(groups.items())) if len(groups) > 1 else {}
 
 
 def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
@@ -128,7 +138,7 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
     tool. `calls_failed`: share of calls that failed or could not be read. `rewards`: mean `return` of an episode with a
     graded turn, and means of the named parts of rewards; empty if all rewards are successes. Shares have Wilson's
     interval, which treats the turns of one episode as independent; tokens and rewards have a bootstrap interval. A
-    number without observations is None.
+    number without observations is None. `by_source`: the same for the problems of each source, if there are several.
 
     Raises:
         ValueError: there is no greedy episode.
@@ -151,6 +161,7 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
         "called": _share([each.calls > 0 for each in greedy]),
         "calls_failed": _share(failed_calls),
         "rewards": _rewards(greedy),
+        "by_source": {source: summarise(own) for source, own in by_source(greedy).items()},
     }
 
 
@@ -186,7 +197,7 @@ def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `pass_at` k, for the powers of two up to n and for n, where n is the smallest number of episodes of a problem; an
     episode is solved if any of its turns is right. `sampled`: mean accuracy of the first turn and of any turn. Their
-    intervals are bootstrap intervals over problems.
+    intervals are bootstrap intervals over problems. `by_source`: as in `summarise`.
     """
     groups = by_problem(outcomes).values()
     counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in groups]
@@ -198,6 +209,7 @@ def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "pass_at": pass_at,
         "sampled": {"first_turn": first_turn._asdict(), "any_turn": pass_at["1"]},
         "sampled_episodes": len(outcomes),
+        "by_source": {source: summarise_sampled(own) for source, own in by_source(outcomes).items()},
     }
 
 
@@ -211,6 +223,7 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
     `sign_flip`, `adjusted_interval` replaces the score interval, and the counts are None.
     `answer_tokens`: mean number of sampled tokens of a turn, None without turns. `truncated`: share of episodes.
     `return`: mean over problems before and after, and their difference; None if all rewards are successes.
+    `by_source`: the same for the problems of each source, if there are several.
 
     Raises:
         ValueError: there are no outcomes, or before and after have different problems.
@@ -223,6 +236,7 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
     old_tokens, new_tokens = (fmean(counts) if counts else None for counts in played)
     ratio = new_tokens / old_tokens if old_tokens and new_tokens is not None else None
     truncated = [fmean(each.status == "truncated" for each in outcomes) for outcomes in (before, after)]
+    later = by_source(after)
     return {
         "problems": len(old),
         "first_turn": _accuracy(old, new, "first"),
@@ -230,6 +244,7 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
         "answer_tokens": {"before": old_tokens, "after": new_tokens, "ratio": ratio},
         "truncated": {"before": truncated[0], "after": truncated[1]},
         "return": _returns(old, new) if any(each.rewards for each in (*before, *after)) else None,
+        "by_source": {source: compare(own, later[source]) for source, own in by_source(before).items() if later},
     }
 
 

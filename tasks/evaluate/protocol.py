@@ -65,6 +65,8 @@ def _digest(
         "dtype": config.inference.dtype,
         "seed": config.run.seed if temperature else None,
     }
+    if members := config.problems.members:
+        identity["members"] = [each.model_dump(mode="json", include={"name", *PLAYS}) for each in members]
     if config.problems.without_room != "play":  # otherwise it has the name that it had before there was this knob
         identity["without_room"] = "left out"  # a set that is refused is not played
     if with_code and (code := own_code(config, PLAYS)):

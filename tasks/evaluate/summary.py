@@ -21,14 +21,17 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn.
 
     If tools were called, two more rows have the share of episodes with a call and the share of calls that failed. If
-    rewards are more than successes, more rows have the mean return of an episode and the parts of rewards.
+    rewards are more than successes, more rows have the mean return of an episode and the parts of rewards. The last
+    rows have the accuracies and returns by source, if there are several.
     """
     evaluations = numbers["evaluations"]
     if not evaluations:
         return []
     before, after = (_accuracies(each) for each in (evaluations[0], evaluations[-1]))
     improvement = numbers.get("improvement", {})
-    differences = {label: improvement.get(key) for label, key in (*_LINES.items(), ("return", "return"))}
+    differences = {label: improvement.get(key) for label, key in _MEASURES.items()}
+    for source, own in numbers.get("improvement_by_source", {}).items():
+        differences |= {f"{source}: {label}": own.get(key) for label, key in _MEASURES.items()}
     return [
         {
             "held-out accuracy": label,
@@ -41,6 +44,8 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
 
 
 _LINES = {"first turn": "first_turn", "any turn": "any_turn"}
+_MEASURES = {**_LINES, "return": "return"}
+_BY_SOURCE = (*_MEASURES, "first turn, sampled", "pass@1, any turn")
 _CALLS = {"episodes with a call": "called", "failed calls": "calls_failed"}
 
 
@@ -54,6 +59,9 @@ def _accuracies(numbers: dict[str, Any]) -> dict[str, Mapping[str, float] | None
     if numbers.get("calls_failed"):  # None: there was no call; older evaluations have no key
         lines |= {label: numbers[key] for label, key in _CALLS.items()}
     lines |= numbers.get("rewards", {})
+    for source, own in numbers.get("by_source", {}).items():
+        values = _accuracies(own)
+        lines |= {f"{source}: {label}": values[label] for label in values if label in _BY_SOURCE}
     return lines
 
 
@@ -101,6 +109,8 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     lines = [(label, comparison[key], None) for label, key in _LINES.items()]
     if comparison.get("return"):  # older programs stored none
         lines.append(("return", comparison["return"], None))
+    for source, own in comparison.get("by_source", {}).items():
+        lines += [(f"{source}: {label}", own[key], None) for label, key in _MEASURES.items() if own[key]]
     lines.append(("truncated episodes", truncated, f"{truncated['after'] - truncated['before']:+.3f}"))
     lines.append(("tokens of an answer", tokens, "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"))
     return [

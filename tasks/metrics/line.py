@@ -1,5 +1,6 @@
 """The line about an iteration for the terminal and for logs."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -50,15 +51,18 @@ def iteration_line(row: Row, total: int, left_s: float | None) -> str:
 def cells(row: Row) -> dict[str, str]:
     """Format the main numbers of an iteration by label, without calls and returns that say nothing.
 
-    >>> cells({"reward/mean": 0.231, "calls/mean": 0})
-    {'reward': '+0.231'}
+    Of a mixture also the success of each member's episodes, in any turn.
+
+    >>> cells({"reward/mean": 0.231, "calls/mean": 0, "source/game/success/any_turn": 0.5})
+    {'reward': '+0.231', 'game': '0.500'}
     """
     shown = {label: f"{row[name]:{form}}" for label, name, form in _PARTS if name in row}
     if not row.get("calls/mean"):
         shown.pop("calls", None)
     if row.get("return/mean") == row.get("success/any_turn"):
         shown.pop("return", None)
-    return shown
+    ends = re.compile(r"source/(.*)/success/any_turn")
+    return shown | {found[1]: f"{row[name]:.3f}" for name in row if (found := ends.fullmatch(name))}
 
 
 def seconds_left(begun: datetime, rows: Sequence[Row], iterations: int) -> float | None:

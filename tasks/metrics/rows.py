@@ -24,6 +24,7 @@ STAGES = {"trajectories": "rollout", "scores": "score", "checkpoint": "train"}
 """The stages of an iteration by the kinds of the versions that they commit."""
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "rollout": {
+        "by_source": "source",
         "status": "episodes",
         "groups_rejected": "groups/rejected",
         "tokens": "tokens/all",
@@ -37,6 +38,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "seconds": "time/rollout",
     },
     "score": {
+        "by_source": "source",
         "return_mean": "return/mean",
         "reward": "reward/mean",
         "parts": "reward",
@@ -94,7 +96,7 @@ def _of_evaluation(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     prefix = f"eval/{metrics.get('set', 'held-out')}"
     for name, value in metrics.items():
         if name not in ("verdicts", "turns", "parts", *_NO_NUMBERS):
-            path = {"by_turn": f"{prefix}/turn", "rewards": prefix}.get(name, f"{prefix}/{name}")
+            path = {"by_turn": f"{prefix}/turn", "rewards": prefix, "by_source": prefix}.get(name, f"{prefix}/{name}")
             yield from _flat(path, value)
 
 

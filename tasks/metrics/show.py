@@ -26,6 +26,7 @@ MAIN = (
     "time/train",
 )
 """The metrics that are shown unless others are chosen."""
+_OF_SOURCE = ("/success/turn_1", "/success/any_turn", "/environment/return", "/reward/mean", "/episodes/rejected")
 
 
 def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -34,11 +35,16 @@ def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return the main metrics that some runs have: those of `MAIN`, the scorers' parts and the accuracy on each set."""
+    """Return the main metrics that some runs have: those of `MAIN`, the scorers' parts, the accuracy on each set.
+
+    Of a mixture also those of each member.
+    """
     names = names_of(runs)
     ends = ("/first_turn", "/any_turn", "/return")
     accuracies = [name for name in names if name.startswith("eval/") and name.endswith(ends)]
-    return [*accuracies, *(name for name in dict.fromkeys([*MAIN[:1], *earned(names), *MAIN[1:]]) if name in names)]
+    of_sources = [name for name in names if name.startswith("source/") and name.endswith(_OF_SOURCE)]
+    main = [name for name in dict.fromkeys([*MAIN[:1], *earned(names), *MAIN[1:]]) if name in names]
+    return [*accuracies, *main, *of_sources]
 
 
 def curve(rows: Sequence[Row], name: str) -> dict[int, float]:

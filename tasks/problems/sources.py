@@ -19,10 +19,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource, WordProblemSource
+from configs.problems import (
+    ArithmeticSource,
+    FileSource,
+    GuessSource,
+    HubSource,
+    Source,
+    StoredSource,
+    WordProblemSource,
+)
 from configs.safety import open_regular
 from storage.records import Problem
-from tasks.problems import arithmetic, word_problems
+from tasks.problems import arithmetic, guess_number, word_problems
 from tasks.problems.presets import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
 
@@ -62,6 +70,10 @@ def load_problems(
         return ProblemSet(arithmetic.generate(source), bad=[])
     if isinstance(source, WordProblemSource):
         return ProblemSet(word_problems.generate(source), bad=[])
+    if isinstance(source, GuessSource):
+        if use_of_solutions("") == "needs":
+            raise ProblemError("games have no solutions, and their scorer reads them: set score.type=environment")
+        return ProblemSet(guess_number.generate(source), bad=[])
     assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     fields = MAPPINGS.get(source.preset or "", source.fields)

@@ -1,5 +1,6 @@
 """Tasks: import problem sets as versions named by their fingerprints; commit histories and the run's curriculum."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,18 +10,19 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from configs.evaluate import HELD_OUT
-from configs.problems import Source, StoredSource
+from configs.problems import Part, StoredSource
 from storage import layout
 from storage.errors import DamagedError, counted, first_few
 from storage.logs import catalog
-from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, Problem
+from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Problem
 from storage.version_names import ProblemsVersion, version_of
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
 from tasks.evaluate.summary import rendered, table
-from tasks.problems import ProblemError, curriculum, fingerprint, load_problems
+from tasks.problems import ProblemError, curriculum, fingerprint
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
+from tasks.problems.mixture import by_member, load_part, naming
 from tasks.problems.problem_set import describe_change, listed
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
@@ -45,11 +47,13 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
         StorageError: a stored set does not exist.
     """
     problems, begun = workspace.config.problems, begun_sets(workspace)
-    sources = {TRAIN: problems.train, HELD_OUT: problems.held_out}
-    train, held_out = (_import_for_run(workspace, name, source, begun.get(name)) for name, source in sources.items())
+    sets = {TRAIN: problems.trained, HELD_OUT: problems.evaluated}
+    train, held_out = (_import_for_run(workspace, name, parts, begun.get(name)) for name, parts in sets.items())
     rows = {name: read_problems(workspace, version) for name, version in ((TRAIN, train), (HELD_OUT, held_out))}
     for name, version in ((TRAIN, train), (HELD_OUT, held_out)):
-        get_run_logger().info("%s: %s, %s", name, counted(len(rows[name]), "problem"), version)
+        numbers = Counter(problem.source for problem in rows[name]) if problems.members else {}
+        of_each = "".join(f", {count} of {source}" for source, count in numbers.items())
+        get_run_logger().info("%s: %s%s, %s", name, counted(len(rows[name]), "problem"), of_each, version)
     if overlaps := find_overlaps(rows[TRAIN], {HELD_OUT: rows[HELD_OUT]}):
         get_run_logger().warning("%s", describe(overlaps))
     plan_curriculum(workspace, train)
@@ -64,19 +68,28 @@ def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, Pr
         ValueError: no evaluation set has that name.
         ProblemError, StorageError: see `import_problems`.
     """
-    sources = {HELD_OUT: workspace.config.problems.held_out} | workspace.config.evaluation.sets
-    if unknown := [name for name in names if name not in sources]:
-        raise ValueError(f"there is no evaluation set {unknown[0]!r}; there are {', '.join(sources)}")
-    return {name: import_source(workspace, sources[name]) for name in names or sources}
+    own = {name: [Part(source)] for name, source in workspace.config.evaluation.sets.items()}
+    sets = {HELD_OUT: workspace.config.problems.evaluated} | own
+    if unknown := [name for name in names if name not in sets]:
+        raise ValueError(f"there is no evaluation set {unknown[0]!r}; there are {', '.join(sets)}")
+    return {name: import_parts(workspace, sets[name]) for name in names or sets}
 
 
-def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
-    """Import the problems of `source`; return their version."""
-    if isinstance(source, StoredSource):
-        if manifests.read(workspace.store, source.version).kind != "problems":
-            raise DamagedError(f"{source.version} is not a problem set: give a version whose kind is problems")
-        return ProblemsVersion(source.version)
-    return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
+def import_parts(workspace: Workspace, parts: Sequence[Part]) -> ProblemsVersion:
+    """Import the problems of some parts as one set; return its version."""
+    if known := _as_stored(parts):
+        if manifests.read(workspace.store, known).kind != "problems":
+            raise DamagedError(f"{known} is not a problem set: give a version whose kind is problems")
+        return known
+    sources = {part.name: part.source.model_dump(mode="json") for part in parts}
+    source: dict[str, object] = sources[""] if list(sources) == [""] else {"mixture": sources}
+    return commit_problems(workspace, load_parts(workspace, parts), source)
+
+
+def _as_stored(parts: Sequence[Part]) -> ProblemsVersion | None:
+    """Return the stored version that parts are as they stand; None if there is none."""
+    (source, name, _), *others = parts
+    return ProblemsVersion(source.version) if isinstance(source, StoredSource) and not name and not others else None
 
 
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
@@ -97,13 +110,15 @@ def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
     return {}
 
 
-def _import_for_run(workspace: Workspace, name: str, source: Source, begun: ProblemsVersion | None) -> ProblemsVersion:
-    """Import a source; but a run that has `begun` with a set of it keeps that, whatever the source has now."""
-    if begun is None or isinstance(source, StoredSource):
-        return import_source(workspace, source)
+def _import_for_run(
+    workspace: Workspace, name: str, parts: Sequence[Part], begun: ProblemsVersion | None
+) -> ProblemsVersion:
+    """Import a set; but a run that has `begun` with one keeps that, whatever its sources have now."""
+    if begun is None or _as_stored(parts):
+        return import_parts(workspace, parts)
     keeps = f"the run keeps the problems that it began with ({begun})"
     try:
-        present = load_source(workspace, source)
+        present = load_parts(workspace, parts)
     except ProblemError as error:
         get_run_logger().warning("problems.%s: %s, although its source cannot be used now: %s", name, keeps, error)
         return begun
@@ -118,20 +133,28 @@ def _import_for_run(workspace: Workspace, name: str, source: Source, begun: Prob
     return begun
 
 
-def load_source(workspace: Workspace, source: Source) -> list[Problem]:
-    """Load the problems of `source`; log the rows that are left out, and problems that ask the same."""
-    if isinstance(source, StoredSource):
-        return read_problems(workspace, source.version)
-    config, logger = workspace.config, get_run_logger()
-    loaded = load_problems(source, config.problems.max_bad_share, partial(use_of_solutions, config.score))
-    for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
-        for line in listed(rows, _REPORTED):
-            logger.warning("%s: %s: %s", source.kind, what, line)
-    if repeats := find_repeats(loaded.problems):
-        text = "%s: %s as an earlier one (%s): such problems are drawn more often"
-        asking = "1 row asks the same" if len(repeats) == 1 else f"{len(repeats)} rows ask the same"
-        logger.warning(text, source.kind, asking, first_few(repeats, 5))
-    return loaded.problems
+def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
+    """Load the problems of a set; log the rows that are left out, and problems of a part that ask the same.
+
+    Raises:
+        ProblemError: a part cannot be loaded, or two of them have a problem with the same id.
+    """
+    config, logger, problems = workspace.config, get_run_logger(), list[Problem]()
+    read, use = partial(read_problems, workspace), partial(use_of_solutions, config.score)
+    for part in parts:
+        loaded = load_part(part, config.problems.max_bad_share, use, read)
+        problems += loaded.problems
+        for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
+            for line in listed(rows, _REPORTED):
+                logger.warning("%s%s: %s: %s", part.where, part.source.kind, what, line)
+        if not isinstance(part.source, StoredSource) and (repeats := find_repeats(loaded.problems)):
+            text = "%s%s: %s as an earlier one (%s): such problems are drawn more often"
+            asking = "1 row asks the same" if len(repeats) == 1 else f"{len(repeats)} rows ask the same"
+            logger.warning(text, part.where, part.source.kind, asking, first_few(repeats, 5))
+    names = Counter(problem.problem_id for problem in problems)
+    if twice := [name for name, count in names.items() if count > 1 and len(parts) > 1]:
+        raise ProblemError(f"parts of a problem set share ids ({first_few(twice, 5)}): rename a member of the mixture")
+    return problems
 
 
 def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
@@ -157,13 +180,18 @@ def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
     histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
     past = curriculum.read_history(store, histories, cache)
     sampling = workspace.config.problems.sampling
-    rows = curriculum.plan_curriculum(read_problems(workspace, problem_set), past, sampling)
+    rows = list[CurriculumEntry]()
+    for part, problems in by_member(workspace.config.problems, read_problems(workspace, problem_set)):
+        with naming(part.where):
+            planned = curriculum.plan_curriculum(problems, past, sampling)
+        rows += planned
+        counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
+        totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
+        get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
     with Draft(store, version, "curriculum") as draft:
         write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
-        counts = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
-        draft.commit(workspace.provenance(), [problem_set, *histories], counts)
-    totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count)
-    get_run_logger().info("curriculum from the histories of %d runs: %s", len(histories), totals)
+        numbers = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
+        draft.commit(workspace.provenance(), [problem_set, *histories], numbers)
 
 
 def weights(workspace: Workspace) -> Mapping[str, float] | None:
@@ -185,7 +213,11 @@ def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, st
 
 @task(name="report-history", cache_policy=NO_CACHE)
 def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
-    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects."""
+    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects.
+
+    If the configuration has a mixture, the standing of each member's problems is shown, too; their ids tell whose
+    they are.
+    """
     histories = _commit_histories(workspace)
     rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
     first = {row.problem_key: row for row in reversed(rows)}
@@ -195,6 +227,10 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
     title = f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}"
     suspicion = f"Suspects: never solved, is the gold answer right? ({len(suspects)})"
-    print(rendered(table(title, standing), table(suspicion, suspects[:most])), end="")
+    names = [member.name for member in workspace.config.problems.members]
+    own = {name: [entry for entry in entries if entry.problem_id.startswith(f"{name}/")] for name in names}
+    by_source = {name: curriculum.standing_rows(rows) for name, rows in own.items()}
+    tables = [table(f"Problems of {name}: {len(own[name])}", rows) for name, rows in by_source.items()]
+    print(rendered(table(title, standing), *tables, table(suspicion, suspects[:most])), end="")
     create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
-    return {"histories": histories, "standing": standing, "suspects": suspects[:most]}
+    return {"histories": histories, "standing": standing, "by_source": by_source, "suspects": suspects[:most]}

@@ -67,7 +67,7 @@ class Update:
     idle: bool = False  # no trajectory was left to train on, and the weights did not change
     selects: bool = False  # trained on chosen rows of its data sets (`flows.fit`)
     origin: str = ""  # of a policy without an earlier checkpoint in the store: where it came from
-    taught: ArithmeticSource | None = None  # the generator of the problems that a warm start taught
+    taught: Sequence[ArithmeticSource] = ()  # the generators of the problems that a warm start taught
     problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
 
 
@@ -106,7 +106,10 @@ def _told(manifest: Manifest) -> dict[str, Any]:
     if not knob("policy.warm_start"):
         return known | {"origin": str(knob("policy.path") or "unknown")}
     try:
-        taught = ArithmeticSource.model_validate(knob("policy.warm_start.teaches") or knob("problems.train"))
+        train = knob("policy.warm_start.teaches") or knob("problems.train")
+        sources = [member["source"] for member in train] if isinstance(train, list) else []
+        arithmetic = [source for source in sources if source["kind"] == "arithmetic"] if sources else [train]
+        taught = [ArithmeticSource.model_validate(each) for each in arithmetic]
     except ValidationError as error:
         raise DamagedError(f"{manifest.version} does not say which problems its warm start taught: {error}") from None
     return known | {"origin": "warm start", "taught": taught}

@@ -280,10 +280,10 @@ def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
         yield ProblemUse(
             checkpoint, update.checkpoint.run, update.checkpoint.number - 1, "update", data_set, episodes, trained
         )
-    taught = {update.checkpoint: update.taught for update in index.updates.values() if update.taught}
-    for source in {each.model_dump_json(): each for each in taught.values()}.values():
+    taught = [(source, each.checkpoint) for each in index.updates.values() for source in each.taught]
+    for source in {each.model_dump_json(): each for each, _ in taught}.values():
         if any(key(each) == problem.key for each in generate(source) if each.prompt == problem.prompt):
-            for checkpoint in (each for each, taught_by in taught.items() if taught_by == source):
+            for checkpoint in (each for taught_by, each in taught if taught_by == source):
                 yield ProblemUse(checkpoint, index.updates[checkpoint].checkpoint.run, -1, "warm start", "", 0, 0)
 
 

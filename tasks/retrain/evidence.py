@@ -24,7 +24,9 @@ def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
     """Read the summary of a policy on one set from the manifests of its scores, greedy and sampled."""
     numbers: dict[str, Any] = {}
     for version in versions:
-        numbers |= manifests.read(store, version).metrics
+        metrics, known = manifests.read(store, version).metrics, numbers.get("by_source", {})
+        of_each = {source: known.get(source, {}) | own for source, own in metrics.get("by_source", {}).items()}
+        numbers |= metrics | {"by_source": of_each}
     return {key: value for key, value in numbers.items() if key not in _COUNTS} | {"scores": list(versions)}
 
 

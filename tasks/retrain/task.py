@@ -26,7 +26,7 @@ from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
-from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
+from tasks.problems.task import commit_problems, import_sets, load_parts, read_problems
 from tasks.retrain import gate, planning
 from tasks.retrain.evidence import failed_verdicts, outcomes_of, summary_of, training_of
 from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
@@ -66,11 +66,13 @@ def open_night(workspace: Workspace) -> Record | None:
 def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     """Plan the next night; None if too few new problems have come, and none wait by hand."""
     config, store = workspace.config, workspace.store
+    if config.problems.members:
+        raise ValueError("problems.train is a mixture, but a night trains on the problems of one source: give one")
     standing, sets = standing_champion(workspace), import_sets(workspace)
     champion = PolicyVersion(standing.version) if standing else None
     planning.check_sets(sets, records, config)
     try:
-        incoming = load_source(workspace, config.problems.train)
+        incoming = load_parts(workspace, config.problems.trained)
     except NoFilesError as error:  # before the first file exists
         get_run_logger().warning("%s", error)
         incoming = []

@@ -6,9 +6,9 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.rollout import Rollout
@@ -50,6 +50,7 @@ class Collector:
     settings: Rollout
     gconfig: GenerationConfig | None = None
     private: Set[str] = frozenset()  # keys of problems' metadata that agents do not get
+    members: Mapping[str, "Collector"] = field(default_factory=dict)  # of a mixture, by the source of their problems
 
     async def collect(
         self, groups: AsyncIterator[Group], together: int, sink: Callable[[Group, list[Trajectory]], None]
@@ -105,13 +106,14 @@ class Collector:
 
         Each begins when it gets one of the `group_slots`, and gives it back to the rollout's `slots` when it ends.
         """
-        turns = TurnBatcher(len(group.prompts), self, replica)
+        player = self.members.get(group.problem.source, self)
+        turns = TurnBatcher(len(group.prompts), player, replica)
 
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await group_slots.acquire()
             try:
                 with PLAYING.track_inprogress():
-                    conversation = Conversation(prompt, turns, self)
+                    conversation = Conversation(prompt, turns, player)
                     played = await self._episode(conversation)
                 trained = group.plan.selecting  # no evaluation, which is not
                 return [with_experts(row, conversation.engine.exchanges) for row in played] if trained else played

@@ -153,7 +153,7 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
     rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
     `("graded", None)` counts those with a graded turn, `("fault", f)` episodes without a verdict, `("reason", r)` those
-    of them by the set-up's fault.
+    of them by the set-up's fault. `("source", (name, what))` counts by source what `_by_source` reports.
     """
     counts = Counts()
     for trajectory in trajectories:
@@ -174,6 +174,7 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
         right = [rule.of(trajectory, turn) == "correct" for turn in answers]
         counts["solved", None] += any(right)
         counts["graded", None] += bool(answers)
+        counts.update(_of_source(trajectory, answers, right))
         for index, turn in enumerate(answers):
             counts["turn", index] += 1
             counts["success", index] += right[index]
@@ -184,16 +185,24 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
     return counts
 
 
+def _of_source(trajectory: Trajectory, answers: Sequence[int], right: Sequence[bool]) -> Counts:
+    """Count a trajectory for its source, given its graded turns and which of them are right."""
+    reward = sum(trajectory.turns[turn].reward for turn in answers)
+    numbers = {"episodes": 1, "rejected": trajectory.status == "rejected", "graded": bool(answers), "reward": reward}
+    numbers |= {"first": any(right[:1]), "any": any(right)}
+    return Counts({("source", (trajectory.source, name)): number for name, number in numbers.items()})
+
+
 class Tally:
-    """The counts of a data set while it is played; `rule` says which turns are right.
+    """The counts of a data set while it is played; `rule` says which turns are right, `mixed` that there is a mixture.
 
     Attributes:
         counts: the sums over the trajectories of finished groups.
         started: when the measured time began, on the monotonic clock: with this attempt, unless set.
     """
 
-    def __init__(self, progress: Callable[[str], None], rule: SuccessRule) -> None:
-        self._progress, self._rule = progress, rule
+    def __init__(self, progress: Callable[[str], None], rule: SuccessRule, *, mixed: bool = False) -> None:
+        self._progress, self._rule, self._mixed = progress, rule, mixed
         self._expected = self._groups = self._resumed = self._resumed_tokens = 0
         self.started = self._reported = time.monotonic()
         self.counts = Counts()
@@ -238,6 +247,20 @@ class Tally:
                 f"(rollout.max_failed_share, in evaluations also evaluation.max_failed_share): {listing}"
             )
 
+    def _by_source(self) -> dict[str, dict[str, float]]:
+        """Return the numbers of each source, with the names that they have in the log of metrics."""
+        counts, found = self._of("source"), dict[str, dict[str, float]]()
+        for source in sorted(source for source, what in counts if what == "episodes"):
+            episodes, graded = counts[source, "episodes"], max(1, counts[source, "graded"])
+            found[source] = {
+                "episodes": episodes,
+                "episodes/rejected": counts[source, "rejected"] / episodes,
+                "success/turn_1": counts[source, "first"] / graded,
+                "success/any_turn": counts[source, "any"] / episodes,
+                "environment/return": counts[source, "reward"] / graded,
+            }
+        return found if len(found) > 1 or self._mixed else {}
+
     @property
     def _done(self) -> int:
         return self._of("status").total()
@@ -274,6 +297,7 @@ class Tally:
             "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
             "parts": {name: self.counts["part", name] / count for name, count in sorted(self._of("parts").items())},
             "seconds": now - self.started,
+            "by_source": self._by_source(),
         }
 
 

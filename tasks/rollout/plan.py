@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import GenerationConfig
+from tasks.problems.mixture import turns_of
 from tasks.seeds import derive
 
 LONGEST_TOGETHER = 64
@@ -79,7 +80,8 @@ class RolloutPlan:
 
     def record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
         """Return the record of an episode before it is played."""
-        agent, environment = self.config.agent, self.config.environment
+        played = self.config.of_source(problem.source)
+        agent, environment = played.agent, played.environment
         sampling = {name: getattr(self.gconfig, name) for name in ("temperature", "top_p", "top_k", "max_new_tokens")}
         columns: dict[str, Any] = {name: [] for name in ("token_ids", "action_mask", "logprobs", "versions", "turns")}
         return Trajectory(
@@ -132,8 +134,47 @@ def draw(problems: Sequence[Problem], count: int, iteration: int, seed: int, wei
     return list(itertools.islice(in_order(problems, count, iteration, seed, weights), count))
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What a run draws from: its problems or, in a mixture, those of one member.
+
+    Args:
+        problems: one or more.
+        weights: see `drawable`.
+        playable: ids of the problems that may be played; others take part in the draw and are replaced.
+        name: of the member; empty: there is no mixture.
+        share: the member's weight.
+    """
+
+    problems: Sequence[Problem]
+    weights: Weights
+    playable: Set[str]
+    name: str = ""
+    share: float = 1.0
+
+    def left_of(self, order: Iterable[Problem]) -> Iterator[Problem]:
+        """Leave out the problems that may not be played."""
+        return (problem for problem in order if problem.problem_id in self.playable)
+
+
+def draw_from(pools: Sequence[Pool], count: int, iteration: int, seed: int) -> tuple[list[Problem], Iterator[Problem]]:
+    """Draw `count` problems for an iteration, and the spare ones, pool by pool.
+
+    In a mixture the members have their turns (`Turns`), and each goes through its problems in an order that does not
+    depend on the others. One that has too few for its turns in an iteration leaves out the rest.
+    """
+    turns, start = turns_of(tuple(pool.share for pool in pools)).until((iteration + 1) * count), iteration * count
+    orders = list[Iterator[Problem]]()
+    for number, pool in enumerate(pools):
+        before, now = turns.count(number, 0, start), turns.count(number, start, start + count)
+        own_seed = derive(seed, "member", pool.name) if pool.name else seed
+        orders.append(pool.left_of(in_order(pool.problems, now, iteration, own_seed, pool.weights, before)))
+    drawn = (next(orders[member], None) for member in turns[start : start + count])
+    return [problem for problem in drawn if problem], itertools.chain(*orders)
+
+
 def in_order(
-    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None
+    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Weights = None, done: int | None = None
 ) -> Iterator[Problem]:
     """Yield all problems in a seeded order: the `count` of an iteration, then the spare ones, for rejected groups.
 
@@ -143,6 +184,14 @@ def in_order(
     With `weights` (see `drawable`), each iteration draws on its own, without replacement, with chances proportional to
     the remaining weights. Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir", sort by u^(1/w),
     descending. Sorting by -log(u) / w, ascending, gives the same order and does not underflow.
+
+    Args:
+        problems: to draw from.
+        count: draws of the iteration.
+        iteration: its number.
+        seed: of the run.
+        weights: None: equal ones.
+        done: draws of all earlier iterations together; None: `count` of each.
 
     Raises:
         ValueError: there are no problems.
@@ -155,19 +204,19 @@ def in_order(
         yield from (problems[index] for index in np.argsort(keys, kind="stable").tolist())
         return
     drawn: dict[str, Problem] = {}
-    first, index = divmod(iteration * count, len(problems))
+    first, index = divmod(iteration * count if done is None else done, len(problems))
     positions = (position for epoch in itertools.count(first) for position in _order(len(problems), seed, epoch))
-    for position in itertools.islice(positions, index, None):
-        drawn.setdefault(problems[position].problem_id, problems[position])
-        if len(drawn) == min(count, len(problems)):
-            break
+    places = itertools.islice(positions, index, None)
+    while len(drawn) < min(count, len(problems)):
+        problem = problems[next(places)]
+        drawn.setdefault(problem.problem_id, problem)
     yield from drawn.values()
     others = [problem for problem in problems if problem.problem_id not in drawn]
     random.Random(derive(seed, "spares", iteration)).shuffle(others)
     yield from others
 
 
-@functools.lru_cache(maxsize=2)  # consecutive iterations are in one epoch or in two
+@functools.lru_cache(maxsize=16)  # of each member, consecutive iterations are in one epoch or in two
 def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
     order = list(range(size))
     random.Random(derive(seed, "problem order", epoch)).shuffle(order)

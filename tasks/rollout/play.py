@@ -6,10 +6,9 @@ one data set, `tasks.rollout.stream.Stream` those of a run.
 
 import asyncio
 import gc
-import itertools
 import sys
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,7 +51,7 @@ class OpenDataSet:
         self, draft: Draft, iteration: int, config: Config, progress: Progress, *, numbered: bool = False
     ) -> None:
         self.draft, self.iteration = draft, iteration
-        self.tally = Tally(progress, SuccessRule.while_playing(config.score))
+        self.tally = Tally(progress, SuccessRule.while_playing(config.score), mixed=bool(config.problems.members))
         self.tally.resume(adopted(draft))
         self.adopted: list[dict[str, Any]] = list(draft.notes)
         """The notes of the groups in shards that the draft took over."""
@@ -247,8 +246,8 @@ def play(
 
     Groups in shards that the draft took over from a killed attempt are not played again.
 
-    If the plan selects, groups of `spare` problems replace the rejected groups, for at most
-    `rollout.max_resampling_rounds` rounds. Groups that are rejected after that are not replaced.
+    If the plan selects, groups of `spare` problems replace the rejected groups, in a mixture those of the same member,
+    for at most `rollout.max_resampling_rounds` rounds. Groups that are rejected after that are not replaced.
 
     Raises:
         InferenceError: the engine refuses a request, or serves another version.
@@ -268,7 +267,9 @@ class _Batch(SharedGroups):
     ) -> None:
         settings = plan.config.rollout
         self.changed = Change()
-        self._plan, self._spares, self._rounds = plan, iter(spare), settings.max_resampling_rounds
+        self._plan, self._rounds = plan, settings.max_resampling_rounds
+        self._mixed = bool(plan.config.problems.members)
+        self._spares = self._by_member(spare) if self._mixed else {"": iter(spare)}
         self.data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
         self._rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of all groups played
         self._lock = threading.RLock()
@@ -337,8 +338,16 @@ class _Batch(SharedGroups):
         """After a round, begin the next one that killed attempts have not played, of spares for rejected problems."""
         while self._round and self._all_played and self._rounds:
             self._rounds -= 1
-            count = sum(self._rejected[problem.problem_id] for problem in self._round)
-            self._begin_round(list(itertools.islice(self._spares, count)))
+            rejected = [problem for problem in self._round if self._rejected[problem.problem_id]]
+            spares = (next(self._spares.get(each.source if self._mixed else "", iter(())), None) for each in rejected)
+            self._begin_round([spare for spare in spares if spare])
+
+    @staticmethod
+    def _by_member(spare: Iterable[Problem]) -> dict[str, Iterator[Problem]]:
+        found = defaultdict[str, list[Problem]](list)
+        for problem in spare:
+            found[problem.source].append(problem)
+        return {name: iter(problems) for name, problems in found.items()}
 
 
 def run_loop(playing: Coroutine[Any, Any, None], *, freeze: bool = True) -> None:

@@ -1,8 +1,8 @@
 """The Prefect tasks that play episodes and commit them as trajectory data sets: one iteration, or a stream of them."""
 
 import functools
-import itertools
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from prefect import State, get_run_logger, task
@@ -20,9 +20,10 @@ from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import left_of, read_exclusions
+from tasks.problems.mixture import by_member, naming
 from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
-from tasks.rollout.plan import RolloutPlan, Weights, drawable, in_order
+from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -81,25 +82,32 @@ def _wait_for(workspace: Workspace, stream: "Stream", iteration: int) -> Traject
 
 
 @functools.lru_cache(maxsize=1)
-def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> tuple[Sequence[Problem], Weights, Set[str]]:
-    """Return the problems of a run, the chances of each to be drawn, and the ids of those that may be played.
+def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool]:
+    """Return what a run draws from: one pool or, in a mixture, one of each member.
 
     Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
     Problems that spell out control tokens are named in the log.
     """
-    problems: Sequence[Problem] = read_problems(workspace, problem_set)
-    chances, curriculum = None, weights(workspace)
-    if curriculum is not None:
-        problems, chances = drawable(problems, curriculum)
-    left = problems
-    if versions := workspace.config.problems.exclusions:
-        left = left_of(problems, read_exclusions(workspace.store, versions, workspace.cache))
-        count = len(problems) - len(left)
-        get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
+    config, everything = workspace.config, read_problems(workspace, problem_set)
+    curriculum, versions = weights(workspace), config.problems.exclusions
+    excluded = read_exclusions(workspace.store, versions, workspace.cache)
+    shares, pools = {member.name: member.weight for member in config.problems.members}, list[Pool]()
+    for part, problems in by_member(config.problems, everything):
+        chances = None
+        with naming(part.where):
+            if curriculum is not None:
+                problems, chances = drawable(problems, curriculum)
+            left = left_of(problems, excluded)
+        if versions:
+            count, told = len(problems) - len(left), ", ".join(versions)
+            get_run_logger().info("%s%d of %d problems are excluded by %s", part.where, count, len(problems), told)
+        playable = {problem.problem_id for problem in left}
+        pools.append(Pool(problems, chances, playable, part.name, shares.get(part.name, 1.0)))
     first = layout.checkpoint(workspace.name, 0)  # all policies of a run have the same tokenizer
-    warn_of_marks(workspace, first, problems)
-    without_room = unplayable(workspace, first, problems)
-    return problems, chances, {problem.problem_id for problem in left} - without_room
+    drawn_from = [problem for pool in pools for problem in pool.problems]
+    warn_of_marks(workspace, first, drawn_from)
+    without_room = unplayable(workspace, first, drawn_from)
+    return [replace(pool, playable=pool.playable - without_room) for pool in pools]
 
 
 def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> set[str]:
@@ -132,11 +140,8 @@ def _draw(
     Problems that `problems.exclusions` names, or that have no room, are replaced like rejected ones: the other problems
     stay the same.
     """
-    problems, chances, playable = _read_pool(workspace, problem_set)
-    count, seed = workspace.config.rollout.problems_per_iteration, workspace.config.run.seed
-    order = in_order(problems, count, iteration, seed, chances)
-    left = (problem for problem in order if problem.problem_id in playable)
-    return list(itertools.islice(left, count)), left
+    pools, config = _read_pools(workspace, problem_set), workspace.config
+    return draw_from(pools, config.rollout.problems_per_iteration, iteration, config.run.seed)
 
 
 class Rollouts:

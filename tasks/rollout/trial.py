@@ -157,7 +157,8 @@ def _findings(script: Script, calls: Sequence[Call]) -> list[str]:
 def _answer(config: Config, problem: Problem) -> str:
     """Return the problem's first solution, in a box where math-verify reads it."""
     by_source, solution = config.score.by_source, next(iter(problem.solutions), "1")
-    graded_by = by_source.get(problem.source, by_source["default"]), config.environment.type
+    environment = config.of_source(problem.source).environment.type
+    graded_by = by_source.get(problem.source, by_source["default"]), environment
     return rf"\boxed{{{solution}}}" if "math-verify" in graded_by else solution
 
 

@@ -1,7 +1,7 @@
 """The workers, which play the groups of a rollout: by default this process, with its engine and its verifier."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import EnvironmentContext
 from tasks.inference.api import EngineClosedError, Generator
 from tasks.inference.engine import Engine
+from tasks.problems.mixture import naming
 from tasks.rollout.collector import Collector
 from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
@@ -88,8 +89,9 @@ class LocalWorker:
         def store(group: Group, trajectories: list[Trajectory]) -> None:
             if self._engine and self._engine.closed:  # episodes may have failed only because it or the verifier is gone
                 raise EngineClosedError("the engine was closed while a rollout was playing")
-            rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
-            groups.finish(FinishedGroup.of(group, trajectories, rows, plan.config), rows)
+            config = plan.config.of_source(group.problem.source)
+            rows = select_episodes(trajectories, config) if plan.selecting else trajectories
+            groups.finish(FinishedGroup.of(group, trajectories, rows, config), rows)
 
         with groups.changed.listening():
             async with self.open_collector(plan) as collector:
@@ -133,19 +135,27 @@ class LocalWorker:
 async def open_collector(
     plan: RolloutPlan, generator: Generator, chat: Chat, verifier: Verifier
 ) -> AsyncIterator[Collector]:
-    """Open a collector that plays with the agent and the environment of a plan.
+    """Open a collector that plays with the agent and the environment of a plan, and with those of a mixture's members.
 
     Raises:
-        ValueError: the agent cannot be made.
+        ValueError: an agent cannot be made.
     """
-    settings, longest = plan.config.agent, plan.config.inference.max_model_len
-    toolbox = partial(open_toolbox, settings.tools, ToolContext(_sandboxes()))
-    agent = AGENTS.make(settings.type, AgentContext(chat, plan.gconfig, longest, toolbox), settings.args)
-    environment, context = plan.config.environment, EnvironmentContext(verifier)
-    async with entered(agent):
-        make_environment = partial(ENVIRONMENTS.make, environment.type, context, environment.args)
-        private = private_metadata(plan.config.score)
-        yield Collector(generator, agent, make_environment, chat, plan.config.rollout, plan.gconfig, private)
+    private, context = private_metadata(plan.config.score), EnvironmentContext(verifier)
+    async with AsyncExitStack() as stack:
+
+        async def opened(config: Config, members: Mapping[str, Collector]) -> Collector:
+            toolbox = partial(open_toolbox, config.agent.tools, ToolContext(_sandboxes()))
+            made = AgentContext(chat, plan.gconfig, config.inference.max_model_len, toolbox)
+            agent = AGENTS.make(config.agent.type, made, config.agent.args)
+            await stack.enter_async_context(entered(agent))
+            environment = partial(ENVIRONMENTS.make, config.environment.type, context, config.environment.args)
+            return Collector(generator, agent, environment, chat, config.rollout, plan.gconfig, private, members)
+
+        members = dict[str, Collector]()
+        for member, (where, config) in zip(plan.config.problems.members, plan.config.played, strict=False):
+            with naming(where):
+                members[member.name] = await opened(config, {})
+        yield await opened(plan.config, members)
 
 
 @lru_cache(maxsize=1)

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from configs import Config, ConfigError
-from configs.problems import StoredSource
 from storage.errors import UnavailableError
 from storage.records import Problem
 from storage.versions import datasets
 from storage.visible import described, printable
 from tasks.inference.devices import check_split
-from tasks.problems import load_problems
+from tasks.problems.mixture import by_member, load_part, naming
 from tasks.run.resources import open_verifier
 from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
@@ -46,18 +45,26 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
 
 
 def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None]) -> list[str]:
-    """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played."""
+    """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played.
+
+    In a mixture do so for each member.
+    """
     from tasks.annotate.annotating import asker
     from tasks.rollout.trial import try_out
 
-    few, config = [problems[0], min(problems, key=lambda problem: len(problem.prompt)), problems[-1]], workspace.config
+    config = workspace.config
     with open_verifier(workspace, workers=1) as verifier:
         try:
             if not config.inference.urls:
                 check_split(config.inference, policy_values(config))
             for role in config.models.served():
                 asker(config, role)  # needs its files, and a chat template
-            return try_out(config, policy_tokenizer(config), verifier, few, tell)
+            policy, findings = policy_tokenizer(config), list[str]()
+            for part, own in by_member(config.problems, problems):
+                few = [own[0], min(own, key=lambda problem: len(problem.prompt)), own[-1]]
+                with naming(part.where):
+                    findings += [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
+            return findings
         except (UnavailableError, ConfigError):
             raise
         except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
@@ -67,8 +74,11 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
 
 def problems_of(workspace: Workspace) -> Sequence[Problem]:
     """Return the problems for training."""
-    knobs = workspace.config.problems
-    if isinstance(knobs.train, StoredSource):
-        return [Problem(**row) for row in datasets.rows(workspace.store, knobs.train.version, workspace.cache)]
-    use = partial(use_of_solutions, workspace.config.score)
-    return load_problems(knobs.train, knobs.max_bad_share, use).problems
+    config = workspace.config
+
+    def read_stored(version: str) -> list[Problem]:
+        return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]
+
+    use, most_bad = partial(use_of_solutions, config.score), config.problems.max_bad_share
+    loaded = [load_part(part, most_bad, use, read_stored) for part in config.problems.trained]
+    return [problem for each in loaded for problem in each.problems]

@@ -18,6 +18,7 @@ from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
 from tasks.inference.location import CONFIG, locate
+from tasks.problems.mixture import naming
 from tasks.run.room import disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
@@ -35,19 +36,31 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     """
     config = load(name, overrides or ())
     try:
-        AGENTS.check_arguments(config.agent.type, config.agent.args)
-        check_tools(config.agent.tools)
-        if config.agent.tools and not getattr(AGENTS.find(config.agent.type), "uses_tools", False):
-            raise ValueError(
-                f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
-            )
-        ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
+        _check_players(config)
+        for where, played in config.played:
+            with naming(where):
+                _check_players(played)
         check_scorers(config.score)
         check_algorithm(config.algorithm)
         check_trackers(config.tracking)
     except ValueError as error:
         raise ConfigError(f"configuration {name}: {error}") from None
     return config
+
+
+def _check_players(config: Config) -> None:
+    """Check the agent, its tools and the environment of a configuration.
+
+    Raises:
+        ValueError: a name or an argument is wrong, or the agent uses no tools.
+    """
+    AGENTS.check_arguments(config.agent.type, config.agent.args)
+    check_tools(config.agent.tools)
+    if config.agent.tools and not getattr(AGENTS.find(config.agent.type), "uses_tools", False):
+        raise ValueError(
+            f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
+        )
+    ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
 
 
 def plan(config: Config) -> str:

@@ -49,7 +49,8 @@ def scorer_fingerprint(settings: ScoreSettings, models: Mapping[Role, str] = NO_
 class Grades:
     """What the scorers have found in turns of trajectories, whose scores are added one trajectory after the other.
 
-    Means are those of the reward over graded turns, and of each part (`parts/format`) over the turns that have it. The
+    Means are those of the reward over graded turns, also of each source of problems (`source/game`), and of each part
+    (`parts/format`) over the turns that have it. The
     mean return is the sum of all rewards, divided by the number of trajectories with a graded turn.
     """
 
@@ -60,11 +61,11 @@ class Grades:
     example: str = ""  # the first timeout or error; empty if there was none
     _newest: str = ""  # id of the trajectory whose graded turn was added last
 
-    def add(self, score: Score) -> None:
+    def add(self, score: Score, source: str = "") -> None:
         self.verdicts[score.verdict] += 1
         numbers = {f"parts/{name}": value for name, value in score.parts.items()}
         if score.verdict != "none":
-            numbers["reward"] = score.reward
+            numbers["reward"] = numbers[f"source/{source}"] = score.reward
             self.episodes += score.trajectory_id != self._newest
             self._newest = score.trajectory_id
         if score.verdict in FAILED and not self.example:
@@ -136,8 +137,8 @@ def score_rows(
     """
     grades = Grades()
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
-        for score in scores_of(rows, scorers):
-            grades.add(score)
+        for source, score in _scored(rows, scorers):
+            grades.add(score, source)
             writer.write(score)
     return grades
 
@@ -157,12 +158,14 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
         most = f"more than the share {settings.max_failure_share:g} {told}; the first one is {grades.example}"
         raise ValueError(f"{failures} of {total} answers ended in a timeout or an error, {most}")
     means = {name: grades.totals[name] / count for name, count in sorted(grades.counts.items())}
+    sources = {name.removeprefix("source/"): mean for name, mean in means.items() if name.startswith("source/")}
     return {
         "turns": verdicts.total(),
         "verdicts": dict(verdicts),
         "reward": means.get("reward"),
         "return_mean": grades.totals["reward"] / grades.episodes if grades.episodes else None,
         "parts": {name.removeprefix("parts/"): value for name, value in means.items() if name.startswith("parts/")},
+        "by_source": {name: {"reward/mean": mean} for name, mean in sources.items()} if len(sources) > 1 else {},
         "seconds": seconds,
     }
 
@@ -181,12 +184,16 @@ def batches(rows: Iterable[dict[str, Any]], *, by_group: bool, size: int = _BATC
 
 def scores_of(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
     """Grade all turns of trajectory `rows`."""
+    return (score for _, score in _scored(rows, scorers))
+
+
+def _scored(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[str, Score]]:
+    """Yield the score of each turn, after the source of its problem."""
     for turns in batches(rows, by_group=scorers.by_group):
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)
             said = verdict.extracted, verdict.solution, verdict.reason
             reward = verdict.success if verdict.reward is None else verdict.reward
-            yield Score(
-                turn.row["trajectory_id"], turn.turn, verdict.name, verdict.success, *said, reward, verdict.parts
-            )
+            where = turn.row["trajectory_id"], turn.turn
+            yield turn.row["source"], Score(*where, verdict.name, verdict.success, *said, reward, verdict.parts)

@@ -24,6 +24,7 @@ from tasks.agents.chat import Chat, engine_ends
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
 from tasks.inference.location import TOKENIZER_FILES, locate
+from tasks.problems.mixture import naming
 from tasks.warm_start.policy_sizes import named
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -166,7 +167,10 @@ def try_out(folder: Path, config: Config) -> Chat:
 
     async def make_agent() -> None:
         gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
-        AGENTS.make(config.agent.type, AgentContext(chat, gconfig, config.inference.max_model_len), config.agent.args)
+        context = AgentContext(chat, gconfig, config.inference.max_model_len)
+        for where, played in config.played:
+            with naming(where):
+                AGENTS.make(played.agent.type, context, played.agent.args)
 
     asyncio.run(make_agent())
     return chat

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,7 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
     if knobs := config.policy.warm_start:
         from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
-        source, feedback = lesson(config)
-        texts = taught_texts(generate(source), feedback)
+        texts = [text for each in lessons(config) for text in taught_texts(generate(each.source), each.feedback)]
         return named(build_tokenizer(texts, calculator=bool(knobs.tool_share)), config.policy), None, ()
     found = _open_without_weights(config, TOKENIZER_FILES)
     vocabulary = json.loads((found / CONFIG).read_bytes()).get("vocab_size")
@@ -122,9 +122,26 @@ def tiny_sizes(knobs: WarmStart, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def lesson(config: Config) -> tuple[ArithmeticSource, str]:
-    """Return what a warm start teaches: a source of problems, and the feedback after a wrong answer."""
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a warm start teaches, in the way that an agent will ask."""
+
+    source: ArithmeticSource
+    feedback: str = WRONG_FEEDBACK  # after a wrong answer
+    tools: bool = False  # whether the agent offers a calculator
+
+
+def lessons(config: Config) -> list[Lesson]:
+    """Return the lessons of a warm start: one or, in a mixture without `teaches`, one of each arithmetic member."""
     assert config.policy.warm_start is not None
-    taught = config.policy.warm_start.teaches or config.problems.train
-    assert taught.kind == "arithmetic"  # the schema refuses other kinds
-    return taught, str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
+    shows, teaches = bool(config.policy.warm_start.tool_share), config.policy.warm_start.teaches
+    found = list[Lesson]()
+    for part, (_, played) in zip(config.problems.trained, config.played, strict=True):
+        feedback = str(played.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
+        if teaches or not part.name:
+            taught = teaches or part.source
+            assert taught.kind == "arithmetic"  # the schema refuses other kinds
+            return [Lesson(taught, feedback, tools=shows)]
+        if part.source.kind == "arithmetic":
+            found.append(Lesson(part.source, feedback, tools=shows and bool(played.agent.tools)))
+    return found

@@ -23,7 +23,7 @@ from tasks.inference.location import folder_of
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.check import check_new_run, problems_of
 from tasks.run.workspace import Workspace
-from tasks.warm_start.policy_sizes import lesson
+from tasks.warm_start.policy_sizes import lessons
 
 _STEPS_PER_LINE = 100
 
@@ -49,7 +49,8 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         raise ValueError(f"the run {workspace.name} holds another program's trajectories: train with another run.name")
     from transformers.utils.logging import disable_progress_bar
 
-    if sets or isinstance(workspace.config.problems.train, StoredSource):  # a night has those in its configuration
+    stored = all(isinstance(part.source, StoredSource) for part in workspace.config.problems.trained)
+    if sets or stored:  # a night has those in its configuration
         problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
         get_run_logger().info("a scripted policy plays an episode, before anything expensive")
         check_new_run(workspace, problems, get_run_logger().warning)
@@ -176,7 +177,7 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
 def _warm_start(config: Config, folder: Path) -> dict[str, float]:
     from tasks.warm_start.teach import make_policy
 
-    knobs, (taught, feedback) = config.policy.warm_start, lesson(config)
+    knobs = config.policy.warm_start
     assert knobs is not None
     get_run_logger().info("policy version 0 is made: a new model learns from written lessons")
 
@@ -185,4 +186,4 @@ def _warm_start(config: Config, folder: Path) -> dict[str, float]:
             text = "warm start: step %d of at most %d, loss %.3f, sampled right %.2f"
             get_run_logger().info(text, step, knobs.steps, loss, accuracy)
 
-    return make_policy(knobs, taught, feedback, config.run.seed, folder, config.train.threads, log_step)
+    return make_policy(knobs, lessons(config), config.run.seed, folder, config.train.threads, log_step)

@@ -16,10 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from configs.policy import WarmStart
-from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.problems.arithmetic import expression, generate
-from tasks.warm_start.policy_sizes import tiny_sizes
+from tasks.warm_start.policy_sizes import Lesson, tiny_sizes
 from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
 LR = 1e-3
@@ -59,31 +58,31 @@ class Rows(NamedTuple):
 
 def make_policy(
     warm_start: WarmStart,
-    source: ArithmeticSource,
-    feedback: str,
+    lessons: Sequence[Lesson],
     seed: int,
     folder: Path,
     threads: int = 2,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Make a tokenizer and a Qwen3, teach it the problems of `source` and save both in `folder`.
+    """Make a tokenizer and a Qwen3, teach it the problems of the lessons and save both in `folder`.
 
-    `source` is a train split; `feedback` is the feedback after a wrong answer. transformers and vLLM can load the
-    folder. The same arguments on the same machine give the same weights. Set the process's number of torch threads to
-    `threads`.
+    Their sources are train splits. transformers and vLLM can load the folder. The same arguments on the same machine
+    give the same weights. Set the process's number of torch threads to `threads`.
 
     Returns:
         the number of `steps`, the `loss` (nats per token) of the last step, the running `accuracy` on the taught
         problems, the `seconds` of teaching, and the number of `parameters`.
 
     Raises:
-        ValueError: `source` is the held-out split.
+        ValueError: a source is the held-out split.
     """
-    if source.split != "train":
-        raise ValueError(f"a policy taught on split={source.split!r} could not be evaluated on it: use 'train'")
+    for source in (lesson.source for lesson in lessons):
+        if source.split != "train":
+            raise ValueError(f"a policy taught on split={source.split!r} could not be evaluated on it: use 'train'")
     torch.set_num_threads(threads)
-    problems = generate(source)
-    tokenizer = build_tokenizer(taught_texts(problems, feedback), calculator=bool(warm_start.tool_share))
+    taught = [(lesson, generate(lesson.source)) for lesson in lessons]
+    texts = [text for lesson, problems in taught for text in taught_texts(problems, lesson.feedback)]
+    tokenizer = build_tokenizer(texts, calculator=bool(warm_start.tool_share))
     config = Qwen3Config(
         **tiny_sizes(warm_start, len(tokenizer)),
         max_position_embeddings=MAX_POSITIONS,
@@ -95,7 +94,7 @@ def make_policy(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     start = perf_counter()
-    metrics = _teach(model, batches(problems, tokenizer, warm_start, feedback, seed), warm_start, progress)
+    metrics = _teach(model, batches(taught, tokenizer, warm_start, seed), warm_start, progress)
     metrics |= {"seconds": perf_counter() - start, "parameters": float(model.num_parameters())}
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
@@ -145,18 +144,38 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Rows]) -> tuple[Tensor, Tensor]:
 
 
 def batches(
-    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, knobs: WarmStart, feedback: str, seed: int
+    taught: Sequence[tuple[Lesson, Sequence[Problem]]], tokenizer: PreTrainedTokenizerBase, knobs: WarmStart, seed: int
 ) -> Iterator[list[Rows]]:
-    """Draw batches without end: one-turn rows, and shares of two-turn rows and of rows with a call.
+    """Draw batches without end, in equal parts from all lessons, given with their problems.
 
-    The kinds are separate tensors: in one tensor half of the batch would be padding. A problem is solved with a call or
+    The kinds of rows are separate tensors: in one tensor half of the batch would be padding.
+    """
+    rng, size = random.Random(seed), max(1, BATCH_SIZE // len(taught))
+    pools = [pool for lesson, problems in taught for pool in _pools(lesson, problems, tokenizer, knobs, size, rng)]
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        drawn = [(pool, torch.randint(len(pool.token_ids), (size,), generator=generator)) for size, pool in pools]
+        yield [Rows(pool.token_ids[rows], pool.loss_mask[rows], pool.weight) for pool, rows in drawn]
+
+
+def _pools(
+    lesson: Lesson,
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    knobs: WarmStart,
+    rows: int,
+    rng: random.Random,
+) -> list[tuple[int, Rows]]:
+    """Return the rows of a lesson by kind, and how many of each are in a batch, together `rows`.
+
+    The kinds are one-turn rows, and shares of two-turn rows and of rows with a call. A problem is solved with a call or
     without one: the probabilities of these two kinds add up, so their weights do not depend on their shares.
     """
-    rng, tools = random.Random(seed), CALCULATOR if knobs.tool_share else ()
+    tools, feedback = CALCULATOR if lesson.tools else (), lesson.feedback
     answers = sorted({problem.solutions[0] for problem in problems})
-    corrected = round(knobs.two_turn_share * BATCH_SIZE)
-    solved = BATCH_SIZE - corrected
-    called = min(solved, round(knobs.tool_share * BATCH_SIZE))
+    corrected = round(knobs.two_turn_share * rows)
+    solved = rows - corrected
+    called = min(solved, round(knobs.tool_share * rows)) if lesson.tools else 0
     direct = solved - called
     kinds = [(direct, solved / max(1, direct), [one_turn(tokenizer, problem, tools) for problem in problems])]
     if corrected:
@@ -164,11 +183,7 @@ def batches(
         kinds.append((corrected, 1.0, [two_turn(tokenizer, *each, feedback, tools) for each in wrong]))
     if called:
         kinds.append((called, solved / called, [with_call(tokenizer, problem) for problem in problems]))
-    pools = [(size, _rows(examples, weight, tokenizer.pad_token_id)) for size, weight, examples in kinds if size]
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        drawn = [(pool, torch.randint(len(pool.token_ids), (size,), generator=generator)) for size, pool in pools]
-        yield [Rows(pool.token_ids[rows], pool.loss_mask[rows], pool.weight) for pool, rows in drawn]
+    return [(size, _rows(examples, weight, tokenizer.pad_token_id)) for size, weight, examples in kinds if size]
 
 
 def _rows(examples: Sequence[Example], weight: float, pad_id: int) -> Rows:

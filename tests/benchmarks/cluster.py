@@ -182,7 +182,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
     from tests.support.waiting_node import WaitingNode
 
     gconfig, policy = GenerationConfig(max_new_tokens=12), lab.policy.version
-    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    problems = load_problems(config.problems.trained[0].source, config.problems.max_bad_share).problems
     drawn = draw(problems, GROUPS * count, 0, 1)
     with (
         patch("tasks.cluster.workers.NodeWorker", WaitingNode),

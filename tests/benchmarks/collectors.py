@@ -143,7 +143,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", workers: "Wo
 
     name = f"collectors-{name}-{config.cluster.workers_per_node}-{config.sampling.max_new_tokens}/000000"
     gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
-    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    problems = load_problems(config.problems.trained[0].source, config.problems.max_bad_share).problems
     plan = RolloutPlan(name, config, 0, lab.policy.version, problem_set, gconfig, GROUP)
     with Draft(lab.store, f"runs/{name}", "trajectories") as draft:
         metrics = play(plan, draw(problems, groups, 0, 1), workers, draft, lambda _: None)

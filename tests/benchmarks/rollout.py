@@ -94,7 +94,7 @@ def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured
         requests.append((path, body))
         return await post(client, path, body, *limit)
 
-    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    problems = load_problems(config.problems.trained[0].source, config.problems.max_bad_share).problems
     drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)
     with Draft(lab.store, f"runs/{plan.name}", "trajectories") as draft, patch.object(Client, "_post", recorded):
         start = time.perf_counter()

@@ -52,7 +52,7 @@ def test_turns_that_may_not_fit_are_named(overrides: list[str], message: str | N
 def test_a_mapping_replaces_its_section() -> None:
     """A dotted override sets its knob; another kind of source or policy inherits no keys from the file's section."""
     config = load("demo", ["policy={path: p}", "problems.train={kind: jsonl, path: x, preset: gsm8k}", "run.seed=9"])
-    assert (config.policy.warm_start, config.problems.train.kind, config.run.seed) == (None, "jsonl", 9)
+    assert (config.policy.warm_start, config.problems.trained[0].source.kind, config.run.seed) == (None, "jsonl", 9)
 
 
 def test_another_beginning_leaves_the_adapter() -> None:

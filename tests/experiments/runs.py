@@ -132,7 +132,7 @@ class Experiment:
         with arm.around():
             math_mt_ppo(self.config, settings)
         config = load(self.config, settings)
-        held_out = layout.problems(fingerprint(load_problems(config.problems.held_out, 0.0).problems))
+        held_out = layout.problems(fingerprint(load_problems(config.problems.evaluated[0].source, 0.0).problems))
         scorer, cache = scorer_fingerprint(config.score, ways(config)), Path(config.storage.cache)
         return Result(arm.name, seed, read_learning_curve(Store(root), config, scorer, held_out, cache))
 

@@ -298,6 +298,12 @@ def test_an_evaluation_set_that_vanished(untouched: Place) -> None:
         untouched.night(*PROMOTE, gone)
 
 
+def test_a_mixture(untouched: Place) -> None:
+    """A night trains on the problems of one source."""
+    with pytest.raises(ValueError, match="problems.train is a mixture, but a night trains"):
+        untouched.night(*PROMOTE, "problems.train=[{name: sums, source: {kind: arithmetic}}]")
+
+
 def test_an_evaluation_set_that_changed(promoted: Place) -> None:
     """A changed evaluation set makes nights incomparable: the night stops and names the setting that accepts it."""
     before = promoted.champion

@@ -1,6 +1,7 @@
 """Selection of episodes for training: success rates, best of k, and replacement of rejected groups."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from configs import Config, load
 from storage.objects.store import Store
 from storage.records import Problem, Status, Trajectory
+from storage.version_names import PolicyVersion
 from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
-from tasks.rollout.outcomes import is_rejected, select_episodes, success_rate
+from tasks.rollout.outcomes import FinishedGroup, is_rejected, select_episodes, success_rate
 from tasks.rollout.plan import RolloutPlan, draw, in_order
-from tasks.rollout.play import play
+from tasks.rollout.play import _Batch, play
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
@@ -205,3 +207,21 @@ def test_rejected_groups_are_replaced_for_some_rounds(
     assert not bound or metrics["status"] == {"rejected": 3 * groups}
     assert metrics["policy_versions"] == [0]
     assert len({row.problem_id for row in rows}) == groups
+
+
+def test_a_rejected_group_of_a_mixture_is_replaced_by_its_member(store: Store) -> None:
+    """Otherwise a filter of one member would change the shares of all; a member without spares is not replaced."""
+    members = "{name: a, source: {kind: arithmetic}}, {name: b, source: {kind: arithmetic}}"
+    config = settings("policy={path: p}", f"problems.train=[{members}]", max_resampling_rounds=2)
+    everything = [Problem(f"{name}/{n}", "?", ["1"], name) for name, n in ("a0", "b0", "b1", "a1", "a2", "b2")]
+    policy = PolicyVersion("runs/r/checkpoints/000000")
+    plan = RolloutPlan("r/000000", config, 0, policy, "problems/x", GCONFIG, 1, selecting=True)
+    played = list[str]()
+    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
+        groups = _Batch(plan, everything[:2], everything[2:5], draft, lambda _: None)
+        while group := groups.next(policy):
+            rejected = group.problem.source == "b"
+            groups.enter(FinishedGroup(group.number, group.problem.problem_id, rejected, Counter()))
+            played.append(group.problem.problem_id)
+        assert played == ["a/0", "b/0", "b/1"]
+        assert groups.complete

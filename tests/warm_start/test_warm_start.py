@@ -30,7 +30,7 @@ from tasks.tools import open_toolbox
 from tasks.tools.calculator import calculator
 from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
-from tasks.warm_start.policy_sizes import policy_tokenizer
+from tasks.warm_start.policy_sizes import Lesson, policy_tokenizer
 from tasks.warm_start.teach import (
     CALCULATOR,
     Rows,
@@ -60,7 +60,8 @@ PLAIN, TOOLS = build_tokenizer(TEXTS), build_tokenizer(TEXTS, calculator=True)
 def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], list[float]]:
     """A folder with a warm-started policy, its metrics, and the losses passed to `progress`."""
     folder, losses = tmp_path_factory.mktemp("policy"), list[float]()
-    metrics = make_policy(TINY, TRAIN, FEEDBACK, 1, folder, progress=lambda step, loss, accuracy: losses.append(loss))
+    lesson = Lesson(TRAIN, FEEDBACK)
+    metrics = make_policy(TINY, [lesson], 1, folder, progress=lambda step, loss, accuracy: losses.append(loss))
     return folder, metrics, losses
 
 
@@ -154,7 +155,7 @@ def test_shares_and_weights_of_a_batch(
 ) -> None:
     """A batch has 64 rows: direct answers, answers after a wrong one, and calls."""
     knobs = WarmStart(two_turn_share=two_turn_share, tool_share=tool_share)
-    batch = next(batches(PROBLEMS, TOOLS, knobs, FEEDBACK, 1))
+    batch = next(batches([(Lesson(TRAIN, FEEDBACK, tools=tool_share > 0), PROBLEMS)], TOOLS, knobs, 1))
     assert ([len(rows.token_ids) for rows in batch], [rows.weight for rows in batch]) == (sizes, weights)
     begins = "<|im_start|>system\nTools" if tool_share else "<|im_start|>user\n"
     assert all(str(TOOLS.decode(rows.token_ids[0])).startswith(begins) for rows in batch)
@@ -164,7 +165,7 @@ def test_held_out_problems_are_refused_and_never_taught(tmp_path: Path) -> None:
     """Problems used for training cannot measure the policy."""
     held_out = TRAIN.model_copy(update={"split": "held-out"})
     with pytest.raises(ValueError, match="held-out"):
-        make_policy(TINY, held_out, FEEDBACK, 1, tmp_path)
+        make_policy(TINY, [Lesson(held_out)], 1, tmp_path)
     assert not {p.prompt for p in generate(TRAIN)} & {p.prompt for p in generate(held_out)}
 
 
@@ -176,7 +177,7 @@ def test_teaching_lowers_the_loss_and_ends_at_the_target(
     assert len(losses) == metrics["steps"] == TINY.steps
     assert losses[-1] == metrics["loss"] < 0.8 * losses[0]
     knobs = TINY.model_copy(update={"target_accuracy": 1e-9, "steps": 100})
-    assert make_policy(knobs, TRAIN, FEEDBACK, 1, tmp_path)["steps"] < 50
+    assert make_policy(knobs, [Lesson(TRAIN, FEEDBACK)], 1, tmp_path)["steps"] < 50
 
 
 def test_loss_and_accuracy_by_hand() -> None:
@@ -195,8 +196,8 @@ def test_loss_and_accuracy_by_hand() -> None:
 def test_same_seed_same_weights_other_seed_others(taught: tuple[Path, object, object], tmp_path: Path) -> None:
     """A warm start is reproducible, whatever the state of torch's global generator."""
     torch.manual_seed(99)
-    make_policy(TINY, TRAIN, FEEDBACK, 1, tmp_path / "again")
-    make_policy(TINY, TRAIN, FEEDBACK, 2, tmp_path / "other")
+    make_policy(TINY, [Lesson(TRAIN, FEEDBACK)], 1, tmp_path / "again")
+    make_policy(TINY, [Lesson(TRAIN, FEEDBACK)], 2, tmp_path / "other")
     folders = taught[0], tmp_path / "again", tmp_path / "other"
     weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1] != weights[2]

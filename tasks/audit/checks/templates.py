@@ -74,30 +74,37 @@ _AROUND = 30  # characters before the position where two forms begin to differ, 
 def template_drift(evidence: AuditEvidence) -> Measured:
     """Count forms besides the most frequent one of a run, and turns whose feedback is not in the tokens that follow.
 
-    The prompts of agents that begin several conversations in an episode are not compared: the agent wrote them. Nor are
-    those of runs with many forms and no majority, because they vary their prompts on purpose.
+    Each member of a mixture has its own form, because it may have its own agent. The prompts of agents that begin
+    several conversations in an episode are not compared: the agent wrote them. Nor are those of runs with many forms
+    and no majority, because they vary their prompts on purpose.
     """
     decoders = Decoders(evidence)
     create_distinct_prompts(evidence)
-    query = "select data_set, digest, prompt, episodes, ids from distinct_prompts order by number"
+    query = "select data_set, digest, prompt, episodes, problem_id, ids from distinct_prompts order by number"
+    members = _members(evidence)
     prompts = [
-        {"run": batch.run, **row, "form": sys.intern(_form(text, row["prompt"], decoders.runs[batch.run]))}
+        {
+            "run": batch.run,
+            "of": _player(batch.run, row["problem_id"], members),
+            **row,
+            "form": sys.intern(_form(text, row["prompt"], decoders.runs[batch.run])),
+        }
         for batch in decoders.decode(evidence, query, special=True)
-        for row, text in batch.columns("digest", "prompt", "episodes")
+        for row, text in batch.columns("digest", "prompt", "episodes", "problem_id")
     ]
     forms: dict[str, Counter[str]] = {}
     for each in prompts:
-        forms.setdefault(each["run"], Counter())[each["form"]] += each["episodes"]
+        forms.setdefault(each["of"], Counter())[each["form"]] += each["episodes"]
     varied = [run for run, each in forms.items() if len(each) > _MANY and 2 * max(each.values()) <= each.total()]
     for run in varied:
         del forms[run]
-    prompts = [each for each in prompts if each["run"] in forms]
+    prompts = [each for each in prompts if each["of"] in forms]
     usual = {run: counts.most_common(1)[0][0] for run, counts in forms.items()}
     beyond = sum(len(counts) - 1 for counts in forms.values())
     found = [
-        {**each, "detail": _difference(each["form"], usual[each["run"]])}
+        {**each, "detail": _difference(each["form"], usual[each["of"]])}
         for each in prompts
-        if each["form"] != usual[each["run"]]
+        if each["form"] != usual[each["of"]]
     ]
     query = """select t.trajectory_id, t.data_set, o.detail
         from prompts_given t join data_sets d using (data_set)
@@ -111,6 +118,26 @@ def template_drift(evidence: AuditEvidence) -> Measured:
         "distinct pieces were checked"
     )
     return Measured(beyond + turns, len(prompts), says + decoders.remark)
+
+
+def _members(evidence: AuditEvidence) -> dict[str, set[str]]:
+    """Return the names of a mixture's members, by run."""
+    found: dict[str, set[str]] = {}
+    for each in evidence.data_sets:
+        trained = each.manifest.knob("problems.train") if each.manifest else None
+        if isinstance(trained, list):
+            found.setdefault(each.run, set()).update(member["name"] for member in trained)
+    return found
+
+
+def _player(run: str, problem_id: str, members: dict[str, set[str]]) -> str:
+    """Return the run or, for a problem of a mixture's member, run and member: its id begins with the member's name.
+
+    >>> _player("demo-mix", "game/game1", {"demo-mix": {"game"}}), _player("demo", "game/game1", {})
+    ('demo-mix/game', 'demo')
+    """
+    name = problem_id.partition("/")[0]
+    return f"{run}/{name}" if name in members.get(run, ()) else run
 
 
 def _form(text: str, words: str, decoder: Decoder) -> str:

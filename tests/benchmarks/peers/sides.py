@@ -169,7 +169,7 @@ def job(config: Config, rounds: int, model: Path) -> dict[str, object]:
     from tasks.problems import load_problems
     from tasks.rollout.plan import draw
 
-    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    problems = load_problems(config.problems.trained[0].source, config.problems.max_bad_share).problems
     groups, seed = config.rollout.problems_per_iteration, config.run.seed
     drawn = [problem for i in range(rounds) for problem in draw(problems, groups, i, seed)]
     beta1, beta2 = config.optimizer.betas

@@ -46,7 +46,7 @@ def test_both_sides_have_the_settings_of_one_configuration(name: str) -> None:
     """TRL gets the problems that the pipeline draws, in its order, and the knobs that decide how much work there is."""
     config = load("demo", list(WORKLOADS[name].overrides))
     made = Job(**job(config, 3, Path("model")))  # type: ignore[arg-type]  # the values are JSON
-    problems: list[Problem] = load_problems(config.problems.train, 0.0).problems
+    problems: list[Problem] = load_problems(config.problems.trained[0].source, 0.0).problems
     drawn = [problem.prompt for iteration in range(3) for problem in draw(problems, 32, iteration, config.run.seed)]
     assert [problem["prompt"] for problem in made.problems] == drawn
     assert (made.groups, made.samples, made.updates, made.threads) == (32, 16, 2, 2)

@@ -1,0 +1,167 @@
+"""Members of a mixture in a configuration: what they give, what they take from the run, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from configs import Config, ConfigError, differences, load, read_stored, to_yaml, up_to_date
+from configs.__main__ import entries
+from storage import layout
+from tasks.evaluate.protocol import greedy
+from tasks.own_code import own_code
+from tasks.warm_start.policy_sizes import Lesson, lessons
+from tests.configs.test_config import load_text
+
+SUMS = "{name: sums, weight: 2, source: {kind: arithmetic, high: 9}, reject_equal: true}"
+TOOLS = "{name: tools, source: {kind: arithmetic, low: 100, high: 120}, agent: {type: openai, tools: [calculator]}}"
+GAME = "{name: game, source: {kind: guess-number}, environment: {type: guess-number}, score: environment}"
+TAUGHT = "policy.warm_start.tool_share=0.3"
+IMPORTED = "policy={path: my-model}"
+
+
+def mixture(*overrides: str, members: str = f"{SUMS}, {TOOLS}, {GAME}") -> Config:
+    return load("smoke", [TAUGHT, f"problems.train=[{members}]", *overrides])
+
+
+def test_a_member_gives_what_it_has_and_takes_the_rest_from_the_run() -> None:
+    """Agent and environment are whole sections; of the filters each counts for itself."""
+    config = mixture("rollout.success_rate_ub=0.9")
+    sums, tools, game, other = (config.of_source(name) for name in ("sums", "tools", "game", "other"))
+    assert other is config
+    assert (sums.agent, sums.environment) == (config.agent, config.environment)
+    assert (tools.agent.type, tools.agent.args, game.environment.type) == ("openai", {}, "guess-number")
+    assert [each.rollout.reject_equal for each in (sums, tools)] == [True, False]
+    assert {each.rollout.success_rate_ub for each in (sums, tools, game)} == {0.9}
+    places = {name: number for number, name in enumerate(("sums", "tools", "game"))}
+    assert [where for where, _ in config.played] == [f"problems.train[{n}] ({name}): " for name, n in places.items()]
+    assert load("smoke").played == [("", load("smoke"))]
+
+
+def test_the_scorer_of_a_member_is_that_of_its_source() -> None:
+    """What reads `score.type`, also of older stores, needs to know nothing of mixtures."""
+    assert mixture().score.by_source == {"default": "math-verify", "game": "environment"}
+    assert mixture("score.type={default: code, game: environment}").score.by_source["default"] == "code"
+    assert mixture(IMPORTED, members=SUMS).score == load("smoke").score
+    with pytest.raises(ConfigError, match=r"score.type.game='code', but its member of problems.train names"):
+        mixture("score.type={default: math-verify, game: code}")
+
+
+def test_a_mixture_is_stored_and_read_back() -> None:
+    """Also by programs with more knobs: members get their defaults, as all sections do."""
+    config = mixture("problems.train.1.weight=0.5")
+    assert config.problems.members[1].weight == 0.5
+    assert load_text(to_yaml(config)) == config
+    stored = config.model_dump(mode="json")
+    assert differences(up_to_date(stored), stored) == []
+    for member in stored["problems"]["train"]:
+        for knob in ("reject_equal", "weight", "held_out"):
+            del member[knob]
+    del stored["problems"]["train"][1]["agent"]["args"]
+    filled = read_stored(stored, "a run").problems.members
+    assert [(each.weight, each.held_out, each.reject_equal) for each in filled] == [(1.0, None, None)] * 3
+    assert "weight" in up_to_date(stored)["problems"]["train"][0]
+    assert up_to_date(stored)["problems"]["train"][1]["agent"]["args"] == {}
+
+
+def test_held_out_problems_are_those_of_members_then_the_runs() -> None:
+    own = "{kind: guess-number, split: held-out, count: 3}"
+    config = mixture(IMPORTED, members=f"{SUMS}, {GAME[:-1]}, held_out: {own}}}")
+    assert [(part.name, part.source.kind) for part in config.problems.evaluated] == [
+        ("game", "guess-number"),
+        ("", "arithmetic"),
+    ]
+    assert config.problems.evaluated[0].where == "problems.train[1] (game): "
+    alone = load("smoke", [f"problems={{train: [{SUMS[:-1]}, held_out: {own}}}]}}"])
+    assert [part.name for part in alone.problems.evaluated] == ["sums"]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ("", r"problems.train=\[\]: List should have at least 1 item"),
+        (f"{SUMS}, {SUMS}", "problems: train names 'sums' twice: give each member"),
+        (SUMS.replace("weight: 2", "weight: 0"), "problems.train.0.weight=0: Input should be greater than 0"),
+        (SUMS.replace("weight: 2", "weight: -1"), "problems.train.0.weight=-1: Input should be greater than 0"),
+        (SUMS.replace("weight: 2", "weight: .nan"), "problems.train.0.weight=nan: Input should be a finite number"),
+        (SUMS.replace("weight: 2", "weight: .inf"), "problems.train.0.weight=inf: Input should be a finite number"),
+        (SUMS.replace("weight: 2", "wieght: 2"), r"problems.train.0.wieght=2: unknown key, did you mean 'weight'\?"),
+        (SUMS.replace("name: sums, ", ""), "problems.train.0.name: must be given"),
+        (SUMS.replace("name: sums", "name: a/b"), "problems.train.0.name='a/b': String should match"),
+        (SUMS.replace("name: sums", "name: default"), "'default' stands for all other sources"),
+        ("{name: sums}", "problems.train.0.source: must be given"),
+        ("3", "problems.train.0=3: Input should be a valid dictionary"),
+        (f"{GAME}, {SUMS.replace('high', 'hihg')}", "problems.train.1.source.arithmetic.hihg=9: unknown key"),
+        (f"{GAME}, {TOOLS.replace('type', 'tpye')}", r"problems.train.1.agent.tpye='openai': unknown key"),
+        (f"{SUMS}, {GAME[:-1]}, success_rate_lb: 0.9, success_rate_ub: 0.1}}, {TOOLS}", r"\[1\] \(game\): .*rejected"),
+        (f"{SUMS}, {GAME.replace('guess-number', 'guess-number, high: 1', 1)}", "must be above low=1"),
+        (GAME, "no member of problems.train is arithmetic"),
+        (f"{GAME}, {GAME.replace('game', 'second', 1)}", "no member of problems.train is arithmetic: give policy.path"),
+        (SUMS, "tool_share=0.3 teaches calls of a tool that agent.tools does not offer"),
+    ],
+)  # fmt: skip
+def test_members_that_cannot_work_are_refused(members: str, message: str) -> None:
+    """Messages name the member by its place or by its name."""
+    with pytest.raises(ConfigError, match=message):
+        mixture(members=members)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["policy.warm_start.tool_share=0"], r"problems.train\[1\] \(tools\): agent.tools: the tiny model"),
+        (["algorithm={type: dapo}"], r"problems.train\[1\] \(tools\): algorithm.type=dapo replaces groups"),
+        (
+            ["problems.train.1.agent.args.response_format=enforce"],
+            r"\[1\] \(tools\): agent.args.response_format",
+        ),
+        (["problems.held_out=null"], "held_out must be given, here or in a member of the mixture"),
+        (["problems.train.3.weight=1"], "cannot be applied"),
+    ],
+)
+def test_contradictions_with_other_sections_name_the_member(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mixture(*overrides)
+
+
+def test_filters_of_all_members_may_replace_that_of_the_run() -> None:
+    """DAPO asks for it, wherever it is."""
+    every = [f"problems.train.{place}.reject_equal=true" for place in range(3)]
+    assert mixture("algorithm={type: dapo}", *every).algorithm.type == "dapo"
+
+
+def test_the_protocol_of_an_evaluation_has_the_members() -> None:
+    """Another agent of a member plays another evaluation; another weight does not. Without a mixture names stay."""
+
+    def name(config: Config) -> str:
+        return greedy(config, "held-out", layout.problems("0" * 16)).digest
+
+    assert name(mixture()) == name(mixture("problems.train.0.weight=9", "problems.train.0.reject_equal=null"))
+    assert len({name(mixture()), name(mixture("problems.train.1.agent.args={num_turns: 2}")), name(load("smoke"))}) == 3
+
+
+def test_own_code_of_members_is_covered() -> None:
+    """A changed agent of a member is noticed like one of the run."""
+    mine = "tests.rollout.test_trial"
+    config = mixture(members=f"{SUMS}, {TOOLS}, {GAME.replace('type: guess-number', f'type: {mine}:Maze')}")
+    assert "tests/rollout/test_trial.py" in own_code(config, ["environment"])
+    assert own_code(config, ["agent"]) == {}
+    own = GAME.replace("score: environment", "score: tests.support.own_scorers:decides")
+    assert "tests/support/own_scorers.py" in own_code(mixture(members=f"{SUMS}, {TOOLS}, {own}"))
+
+
+def test_a_warm_start_teaches_what_each_arithmetic_member_asks() -> None:
+    """With a calculator where its agent has one; games are not taught. `teaches` is one lesson for all."""
+    asked: Any = [(each.source.low, each.tools, each.feedback[:4]) for each in lessons(mixture())]
+    assert asked == [(0, False, "Your"), (100, True, "Your")]
+    (only,) = lessons(
+        mixture("policy.warm_start.teaches={kind: arithmetic, high: 3}", "agent.args.wrong_feedback=Nope")
+    )
+    assert (only.source.high, only.feedback, only.tools) == (3, "Nope", True)
+    assert lessons(load("demo")) == [Lesson(load("demo").problems.trained[0].source)]  # type: ignore[arg-type]
+
+
+def test_the_page_of_knobs_shows_members_and_the_sections_of_the_run() -> None:
+    names = [title.partition(":")[0] for title, _ in entries(Config)]
+    assert "problems.train.weight" in names
+    assert "agent.tools.type" in names
+    assert "problems.train.agent.type" not in names

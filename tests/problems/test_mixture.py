@@ -1,0 +1,296 @@
+"""Mixtures: whose turn it is, what each member draws, and how their problems become one set."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import Config, ConfigError, load
+from configs.problems import ArithmeticSource, FileSource, GuessSource, Part, StoredSource
+from storage import layout
+from storage.records import CurriculumEntry, Problem, ProblemHistory
+from storage.version_names import ProblemsVersion
+from storage.versions import datasets, manifests
+from tasks.problems import ProblemError, guess_number
+from tasks.problems import task as problems_task
+from tasks.problems.contamination import find_overlaps
+from tasks.problems.mixture import Turns, by_member, load_part, of_member
+from tasks.problems.problem_set import key
+from tasks.problems.task import import_problems, import_sets, read_problems
+from tasks.rollout import task as rollout_task
+from tasks.rollout.plan import Pool, draw_from
+from tasks.run import check
+from tasks.run import workspace as run_workspace
+from tasks.run.configuration import resolve
+from tasks.run.workspace import Workspace
+from tasks.score.verifier import Verifier
+from tasks.warm_start import task as warm_start
+
+WEIGHTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from([0.1, 0.25, 1e-3, 2.5])), min_size=1, max_size=6)
+SUMS = "{name: sums, weight: 2, source: {kind: arithmetic, high: 9}}"
+GAME = (
+    "{name: game, source: {kind: guess-number, count: 6}, held_out: {kind: guess-number, split: held-out, count: 3}, "
+    "environment: {type: guess-number}, score: environment, agent: {type: openai}}"
+)
+
+
+def problems_of(name: str, size: int) -> list[Problem]:
+    return of_member(name, [Problem(str(number), f"{name} {number}?", ["1"]) for number in range(size)])
+
+
+def pool(name: str, size: int, share: float = 1.0, unplayable: Sequence[str] = ()) -> Pool:
+    problems = problems_of(name, size)
+    return Pool(problems, None, {each.problem_id for each in problems} - {*unplayable}, name, share)
+
+
+def drawn(pools: Sequence[Pool], count: int, iterations: int, seed: int = 1) -> list[list[str]]:
+    """Return the ids of the problems of each iteration."""
+    return [[each.problem_id for each in draw_from(pools, count, n, seed)[0]] for n in range(iterations)]
+
+
+@given(WEIGHTS, st.integers(1, 300))
+def test_shares_are_exact_within_one_at_any_moment(weights: list[float], end: int) -> None:
+    """After each turn each member had its share of the turns, within less than one; so none starves."""
+    counts, whole = [0] * len(weights), sum(weights)
+    for done, member in enumerate(Turns(weights).until(end)[:end], 1):
+        counts[member] += 1
+        assert all(abs(had - done * weight / whole) < 1 for had, weight in zip(counts, weights, strict=True))
+
+
+@given(WEIGHTS, st.integers(1, 200), st.integers(1, 200))
+def test_turns_depend_on_the_weights_alone(weights: list[float], first: int, later: int) -> None:
+    """Whatever was asked before, in proportion or not: a run that continues has the turns of one that never stopped."""
+    turns = Turns(weights)
+    turns.until(first)
+    assert turns.until(later)[:later] == Turns([2 * weight for weight in weights]).until(later)[:later]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 5),
+    data=st.data(),
+)
+def test_each_member_goes_through_its_problems(sizes: list[int], count: int, seed: int, data: st.DataObject) -> None:
+    """A member draws all of its problems before one repeats, in an order that does not depend on the other members."""
+    shares = data.draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
+    pools = [pool(f"m{n}", size, share) for n, (size, share) in enumerate(zip(sizes, shares, strict=True))]
+    iterations = drawn(pools, count, 30, seed)
+    assert iterations == drawn(pools, count, 30, seed)
+    assert all(len(set(ids)) == len(ids) <= count for ids in iterations)
+    larger = [replace(pools[0]), *(pool(each.name, 40, each.share) for each in pools[1:])]
+    for number, each in enumerate(pools):
+        own = [name for ids in iterations for name in ids if name.startswith(f"{each.name}/")]
+        first = own[: sizes[number]]
+        assert len(set(first)) == len(first)
+        if number == 0:
+            again = drawn(larger, count, 30, seed)
+            assert own == [name for ids in again for name in ids if name.startswith(f"{each.name}/")]
+
+
+def test_members_have_their_shares_in_each_iteration() -> None:
+    """With weights 2, 1 and 1 an iteration of eight problems has four, two and two of them, in turn."""
+    pools = [pool("a", 50, 2), pool("b", 50), pool("c", 50)]
+    for ids in drawn(pools, 8, 5):
+        assert [name[0] for name in ids] == list("abcaabca")
+
+
+def test_what_may_not_be_played_is_replaced_within_its_member() -> None:
+    """The other problems of the draw stay the same, and so do the shares."""
+    before = drawn([pool("a", 20), pool("b", 20)], 6, 1)[0]
+    after = drawn([pool("a", 20, unplayable=before[:1]), pool("b", 20)], 6, 1)[0]
+    assert before[0].startswith("a/")
+    assert before[0] not in after
+    assert set(before[1:]) < set(after)
+    assert Counter(name[0] for name in after) == {"a": 3, "b": 3}
+
+
+def test_a_member_with_too_few_problems_leaves_places_empty() -> None:
+    """As a single source does; nobody else's share grows."""
+    problems, spares = draw_from([pool("a", 2), pool("b", 20)], 10, 0, 1)
+    assert Counter(each.source for each in problems) == {"a": 2, "b": 5}
+    assert Counter(each.source for each in spares) == {"b": 15}
+
+
+def mixture(*overrides: str) -> Config:
+    return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", "policy.warm_start.two_turn_share=0", *overrides])
+
+
+def test_the_problems_of_a_member_have_its_name() -> None:
+    """Their source is the member's name, which also makes ids unique; content and fingerprint of content stay."""
+    part = mixture().problems.trained[0]
+    (first, *_), bad, _ = vars_of(load_part(part, 0, lambda _: "needs", lambda _: []))
+    assert (first.problem_id, first.source, bad) == ("sums/1-4", "sums", [])
+    assert key(first) == key(replace(first, source="arithmetic", problem_id="1-4"))
+    stored = Part(StoredSource(kind="stored", version="problems/01"), "old")
+    assert vars_of(load_part(stored, 0, lambda _: "needs", lambda _: [Problem("1", "2?", ["3"], "x")]))[0] == [
+        Problem("old/1", "2?", ["3"], "old")
+    ]
+
+
+def vars_of(loaded: Any) -> tuple[list[Problem], list[Any], list[Any]]:
+    return loaded.problems, loaded.bad, loaded.left_out
+
+
+def test_errors_of_a_source_name_the_member() -> None:
+    """The scorer of a member decides what it needs, and not that of the source that a row names."""
+    where = "problems.train[1] (game): "
+    game = Part(GuessSource(kind="guess-number"), "game", where)
+    with pytest.raises(ProblemError, match=r"problems.train\[1\] \(game\): games have no solutions"):
+        load_part(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
+    gone = game._replace(source=FileSource(kind="jsonl", path="/nowhere.jsonl", preset="gsm8k"))
+    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): /nowhere.jsonl cannot be read"):
+        load_part(gone, 0, lambda _: "ignores", lambda _: [])
+
+
+def test_problems_are_divided_by_member() -> None:
+    config, everything = mixture(), [*problems_of("sums", 2), *problems_of("game", 3)]
+    divided = {part.where: len(own) for part, own in by_member(config.problems, everything)}
+    assert divided == {"problems.train[0] (sums): ": 2, "problems.train[1] (game): ": 3}
+    assert [len(own) for _, own in by_member(load("smoke").problems, everything)] == [5]
+
+
+def test_games_of_both_splits_differ() -> None:
+    """They have one prompt; the seed decides which game it is, for contamination, too."""
+    source = GuessSource(kind="guess-number", count=20)
+    train, held_out = map(guess_number.generate, (source, source.model_copy(update={"split": "held-out"})))
+    assert len({key(each) for each in [*train, *held_out]}) == 40
+    assert find_overlaps(train, {"held-out": held_out}) == []
+    assert len(find_overlaps(of_member("a", held_out), {"held-out": of_member("b", held_out)})) == 20
+
+
+@pytest.fixture
+def overrides(
+    tmp_path: Path,
+    policy_folder: Path,
+    verifier: Verifier,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> list[str]:
+    """Return overrides for a mixture and an imported policy; tasks get a plain logger and the session's verifier."""
+    for module in (run_workspace, warm_start, problems_task, rollout_task):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    caplog.set_level(logging.INFO, "test")
+    return [
+        f"storage.root={tmp_path}/var",
+        f"storage.cache={tmp_path}/cache",
+        f"policy={{path: {policy_folder}}}",
+        f"problems.train=[{SUMS}, {GAME}]",
+    ]
+
+
+def begin(*overrides: str) -> Workspace:
+    """Run the steps of a run up to its policy."""
+    workspace = Workspace(resolve("smoke", overrides))
+    run_workspace.start_run.fn(workspace)
+    warm_start.first_policy.fn(workspace, import_problems.fn(workspace))
+    return workspace
+
+
+def test_a_run_imports_and_draws_a_mixture(overrides: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Both sets hold the problems of all members; the run's own held-out problems keep their source."""
+    workspace = begin(*overrides)
+    train, held_out = import_problems.fn(workspace)
+    counts = [Counter(each.source for each in read_problems(workspace, version)) for version in (train, held_out)]
+    assert counts == [{"sums": 155, "game": 6}, {"game": 3, "arithmetic": 8}]
+    assert "161 problems, 155 of sums, 6 of game, " in caplog.text
+    assert list(manifests.read(workspace.store, train).metrics["source"]["mixture"]) == ["sums", "game"]
+    assert list(manifests.read(workspace.store, held_out).metrics["source"]["mixture"]) == ["game", ""]
+    assert import_sets.fn(workspace) == {"held-out": held_out}
+    draws = [rollout_task._draw(workspace, train, iteration)[0] for iteration in range(3)]
+    assert [Counter(each.source for each in each_draw) for each_draw in draws] == [
+        {"sums": 3, "game": 1},
+        {"sums": 2, "game": 2},
+        {"sums": 3, "game": 1},
+    ]
+
+
+def test_training_problems_of_one_member_in_the_held_out_set_of_another_are_named(
+    overrides: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are found across members as within one source."""
+    other = "{name: copy, source: {kind: arithmetic, split: held-out, high: 9, count: 1}}"
+    begin(*overrides, f"problems.train=[{SUMS}, {GAME}, {other}]", "problems.held_out.count=null")
+    assert "1 training problem is also in evaluation sets: copy/" in caplog.text
+
+
+def test_members_may_not_share_ids(overrides: list[str], tmp_path: Path) -> None:
+    """The run's own held-out problems have no prefix, so a file of several may be named like a member."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "game.jsonl").write_text('{"q": "1?", "a": "2", "n": "game4"}\n')
+    own = f"{{kind: jsonl, path: {folder}/*.jsonl, fields: {{prompt: q, solutions: a, id: n}}}}"
+    with pytest.raises(ProblemError, match=r"share ids \(game/game4\)"):
+        begin(*overrides, f"problems.held_out={own}")
+
+
+def test_a_member_without_room_is_named(overrides: list[str]) -> None:
+    """The others have room; a single source whose prompts all lack it is refused, too."""
+    long = GAME.replace("{type: openai}", "{type: math-multi-turn, args: {system_prompt: %s}}" % ("long " * 40))
+    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): 6 of 6 problems \(game/game1"):
+        begin(*overrides, f"problems.train=[{SUMS}, {long}]")
+
+
+def test_the_curriculum_works_within_each_member(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Games that are always won are drawn less often, but games have their share of the draws."""
+
+    def history(store: Any, versions: Any, cache: Any) -> list[ProblemHistory]:
+        games = guess_number.generate(GuessSource(kind="guess-number", count=5))
+        return [ProblemHistory(key(each), each.problem_id, each.prompt, [], "r", 0, 0, 64, 64, 64) for each in games]
+
+    monkeypatch.setattr("tasks.problems.curriculum.read_history", history)
+    workspace = begin(*overrides, "problems.sampling={retire_at: 0.9}")
+    assert "(game): curriculum from the histories of 0 runs: 1 unknown, 5 retired" in caplog.text
+    assert "(sums): curriculum from the histories of 0 runs: 155 unknown" in caplog.text
+    rows = datasets.rows(workspace.store, layout.curriculum("smoke"), workspace.cache)
+    assert Counter(CurriculumEntry(**row).standing for row in rows) == {"unknown": 156, "retired": 5}
+    version = ProblemsVersion(manifests.read(workspace.store, layout.curriculum("smoke")).parent_names[0])
+    games = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
+    assert games == ["game/game7"]
+    with pytest.raises(ValueError, match=r"problems.train\[1\] \(game\): problems.sampling leaves out all 5 problems"):
+        begin(*overrides, "run.name=other", "problems.sampling={retire_at: 0.9}", "problems.train.1.source.count=5")
+
+
+def test_each_member_is_tried_before_a_run_begins(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` tells an episode of each; what fails names the member."""
+    assert check.check(resolve("smoke", overrides)) == "the configuration plays"
+    story = capsys.readouterr().out
+    assert "the episode of problem 'sums/1-4' ends" in story
+    assert "the episode of problem 'game/game1' ends" in story
+    broken = GAME.replace("{type: guess-number}", "{type: 'tests.rollout.test_trial:Maze', args: {broken: reset}}")
+    with pytest.raises(ConfigError, match=r"^problems.train\[1\] \(game\): an episode of problem 'game/\w+' ends"):
+        begin(*overrides, f"problems.train=[{SUMS}, {broken}]")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("agent: {type: opnai}", r"\(game\): agent.type='opnai' is not registered, did you mean 'openai'\?"),
+        ("agent: {type: math-multi-turn, args: {turns: 3}}", r"\(game\): agent.args.turns=3: math-multi-turn takes no"),
+        ("agent: {type: math-multi-turn, tools: [calculator]}", r"\(game\): agent.tools: the agent 'math-multi-turn'"),
+        ("agent: {type: openai, tools: [pyton]}", r"\(game\): .*'pyton'"),
+        ("environment: {type: guess}", r"\(game\): environment.type='guess' is not registered"),
+        ("score: envronment", r"score.type='envronment' is not registered"),
+    ],
+)
+def test_what_a_member_names_must_exist(change: str, message: str) -> None:
+    """Errors name the member, before anything starts."""
+    member = f"{{name: game, source: {{kind: guess-number}}, score: environment, {change}}}"
+    member = member.replace("score: environment, score", "score")
+    with pytest.raises(ConfigError, match=message):
+        resolve("smoke", ["policy={path: p}", f"problems.train=[{SUMS}, {member}]"])
+
+
+def test_a_generated_source_has_no_bad_rows() -> None:
+    loaded = load_part(Part(ArithmeticSource(kind="arithmetic", count=3)), 0.0, lambda _: "needs", lambda _: [])
+    assert [len(each) for each in vars_of(loaded)] == [3, 0, 0]
