@@ -7,7 +7,8 @@ and audits every kept store. A store holds
 
     runs/half           one whole iteration, and rollout and scores of a second one; killed before the second update
     runs/killed         a rollout with two shards in its journal and no manifest; killed during the rollout
-    runs/adapter        like `half`, but an adapter is trained (from 2027-02 on)
+    runs/adapter        like `half`, but an adapter is trained (2027-02 only)
+    runs/taught         like `half`, but an adapter learns from a served teacher, on a mixture (from 2027-03 on)
     retraining/nightly  a night that promoted its policy, and a night that was killed during training
     aliases/champion    the alias with two moves
     audits/…            an audit of `half`
@@ -36,6 +37,14 @@ OVERRIDES = [
     "rollout.rows_per_shard=4",
     "score.workers=1",
     "agent={type: openai, args: {arguments: {num_turns: 2}}}",
+]
+TAUGHT = [
+    "algorithm.type=opd",
+    "train.state_every=2",
+    "models.teacher.max_model_len=256",
+    "models.teacher.enforce_eager=true",
+    "problems.train=[{name: sums, source: {kind: arithmetic, high: 9}}, "
+    "{name: more, weight: 2, source: {kind: arithmetic, low: 10, high: 20}}]",
 ]
 EASY = "retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"
 UPDATE = "tasks.train.trainer:Trainer.update"
@@ -66,7 +75,8 @@ def make(root: Path, folder: Path) -> None:
     weights = f"{root}/runs/half/checkpoints/000000"
     first = f"policy={{path: {weights}}}"
     adapted = f"policy={{path: {weights}, lora: {{rank: 2, alpha: 4}}}}"
-    _run(train, [*place, "run.name=adapter", adapted], Point("train", UPDATE, 2))
+    taught = [*TAUGHT, adapted, f"models.teacher.path={weights}"]
+    _run(train, [*place, "run.name=taught", *taught], Point("train", UPDATE, 2))
     shards = 1 + 2  # one shard of the evaluation and two of the rollout
     _run(train, [*place, "run.name=killed", first], Point("rollout", SHARD, shards, "after"))
 
