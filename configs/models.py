@@ -8,7 +8,7 @@ from configs.inference import SERVER, Servers
 from configs.knobs import URI, Knobs, refuse_idle
 
 Role = Literal["teacher", "judge", "reward"]
-"""What a model beside the policy is for: its knob below `models`."""
+"""The purpose of a model beside the policy, which is its knob below `models`."""
 CHECKPOINT = r"^[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,6}$"
 """A checkpoint of this store, `RUN@N`."""
 
@@ -70,9 +70,10 @@ class Judge(ServedModel):
     """The model that the scorer `judge` asks."""
 
     name: str | None = None
-    """What servers at `urls` call the model, if it has no `path`: any service with OpenAI's chat completions, such as
-    `urls=[https://api.openai.com]`. Nothing proves which model answers, so its answers are stored under this name
-    instead of a hash. Each question may cost money: every turn that this scorer grades is one, evaluations included."""
+    """Name of the model for the servers at `urls`, if it has no `path`. They may be any service with OpenAI's chat
+    completions, such as `urls=[https://api.openai.com]`. Nothing proves which model answers, so its answers are
+    stored under this name instead of a hash. Each question may cost money: every turn that this scorer grades is one,
+    evaluations included."""
 
     @property
     def needs_path(self) -> bool:

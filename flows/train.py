@@ -9,7 +9,7 @@ import tasks.train.task
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
 from storage import layout
-from tasks.inference.location import ways
+from tasks.inference.location import model_fingerprints
 from tasks.run.configuration import resolve
 from tasks.run.resources import open_trainer
 from tasks.run.workspace import open_run
@@ -27,8 +27,8 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
         iteration: its number, from 0.
     """
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
-        name = workspace.name
-        scores = layout.scores(name, iteration, scorer_fingerprint(workspace.config.score, ways(workspace.config)))
+        name, knobs = workspace.name, workspace.config
+        scores = layout.scores(name, iteration, scorer_fingerprint(knobs.score, model_fingerprints(knobs)))
         version = tasks.train.task.train(
             workspace,
             trainer,

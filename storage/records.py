@@ -184,7 +184,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What a model beside the policy said of one turn, or of a trajectory.
+    """The answer of a model beside the policy about one turn, or about a trajectory.
 
     Example, of a judge: Annotation(trajectory_id="demo/3/12+7/0", turn=0, model="sha256:5c0e…", prompt="Grade …",
     answer="It is right. Score: 10")

@@ -110,7 +110,7 @@ class EvaluationVersion(TrajectoriesVersion):
 
 
 class _OfTrajectories(_Numbered):
-    """What was said about trajectories."""
+    """A version about the trajectories of an iteration or of an evaluation."""
 
     @property
     def evaluation(self) -> EvaluationVersion | None:
@@ -126,7 +126,7 @@ class ScoresVersion(_OfTrajectories):
 
 
 class AnnotationsVersion(_OfTrajectories):
-    """What a model beside the policy said about trajectories of an iteration or of an evaluation."""
+    """The answers of a model beside the policy about trajectories of an iteration or of an evaluation."""
 
     kind = "annotations"
     pattern = re.compile(rf"{_RUN}/(annotations/\d+|evaluations/\d+(/[^/]+/[^/]+)?/annotations)/[^/]+")

@@ -22,7 +22,7 @@ from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client, retrying
-from tasks.inference.location import folder_of, identities, ways
+from tasks.inference.location import folder_of, identities, model_fingerprints
 
 _AT_ONCE = 32
 """Questions that a server has at the same time."""
@@ -59,15 +59,15 @@ class Annotator:
 
     def __init__(self, config: Config, role: Role) -> None:
         self._role, self._model, self._asks = role, identities(config)[role], asker(config, role)
-        self._way = ways(config)[role]
+        self._fingerprint = model_fingerprints(config)[role]
         self._known = dict[Any, Said]()
-        """What was said, by the contents of questions."""
+        """Answers that may be asked for again, by the contents of questions."""
         self.columns = self._asks.columns
         """The columns of trajectories that it reads."""
 
     def version(self, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
         """Return the version of what it says: its name depends on the model, and on how that is asked."""
-        text = json.dumps({"role": self._role, "model": self._way, **self._asks.how}, sort_keys=True)
+        text = json.dumps({"role": self._role, "model": self._fingerprint, **self._asks.how}, sort_keys=True)
         return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def annotate(
@@ -76,8 +76,7 @@ class Annotator:
         """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
 
         Raises:
-            InferenceError: a server cannot be reached, refuses a question or does not hold the model.
-            ValueError: a prompt cannot be filled in.
+            InferenceError: a server cannot be reached, refuses all questions or does not hold the model.
         """
         return asyncio.run(self._annotate(models, rows, draft, progress))
 
@@ -101,7 +100,8 @@ class Annotator:
                     problems += [each.problem for each in said.values() if each.problem]
                     seconds = time.monotonic() - started
                     progress(Fleeting(f"models.{self._role} has answered {asked} questions in {seconds:.0f} s"))
-        numbers = {"asked": asked, "distinct": len(self._known) or asked, "problems": len(problems)}
+        distinct = len(self._known) if self._asks.repeats else asked
+        numbers = {"asked": asked, "distinct": distinct, "problems": len(problems)}
         named = {"role": self._role, "model": self._model, **({"example": problems[0]} if problems else {})}
         return {**named, **numbers, "seconds": time.monotonic() - started}
 
@@ -126,9 +126,8 @@ class Annotator:
         turns = itertools.cycle(range(len(clients)))
         said = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
         told = {content: each for content, each in zip(new, said, strict=True) if not isinstance(each, BaseException)}
-        known = self._known | told
-        if self._asks.repeats:
-            self._known = known
+        known = self._known if self._asks.repeats else dict[Any, Said]()
+        known.update(told)
         by_question = {each: Said(problem=each.problem) for each in questions if each.problem}
         by_question |= {each: known[each.content] for each in questions if each.content in known}
         return by_question, [each for each in said if isinstance(each, BaseException)]

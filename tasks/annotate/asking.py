@@ -1,4 +1,4 @@
-"""What is asked of a model beside the policy, and how its answer becomes an annotation."""
+"""Questions to models beside the policy, and how their answers become annotations."""
 
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a model said to a question; see `Annotation` for the fields."""
+    """The answer of a model to a question; see `Annotation` for the fields."""
 
     prompt: str = ""
     answer: str = ""

@@ -18,7 +18,7 @@ from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
 from tasks.inference.api import GenerationConfig
-from tasks.inference.location import ways
+from tasks.inference.location import model_fingerprints
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.task import unplayable, warn_of_marks
@@ -66,7 +66,7 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     """
     version = protocol.evaluation(policy)
     config = workspace.config
-    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, ways(config)))
+    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, model_fingerprints(config)))
     if not manifests.committed(workspace.store, scores):
         with stage("evaluate", scores, policy.number):
             if not manifests.committed(workspace.store, version):

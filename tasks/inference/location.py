@@ -90,8 +90,11 @@ def identities(config: Config) -> dict[Role, str]:
     return {role: _identity(config, role, knobs) for role, knobs in config.models.served().items()}
 
 
-def ways(config: Config) -> dict[Role, str]:
-    """Return for each served model its identity and the knobs of its servers that may change what it says."""
+def model_fingerprints(config: Config) -> dict[Role, str]:
+    """Return what names each served model in scores and annotations: its identity, and how it is served.
+
+    Number format, length of the context and further arguments of vLLM may change what it says.
+    """
     named = config.models.served()
     return {
         role: identity + json.dumps([named[role].dtype, named[role].max_model_len, named[role].extra_args])

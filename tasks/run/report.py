@@ -15,7 +15,7 @@ from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
 from tasks.evaluate.outcomes import compare
-from tasks.inference.location import ways
+from tasks.inference.location import model_fingerprints
 from tasks.retrain.evidence import outcomes_of, summary_of
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
@@ -25,7 +25,7 @@ from tasks.score.scoring import scorer_fingerprint
 def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     """Write the report to the run's folder in the store and show it; return the URI of the report's folder."""
     config, store = workspace.config, workspace.store
-    scorer = scorer_fingerprint(config.score, ways(config))
+    scorer = scorer_fingerprint(config.score, model_fingerprints(config))
     history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
     numbers = summary(history)
     folder = f"runs/{workspace.name}/report"

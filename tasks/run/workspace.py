@@ -77,7 +77,7 @@ class Workspace:
         self.by_other_scorer = False
         """Whether scores are made by another scorer than the run's, which does not train on them."""
         self.models: BesideModels | None = None
-        """The models beside the policy, while the flow has workers."""
+        """The models beside the policy, while the run or its workers are open; None without any."""
 
     @property
     def name(self) -> str:

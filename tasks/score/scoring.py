@@ -38,7 +38,7 @@ _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeou
 def scorer_fingerprint(settings: ScoreSettings, models: Mapping[Role, str] = NO_MODELS) -> str:
     """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts.
 
-    `models` says which models they ask, and how (`tasks.inference.location.ways`).
+    `models` says which models they ask, and how (`tasks.inference.location.model_fingerprints`).
     """
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     rules = {"rules": _RULES, "timeout_s": settings.timeout_s, "memory_mb": MEMORY_MB, **identity(settings, models)}
@@ -50,8 +50,8 @@ class Grades:
     """What the scorers have found in turns of trajectories, whose scores are added one trajectory after the other.
 
     Means are those of the reward over graded turns, also of each source of problems (`source/game`), and of each part
-    (`parts/format`) over the turns that have it. The
-    mean return is the sum of all rewards, divided by the number of trajectories with a graded turn.
+    (`parts/format`) over the turns that have it. The mean return is the sum of all rewards, divided by the number of
+    trajectories with a graded turn.
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)

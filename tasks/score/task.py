@@ -12,7 +12,7 @@ from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tasks.annotate.task import annotate, counted_questions
-from tasks.inference.location import ways
+from tasks.inference.location import model_fingerprints
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
@@ -27,7 +27,7 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
     Models beside the policy are asked first, a teacher, too, which is not asked for scores of another scorer.
     """
     store, settings = workspace.store, workspace.config
-    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, ways(settings)))
+    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, model_fingerprints(settings)))
     if not workspace.by_other_scorer:
         annotate(workspace, trajectories, ["teacher"])
     if not manifests.committed(store, version):

@@ -124,7 +124,7 @@ class Experiment:
         from storage import layout
         from storage.objects.store import Store
         from tasks.evaluate.learning_curve import read_learning_curve
-        from tasks.inference.location import ways
+        from tasks.inference.location import model_fingerprints
         from tasks.problems import fingerprint, load_problems
         from tasks.score.scoring import scorer_fingerprint
 
@@ -133,7 +133,7 @@ class Experiment:
             math_mt_ppo(self.config, settings)
         config = load(self.config, settings)
         held_out = layout.problems(fingerprint(load_problems(config.problems.evaluated[0].source, 0.0).problems))
-        scorer, cache = scorer_fingerprint(config.score, ways(config)), Path(config.storage.cache)
+        scorer, cache = scorer_fingerprint(config.score, model_fingerprints(config)), Path(config.storage.cache)
         return Result(arm.name, seed, read_learning_curve(Store(root), config, scorer, held_out, cache))
 
     def report(self, results: Sequence[Result]) -> str:
