@@ -19,6 +19,7 @@ GROUPS = {
     "tests/flows/test_bad_network.py": "second",
     "tests/flows/test_interrupts.py": "second",
     "tests/flows/test_kept_stores.py": "second",
+    "tests/flows/test_mixtures.py": "second",
     "tests/flows/test_monitoring.py": "second",
     "tests/flows/test_other_users.py": "second",
     "tests/flows/test_safety.py": "second",
