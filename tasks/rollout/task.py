@@ -141,7 +141,13 @@ def _draw(
     stay the same.
     """
     pools, config = _read_pools(workspace, problem_set), workspace.config
-    return draw_from(pools, config.rollout.problems_per_iteration, iteration, config.run.seed)
+    count = config.rollout.problems_per_iteration
+    drawn, spare = draw_from(pools, count, iteration, config.run.seed)
+    if len(drawn) < count:
+        lacking = "a source" if len(pools) > 1 else "problems.train"
+        message = "iteration %d plays %d problems, not rollout.problems_per_iteration=%d: %s has no more"
+        get_run_logger().warning(message, iteration, len(drawn), count, lacking)
+    return drawn, spare
 
 
 class Rollouts:

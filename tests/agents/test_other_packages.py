@@ -17,13 +17,13 @@ REASON = "make setup-agents"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["not long", pytest.param("long", marks=pytest.mark.long)])
-def test_they_pass_where_their_packages_are(which: str) -> None:
+@pytest.mark.long
+def test_they_pass_where_their_packages_are() -> None:
     """All of them, and none is skipped there."""
     if not is_made(FOLDER, LOCK):
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {FOLDER}: {REASON}")
     needing = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if f'reason="{REASON}"' in path.read_text()]
-    command = [str(FOLDER / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *needing]
+    command = [str(FOLDER / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *needing]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-10_000:]

@@ -257,6 +257,7 @@ def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[st
     assert_whole(witness, tmp_path / "cache")
 
 
+@pytest.mark.long
 def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The next attempt has nothing to train but still moves the alias. It deletes scratch files of killed flows."""
     witness = Witness(f"{tmp_path}/var", 1, overrides, tmp_path / "log", environment)

@@ -110,6 +110,7 @@ def test_a_flow_has_a_server_that_asks_no_proxy_and_ends_with_it(folder: Path, s
     wait_gone([server])
 
 
+@pytest.mark.long
 def test_a_server_that_dies_ends_the_command(folder: Path, scratch: Path) -> None:
     """It says why in one sentence, waits neither for Prefect's retries nor for its shutdown, and can begin again."""
     job = start(folder, scratch)

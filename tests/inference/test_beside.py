@@ -53,6 +53,7 @@ def ask(models: BesideModels, config: Config, role: str, content: object) -> Sai
     return asyncio.run(asked())
 
 
+@pytest.mark.long
 def test_a_reward_is_the_classifiers_number(models: BesideModels, config: Config, chat: Chat) -> None:
     """Without any activation; a conversation that is too long gets none, and says why."""
     ids = chat.whole([{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}])
@@ -68,6 +69,7 @@ def test_a_reward_is_the_classifiers_number(models: BesideModels, config: Config
     )
 
 
+@pytest.mark.long
 def test_a_teacher_tells_the_logprob_of_each_token(models: BesideModels, config: Config) -> None:
     """Of every sequence; its first token has none, and 0 is in its place."""
     sequences = ((5, 6, 7, 8), (9,), (10, 11))
@@ -83,6 +85,7 @@ def test_a_teacher_tells_the_logprob_of_each_token(models: BesideModels, config:
     assert ask(models, config, "teacher", sequences).logprobs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.long
 def test_servers_by_url_are_proven_to_hold_the_model(
     models: BesideModels, config: Config, policies: list[Checkpoint], tmp_path: Path
 ) -> None:
