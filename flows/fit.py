@@ -29,8 +29,9 @@ def fit(config: str = "demo", overrides: list[str] | None = None, data: list[str
     """
     with open_run(with_versions(resolve(config, overrides), data or [])) as workspace:
         held_out_set = import_problems(workspace)[1]
-        policy = newest_policy(workspace) or first_policy(workspace)
-        updates = plan(workspace, policy)
+        first = first_policy(workspace)
+        updates = plan(workspace, first)
+        policy = newest_policy(workspace) or first  # now that the number of updates is known
         with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
             for number in iterations(workspace):  # only those that are not yet committed
                 if number % workspace.config.evaluation.every == 0:

@@ -39,7 +39,6 @@ from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
-from tasks.train.schedules import lengthened
 
 if TYPE_CHECKING:
     from tasks.inference.beside import BesideModels
@@ -255,10 +254,6 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
     if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
-    if newest and (number := layout.number_of(newest.version)) is not None:
-        iterations = int(newest.number("run.iterations"))
-        if told := lengthened(config.optimizer, number, iterations, config.run.iterations):
-            get_run_logger().info(told)
 
 
 def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:

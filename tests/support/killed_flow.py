@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -45,14 +45,16 @@ class Point:
         return f"{self.when} {self.function.rpartition(':')[2]} {self.nth}"
 
 
-def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
-    """Run the flow with the configuration `smoke` as its command line does, in a new session.
+def start(
+    overrides: list[str], point: Point | None, log: Path, environment: dict[str, str], data: Sequence[str] = ()
+) -> ForkServerProcess:
+    """Run the flow with the configuration `smoke` as its command line does, in a new session; with `data` flows.fit.
 
     Its exit code is -9 if it was killed, 130 if it was interrupted, and 0 if it reached its end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.train.trainer", "tasks.score"])
-    process = context.Process(target=_run, args=(overrides, point, log, environment))
+    process = context.Process(target=_run, args=(overrides, point, log, environment, data))
     process.start()
     return process
 
@@ -72,12 +74,15 @@ def _mark_of(process: psutil.Process) -> str | None:
         return None
 
 
-def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
+def _run(
+    overrides: list[str], point: Point | None, log: Path, environment: dict[str, str], data: Sequence[str]
+) -> None:
     os.setsid()
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
     os.environ |= environment
+    from flows.fit import fit
     from flows.math_mt_ppo import math_mt_ppo
 
     _refuse_work_that_is_done()
@@ -85,7 +90,10 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
         send_at(point)
 
     def act() -> None:
-        math_mt_ppo("smoke", overrides)
+        if data:
+            fit("smoke", overrides, list(data))
+        else:
+            math_mt_ppo("smoke", overrides)
 
     interrupts.run(act)
 
@@ -120,7 +128,8 @@ def _refuse_work_that_is_done() -> None:
         check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))
         return call(*arguments, **keywords)
 
-    _wrap("flows.math_mt_ppo:open_run", open_run)
+    for flow in ("math_mt_ppo", "fit"):
+        _wrap(f"flows.{flow}:open_run", open_run)
     _wrap("tasks.train.trainer:Trainer.update", update)
 
 
