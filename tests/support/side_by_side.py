@@ -20,6 +20,7 @@ GROUPS = {
     "tests/flows/test_interrupts.py": "second",
     "tests/flows/test_kept_stores.py": "second",
     "tests/flows/test_mixtures.py": "second",
+    "tests/flows/test_models_beside.py": "second",
     "tests/flows/test_monitoring.py": "second",
     "tests/flows/test_other_users.py": "second",
     "tests/flows/test_safety.py": "second",
@@ -31,6 +32,8 @@ GROUPS = {
     "tests/cluster/test_local.py": "ranks",
     "tests/cluster/test_two_hosts.py": "ranks",
     "tests/cluster/test_trainer.py": "ranks",
+    "tests/flows/test_demo_llm.py": "ranks",
+    "tests/flows/test_several_devices.py": "ranks",
 }
 """The group of each file that uses these servers, or waits long for ranks. One process runs all files of a group; the
 first two groups take about the same time."""
