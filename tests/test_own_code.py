@@ -135,6 +135,18 @@ def test_a_run_is_not_continued_with_other_code_by_accident(
     start(configured(folder))  # it is the code of the newest data set now
 
 
+def test_a_fit_is_not_continued_with_other_code_by_accident(folder: Path) -> None:
+    """It has played nothing: its newest checkpoint says with which code it was trained."""
+    workspace = start(configured(folder, "fit.data=[runs/played/trajectories/000000]"))
+    for number in range(4):  # more than run.iterations, which does not count in a fit
+        commit(workspace, layout.checkpoint("smoke", number), "checkpoint")
+    (folder / "maze/doors.py").write_text("locked = True\n")
+    later()
+    message = r"was trained with other code or models of yours \(runs/smoke/checkpoints/000003\): maze/doors.py\n"
+    with pytest.raises(ConfigError, match=rf"{message}.*\n.*--fork smoke@3"):
+        start(configured(folder, "fit.data=[runs/played/trajectories/000000]"))
+
+
 def test_code_may_change_before_it_has_played(folder: Path) -> None:
     """A mistake that policy version 0 or the first rollout shows is corrected without a word."""
     commit(start(configured(folder)), layout.checkpoint("smoke", 0), "checkpoint")

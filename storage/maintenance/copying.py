@@ -25,7 +25,7 @@ from storage.objects.store import Store, in_parallel
 from storage.version_names import version_of
 from storage.versions import aliases, manifests
 from storage.versions.fetch import fetch_file
-from storage.versions.lineage import climb_down
+from storage.versions.lineage import climb_down, scores_of
 from storage.versions.manifests import File, Manifest
 from storage.visible import Fleeting
 
@@ -78,6 +78,10 @@ def _needed(source: Store, run: str) -> list[Manifest]:
         raise StorageError(f"there is no run {run!r} in {source.root}: `python -m storage ls --kind run` lists them")
     texts = in_parallel(partial(manifests.read_bytes, source), own)
     named = {name for text in texts for name in _NAME.findall(text.decode(errors="replace")) if version_of(name)}
+    begun = manifests.find(source, layout.run(run))
+    if data := begun and begun.knob("fit.data"):
+        scores = scores_of(catalog.read_all(source))
+        named.update(version for data_set in data for version in scores.get(data_set, ()))
     nodes = climb_down(source, [*own, *(name for name in sorted(named) if manifests.committed(source, name))])
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"run {run!r} cannot be copied whole: {first_few(problems)}")

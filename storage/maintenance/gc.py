@@ -8,8 +8,8 @@ distinguishes collected data from lost data. gc keeps
 - checkpoints with which other runs began;
 - of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more back to the newest
   checkpoint that has a train state (`train.state_every`);
-- data sets that no checkpoint with a train state was trained on yet, and shards with which a killed rollout can be
-  continued;
+- data sets that no checkpoint with a train state was trained on yet, also of other runs (`flows.fit`), and shards with
+  which a killed rollout can be continued;
 - everything of a run that is being written, and leftovers younger than `older_than_s`.
 
 A run that is being written collects its own checkpoints after each update, by the rules of `storage.keep`.
@@ -188,7 +188,25 @@ def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) ->
     evaluations = {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
     made = ((entry.version, parent) for entry in entries if entry.kind == "checkpoint" for parent in entry.parents)
     forked = {parent for version, parent in made if layout.run_of(parent) != layout.run_of(version)}
-    return pointed | older | evaluations | forked
+    fitted = _fitted(store, entries) if "trajectories" in rules.kinds or "scores" in rules.kinds else set[str]()
+    return pointed | older | evaluations | forked | fitted
+
+
+def _fitted(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
+    """Return the data sets and scores that runs of `flows.fit` need, until they have ended with a train state."""
+    runs = in_parallel(lambda entry: manifests.find(store, entry.version), [e for e in entries if e.kind == "run"])
+    fits = [(run.version, data) for run in runs if run and (data := run.knob("fit.data"))]
+    needed = {version for run, data in fits if not _has_ended(store, entries, run) for version in data}
+    return needed | {each.version for each in entries if each.kind == "scores" and needed.intersection(each.parents)}
+
+
+def _has_ended(store: Store, entries: Sequence[catalog.CatalogEntry], run: str) -> bool:
+    """Return whether the newest checkpoint of a run is its last one, and has a train state."""
+    name = layout.run_of(run)
+    made = (entry.version for entry in entries if entry.kind == "checkpoint" and layout.run_of(entry.version) == name)
+    newest = next(filter(None, (manifests.find(store, version) for version in sorted(made, reverse=True))), None)
+    number = layout.number_of(newest.version) if newest else None
+    return bool(newest and number == newest.number("run.iterations") and newest.names_in("state"))
 
 
 def deletable(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules, run: str | None) -> list[Manifest]:

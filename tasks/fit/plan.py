@@ -8,28 +8,40 @@ update with three groups, and a second one with the other three.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from configs import Config
 from configs.algorithms import PPO
+from storage import layout
 from storage.errors import first_few
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion
+from storage.versions import manifests
+from storage.versions.manifests import Manifest
 from tasks.audit.checks import LACKED
 from tasks.audit.data_sets import DataSet, Intake, TargetError, fetch_data_sets, select
 from tasks.audit.database import AuditDatabase, open_database
+from tasks.inference.location import identities, model_fingerprints
+from tasks.own_code import own_code
+from tasks.score.scoring import scorer_fingerprint
 from tasks.train.orders import Part
 from tasks.train.samples import Ints
 
 _MIXED = 4
 """Number of files whose groups are mixed: an update reads about so many."""
+_DECISIVE = {"type", "args", "reading", "success", "group"}
+"""The knobs of `score` that decide verdicts; limits of time do so only rarely."""
 
 
 def select_data(store: Store, config: Config) -> list[DataSet]:
     """Return the data sets that `fit.data` names, if the algorithm can be trained on all of them.
+
+    Each has the scores that the configuration's scorer gave it, and no others.
 
     Raises:
         ValueError: a name is unknown, a data set lacks what is needed, or another scorer judged it.
@@ -37,30 +49,69 @@ def select_data(store: Store, config: Config) -> list[DataSet]:
     """
     if not config.fit.data:
         raise TargetError("nothing to train on: name runs or versions of trajectories with --data")
-    data_sets, needed = select(store, config.fit.data), {"tokens"}
-    if isinstance(config.algorithm, PPO):
-        needed |= {"logprobs"}
+    data_sets = select(store, config.fit.data)
     for each in data_sets:
-        if each.problem or each.manifest is None:
-            raise ValueError(f"{each.version} cannot be trained on: {each.problem}")
-        if lacking := needed.intersection(each.lacks):
-            words = ", ".join(LACKED[what] for what in sorted(lacking))
-            raise ValueError(f"{each.version} lacks {words}, which algorithm.type={config.algorithm.type} needs")
-        if not each.scores:
-            raise ValueError(f"{each.version} has no scores: run `python -m flows.score` for it first")
-        if each.scorer != config.score.type:
-            raise ValueError(
-                f"{each.version} was scored by {each.scorer}, but score.type={config.score.type}: set score.type to "
-                "that, or score it again with `python -m flows.score`"
-            )
-        sampled, temperature = each.manifest.number("sampling.temperature"), config.sampling.temperature
-        if isinstance(config.algorithm, PPO) and sampled != temperature:
-            raise ValueError(
-                f"{each.version} was sampled at the temperature {sampled:g}: set sampling.temperature to it"
-            )
+        _check(each, config)
     if not data_sets:
         raise TargetError(f"{first_few(config.fit.data, 5)} have no trajectories yet")
-    return data_sets
+    begun, wanted = manifests.find(store, layout.run(config.run.name)), _scorer_of(config)
+    present = scorer_fingerprint(config.score, model_fingerprints(config))
+
+    def scored(each: DataSet) -> DataSet:
+        own = _scores(store, each, wanted, begun)
+        now = layout.scores(each.run, each.iteration, present)
+        return replace(each, scores=[now if now in own else own[-1]])
+
+    return in_parallel(scored, data_sets)
+
+
+def _check(each: DataSet, config: Config) -> None:
+    """Raise ValueError if a data set lacks what the algorithm needs."""
+    ratios, temperature = isinstance(config.algorithm, PPO), config.sampling.temperature
+    if each.problem or each.manifest is None:
+        raise ValueError(f"{each.version} cannot be trained on: {each.problem}")
+    if lacking := {"tokens", *(["logprobs"] if ratios else [])}.intersection(each.lacks):
+        words = ", ".join(LACKED[what] for what in sorted(lacking))
+        raise ValueError(f"{each.version} lacks {words}, which algorithm.type={config.algorithm.type} needs")
+    if each.is_evaluation:
+        raise ValueError(f"{each.version} is an evaluation, on which nothing is trained")
+    if not each.scores:
+        raise ValueError(f"{each.version} has no scores: run `python -m flows.score` for it first")
+    if ratios and (sampled := each.manifest.number("sampling.temperature")) != temperature:
+        raise ValueError(f"{each.version} was sampled at the temperature {sampled:g}: set sampling.temperature to it")
+
+
+def _scorer_of(config: Config) -> dict[str, Any]:
+    """Return what a configuration's scorer is: knobs, files of one's own, and models."""
+    knobs = {f"score.{name}": value for name, value in config.score.model_dump(mode="json", include=_DECISIVE).items()}
+    models = {f"models.{role}": identity for role, identity in identities(config).items() if role != "teacher"}
+    return knobs | own_code(config, ("score",)) | models
+
+
+def _scores(store: Store, data_set: DataSet, wanted: Mapping[str, Any], begun: Manifest | None) -> list[str]:
+    """Return the scores of a data set by the `wanted` scorer, those that readers prefer last.
+
+    Scores that came after the run was `begun` count only where there are no others: a run keeps its plan.
+
+    Raises:
+        ValueError: all scores are by other scorers; the message says how they differ.
+    """
+
+    def differences(scores: Manifest) -> list[str]:
+        pairs = ((name, scores.code.get(name, scores.knob(name)), now) for name, now in wanted.items())
+        return [f"{name}={was}, not {now}" for name, was, now in pairs if was is not None and was != now]
+
+    found = [manifests.read(store, version) for version in data_set.scores]
+    own = [each for each in found if not differences(each)]
+    if not own:
+        least = min((differences(each) for each in found), key=len)
+        told = ", ".join(least)
+        raise ValueError(
+            f"{data_set.version} was scored by another scorer than this configuration's: {told}. Set that, or score it "
+            "again by `python -m flows.score` with the section `score` of this configuration"
+        )
+    earlier = [each for each in own if begun and each.created_at <= begun.created_at]
+    return [each.version for each in earlier or own]
 
 
 def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: Path) -> list[tuple[Part, ...]]:
@@ -74,6 +125,8 @@ def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: 
     intake = fetch_data_sets(store, data_sets, cache)
     for case in [*intake.damaged, *intake.foreign]:
         raise ValueError(f"{case.data_set} cannot be trained on: {case.detail}")
+    for version in intake.collected_scores:
+        raise ValueError(f"{version} cannot be trained on: gc has deleted its scores; leave it out")
     files = [path.name for _, path in intake.trajectories]
     with open_database(data_sets, intake, config.audit) as database:
         rows, groups = _chosen(database, config.fit.where)

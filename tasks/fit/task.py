@@ -14,14 +14,15 @@ from storage import layout
 from storage.errors import counted
 from storage.objects.store import Store
 from storage.processes.child import end_with_parent
-from storage.version_names import PolicyVersion, select
+from storage.version_names import PolicyVersion
+from storage.version_names import select as select_names
 from storage.versions import checkpoints, manifests
 from storage.versions.fetch import fetch_folder
 from tasks.agents.chat import differing_token
-from tasks.audit.data_sets import DataSet
+from tasks.audit.data_sets import DataSet, select
 from tasks.fit.plan import check_condition, plan_updates, select_data
-from tasks.run.workspace import Workspace
-from tasks.train.orders import Part
+from tasks.run.workspace import Workspace, committed_updates
+from tasks.train.orders import Part, read_order
 
 _Result = TypeVar("_Result")
 
@@ -36,17 +37,25 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
     if not isinstance(config.algorithm, RFT | DPO | PPO | OwnAlgorithm):
         told = "trains on what the policy itself has just played: use rft, dpo or ppo"
         raise ConfigError(f"algorithm.type={config.algorithm.type} {told}")
-    config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": list(data) or config.fit.data})})
-    store = Store.of(config.storage)
-    versions = [each.version for each in select_data(store, config)]
+    store, named = Store.of(config.storage), list(data) or config.fit.data
+    begun = manifests.find(store, layout.run(config.run.name))
+    versions = _versions(store, named, (begun and begun.knob("fit.data")) or [])
+    config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": versions})})
+    select_data(store, config)
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
     if config.fit.where:
         _apart(check_condition, config)
-    if begun := manifests.find(store, layout.run(config.run.name)):
-        kept = begun.knob("fit.data") or []
-        versions = kept if set(kept) <= set(versions) else versions  # what it trains on may have grown since
-    return config.model_copy(update={"fit": config.fit.model_copy(update={"data": versions})})
+    return config
+
+
+def _versions(store: Store, named: Sequence[str], kept: list[str]) -> list[str]:
+    """Return the versions that `named` means: those that a run has `kept`, if its data sets have only grown since."""
+    versions = [each.version for each in select(store, named)] if named else []
+    own = {layout.run_of(version) for version in kept}
+    places = (layout.split_uri(name)[1] for name in named)
+    known = all(place in kept or place.removeprefix("runs/") in own for place in places)
+    return kept if known and set(kept) <= set(versions) else versions
 
 
 @task(name="plan-updates", cache_policy=NO_CACHE)
@@ -61,6 +70,7 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     data_sets = select_data(workspace.store, config)
     _check_tokens(workspace, policy, data_sets)
     updates = _apart(plan_updates, workspace.store, config, data_sets, cache)
+    _refuse_another_plan(workspace, updates)
     rows = sum(len(places) for parts in updates for part in parts for places in (part.rows or {}).values())
     log(
         "%s in %s: %s of %s",
@@ -72,6 +82,24 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     run = config.run.model_copy(update={"iterations": len(updates)})
     workspace.config = config.model_copy(update={"run": run})
     return updates
+
+
+def _refuse_another_plan(workspace: Workspace, updates: Sequence[tuple[Part, ...]]) -> None:
+    """Check that the newest update of a run that continues was of the rows that the plan gives it.
+
+    Raises:
+        ValueError: it was of others, so later updates would train on rows twice, or never.
+    """
+    if not (done := committed_updates(workspace)):
+        return
+    newest = layout.checkpoint(workspace.name, done)
+    made_of = tuple(read_order(workspace.store, newest, workspace.cache).parts)
+    if done > len(updates) or made_of != updates[done - 1]:
+        raise ValueError(
+            f"{newest} was made of other rows than the plan has for it now: data sets were scored again, or another "
+            "version of the program chooses otherwise. Train on them with another run.name; policy.path may be this "
+            "checkpoint"
+        )
 
 
 def _apart(function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -93,7 +121,7 @@ def _check_tokens(workspace: Workspace, policy: PolicyVersion, data_sets: Sequen
             name
             for each in data_sets
             if each.run == run and each.manifest
-            for name in select(PolicyVersion, each.manifest.parent_names)
+            for name in select_names(PolicyVersion, each.manifest.parent_names)
         }
         if sampled:
             other = checkpoints.open_checkpoint(

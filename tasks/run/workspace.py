@@ -111,7 +111,7 @@ class Workspace:
         What hinders this does not end the run.
         """
         if (keep := self.config.storage.keep) and self.lease:
-            after = max(0, newest - keep.last - _LOOKED_AT)
+            after = max(0, newest - max(keep.last, self.config.train.state_every) - _LOOKED_AT)
             rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
             try:
                 gc.collect_leased(self.store, self.lease, rules)
@@ -250,7 +250,7 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
         catch_up(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, finished_iterations(workspace)))
+    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
     changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
     if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
@@ -279,7 +279,7 @@ def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
 
 def _remedy(workspace: Workspace) -> str:
     """Return how to go on with other settings: in another run or, after the first update, in a fork."""
-    name, number = workspace.name, finished_iterations(workspace)
+    name, number = workspace.name, committed_updates(workspace)
     if not number:
         return "begin another run with run.name=…"
     return (
@@ -292,11 +292,13 @@ def _remedy(workspace: Workspace) -> str:
 def _refuse_other_code(workspace: Workspace) -> None:
     """Raise ConfigError if the run was last played with other code of the user's and `run.accept_code` is false.
 
-    The newest data set says with which. Before the first one, code may change, unless episodes of it are stored. Runs
-    of older programs say nothing, and continue.
+    The newest data set says with which, or the newest checkpoint if the run is trained from the store alone. Before the
+    first one, code may change, unless episodes of it are stored. Runs of older programs say nothing, and continue.
     """
-    store, name, number = workspace.store, workspace.name, finished_iterations(workspace)
-    versions = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
+    store, name, number = workspace.store, workspace.name, committed_updates(workspace)
+    versions: list[str] = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
+    if number and workspace.config.fit.data:
+        versions = [layout.checkpoint(name, number)]
     newest = next(filter(None, (manifests.find(store, version) for version in versions)), None)
     if newest is None and shards(store, layout.trajectories(name, 0)):
         newest = manifests.find(store, layout.checkpoint(name, 0))
@@ -304,7 +306,8 @@ def _refuse_other_code(workspace: Workspace) -> None:
         return
     if changed := {path for path, _ in newest.code.items() ^ workspace.code().items()}:
         files = ", ".join(sorted(changed))
-        found = f"run {name!r} was played with other code or models of yours ({newest.version}): {files}"
+        done = "trained" if workspace.config.fit.data else "played"
+        found = f"run {name!r} was {done} with other code or models of yours ({newest.version}): {files}"
         if not workspace.config.run.accept_code:
             raise ConfigError(
                 f"{found}\nRestore it; continue with what is there now by --accept-code (run.accept_code=true), which "
@@ -314,9 +317,14 @@ def _refuse_other_code(workspace: Workspace) -> None:
 
 
 def finished_iterations(workspace: Workspace) -> int:
-    """Count the completed iterations by the names of their checkpoints."""
+    """Count the completed iterations, up to `run.iterations`, which `flows.fit` knows once its updates are planned."""
+    return min(committed_updates(workspace), workspace.config.run.iterations)
+
+
+def committed_updates(workspace: Workspace) -> int:
+    """Count the updates of a run by the names of their checkpoints."""
 
     def has_update(number: int) -> bool:
         return manifests.committed(workspace.store, layout.checkpoint(workspace.name, number + 1))
 
-    return min(first_free(has_update), workspace.config.run.iterations)
+    return first_free(has_update)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs import Config
+from configs.loader import read_stored
 from storage import layout
 from storage.errors import first_few
 from storage.objects.store import Store
@@ -76,11 +77,10 @@ class VersionTrainer:
             ValueError: see `Trainer.update`.
             StorageError: a version is missing or damaged.
         """
-        trainer = self._trainer
         rows, scores, metrics = self._data(order, progress)
-        if trainer.holds != order.policy:
+        if self._trainer.holds != order.policy:
             self._load(order.policy, progress)
-        taught = self._taught(order)
+        trainer, taught = self._trainer, self._taught(order)
         metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects, taught=taught)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order)
@@ -92,17 +92,24 @@ class VersionTrainer:
 
     def make_again(self, order: UpdateOrder, model: Path, state: Path) -> None:
         """Run an update whose checkpoint exists, and write the files that it makes to two folders."""
-        if self._trainer.holds != order.policy:
+        if self._trainer.holds != order.policy or self._is_whole(order.policy):
             self._load(order.policy, lambda _: None)
         self._repeat(order)
         self._trainer.save(model, state)
         self._trainer.holds = order.version
 
+    def _is_whole(self, version: PolicyVersion) -> bool:
+        """Return whether the store still has the weights and the train state of a checkpoint."""
+        gone = (layout.tombstone(version, state=state) for state in (False, True))
+        return bool(read(self._store, version).names_in("state")) and not any(map(self._store.exists, gone))
+
     def _load(self, policy: PolicyVersion, progress: Progress) -> None:
         """Load a policy with its train state; make the state again if it was not kept (`train.state_every`).
 
+        Each update is made again by the settings that it was made by.
+
         Raises:
-            ValueError: the same updates now make another policy.
+            ValueError: the same updates now make another policy, or their settings have changed and there are ranks.
         """
         checkpoint, orders = self._open(policy, state=True), list[UpdateOrder]()
         canary = checkpoint.canary
@@ -114,9 +121,12 @@ class VersionTrainer:
         teacher = (taught_by.model, taught_by.adapter) if taught_by else None
         seed, adapter = self._config.run.seed, checkpoint.adapter
         self._trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
+        today, base = self._config, (checkpoint, version_0, teacher)
         for order in reversed(orders):
             progress(f"{order.version} was kept without its train state: making it again from the stored data")
+            self._go_on_by(self._settings_of(order.version), *base)
             self._repeat(order)
+        self._go_on_by(today, *base)
         difference = np.abs(np.subtract(self._trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
         if difference > _SAME:
             raise ValueError(
@@ -124,6 +134,33 @@ class VersionTrainer:
                 f"its canary differ by {difference:.2g}. Have optimizer or algorithm changed since? Begin a fork there "
                 f"with --fork {checkpoint.version.run}@{checkpoint.number} run.name=…"
             )
+
+    def _settings_of(self, version: PolicyVersion) -> Config:
+        """Return the configuration with what decided the bits of an update and may have changed since."""
+        now, stored = self._config, read_stored(read(self._store, version).settings, version)
+        exclusions = now.problems.model_copy(update={"exclusions": stored.problems.exclusions})
+        run = now.run.model_copy(update={"iterations": stored.run.iterations})
+        decisive = {"algorithm": stored.algorithm, "optimizer": stored.optimizer, "problems": exclusions, "run": run}
+        return now.model_copy(update=decisive)
+
+    def _go_on_by(
+        self, config: Config, checkpoint: Checkpoint, version_0: Path | None, teacher: tuple[Path, Path | None] | None
+    ) -> None:
+        """Go on with the present weights and state by other settings, as a run does that is continued by them."""
+        before, self._config = self._config, config
+        if _decisive(before) == _decisive(config):
+            return
+        if self._mesh.size > 1:
+            raise ValueError(
+                f"optimizer, algorithm or number of updates have changed since {checkpoint.version}, the last one with "
+                "a train state: continue with train.parallel={} up to the next one (train.state_every=1)"
+            )
+        with TemporaryDirectory(prefix="state-", dir=scratch_of_rank(config, self._mesh.rank)) as folder:
+            made, state = Path(folder) / "model", Path(folder) / "state"
+            self._trainer.save(made, state)
+            del self._trainer  # made anew at the next use
+            model, adapter = (checkpoint.model, made) if checkpoint.adapter else (made, None)
+            self._trainer.load(model, state, config.run.seed, version_0, adapter, teacher)
 
     def _repeat(self, order: UpdateOrder) -> None:
         rows, scores, _ = self._data(order, lambda _: None)
@@ -224,6 +261,12 @@ class VersionTrainer:
             if name != file.name and not name.endswith((*WEIGHTS, INDEX)) and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(fetch(self._store, manifest, file.name, self._cache), target)
+
+
+def _decisive(config: Config) -> tuple[object, ...]:
+    """Return what a trainer is made of that may change while a run lasts."""
+    updates = config.run.iterations if config.optimizer.schedule != "constant" else 0
+    return config.algorithm, config.optimizer, updates
 
 
 def _as_sampled(row: Trajectory) -> Trajectory:

@@ -29,12 +29,13 @@ _STEPS_PER_LINE = 100
 
 
 @task(name="first-policy", cache_policy=NO_CACHE)
-def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> PolicyVersion:
+def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, plays: bool = True) -> PolicyVersion:
     """Commit policy version 0, from which training starts, unless it exists; return its version.
 
     Args:
         workspace: of the run.
         sets: for training and held out, as `import_problems` returns them: the run keeps them from now on.
+        plays: whether the run plays the problems for training, which are tried then.
 
     Raises:
         ConfigError: agent, environment, tools and template do not play together.
@@ -50,7 +51,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
     from transformers.utils.logging import disable_progress_bar
 
     stored = all(isinstance(part.source, StoredSource) for part in workspace.config.problems.trained)
-    if sets or stored:  # a night has those in its configuration
+    if plays and (sets or stored):  # a night has those in its configuration
         problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
         get_run_logger().info("a scripted policy plays an episode, before anything expensive")
         check_new_run(workspace, problems, get_run_logger().warning)
@@ -75,7 +76,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> 
         _check_teacher(workspace, folder)
         # Errors of the first rollout show before anything is committed.
         chat = try_out(folder, config)
-        for problem_set in sets:
+        for problem_set in sets if plays else sets[1:]:
             without_room(read_problems(workspace, problem_set), chat, config)
         if sets:
             metrics[FIXED_SETS] = dict(zip((TRAIN, HELD_OUT), sets, strict=True))

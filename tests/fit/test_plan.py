@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 
 from configs import ConfigError, load
 from storage import layout
+from storage.logs import catalog
 from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
+from storage.versions.lineage import scores_of
 from tasks.audit.__main__ import main as audit_main
 from tasks.audit.data_sets import TargetError
 from tasks.fit.plan import _batches, plan_updates, select_data
-from tasks.fit.task import _check_tokens, with_versions
+from tasks.fit.task import _check_tokens, _refuse_another_plan, _versions, with_versions
 from tasks.provenance.questions import training_data
 from tasks.run.workspace import Workspace
+from tasks.score.scoring import scorer_fingerprint
 from tasks.train.orders import Made, Part, UpdateOrder, read_order
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.replay import replay
@@ -162,7 +165,7 @@ def test_tokens_that_mean_something_else_are_refused(
         (["fit.where=best > 7"], "chooses none of the trajectories"),
         (["fit.data=[smoek]"], r"'smoek' is neither a run nor a version of trajectories; .* smoke"),
         (["fit.data=[]"], "name runs or versions of trajectories with --data"),
-        (["score.type=code"], "was scored by math-verify, but score.type=code"),
+        (["score.type=code"], r"another scorer than this .*: score\.type=math-verify, not code"),
         (["algorithm.type=ppo", "sampling.temperature=0.5"], "was sampled at the temperature 1"),
     ],
 )
@@ -187,6 +190,62 @@ def test_a_run_names_the_versions_that_there_were(run: TrainingRun) -> None:
     """A name of a run stands for its data sets."""
     config = with_versions(run.config("algorithm.type=rft", "run.name=other"), ["smoke"])
     assert config.fit.data == [layout.trajectories("smoke", number) for number in range(2)]
+
+
+def test_a_run_that_began_keeps_its_versions(run: TrainingRun) -> None:
+    """Its data sets may have grown since; other data than it began with are not left out in silence."""
+    first, second = (layout.trajectories("smoke", number) for number in range(2))
+    assert _versions(run.store, ["smoke"], [first]) == [first]
+    assert _versions(run.store, ["smoke", first], [first]) == [first]
+    assert _versions(run.store, ["smoke", second], [first]) == [first, second]
+    assert _versions(run.store, [second], [first]) == [second]
+
+
+def score_again(run: TrainingRun, scorer: str, *overrides: str) -> str:
+    """Commit other scores of the first data set, and return their version."""
+    data_set, version = layout.trajectories("smoke", 0), layout.scores("smoke", 0, scorer)
+    with Draft(run.store, version, "scores") as draft:
+        draft.commit(Provenance(config=run.config(*overrides).model_dump(mode="json")), [data_set])
+    return version
+
+
+def test_only_scores_of_the_configurations_scorer_count(tmp_path: Path, policy_folder: Path) -> None:
+    """Whichever the data set's own run was trained on, and whichever are newest."""
+    run = TrainingRun(tmp_path, 2, policy_folder, ["rollout.max_head_offpolicyness=99"])
+    run.train(VersionTrainer(run.config()), 0)
+    first = layout.trajectories("smoke", 0)
+    (own,) = scores_of(catalog.read_all(run.store))[first]
+    args = "score.args={environment: {success_above: 0.7}}"
+    other = score_again(run, "0001", "score.type=environment", args)
+
+    def chosen(*overrides: str) -> str:
+        (data_set,) = select_data(run.store, run.config(*RFT, *overrides, f"fit.data=[{first}]"))
+        return data_set.scores[-1]
+
+    assert chosen() == own
+    assert chosen("score.type=environment", args) == other
+    with pytest.raises(ValueError, match=r"score\.args=\{'environment': \{'success_above': 0\.7\}\}, not \{\}"):
+        chosen("score.type=environment")
+    score_again(run, "0002", "score.timeout_s=9")
+    assert chosen() == own
+    with Draft(run.store, layout.run("early"), "run") as draft:
+        draft.commit(Provenance(config={}), [])
+    present = score_again(run, scorer_fingerprint(run.config().score))
+    assert chosen("run.name=late") == present
+    assert chosen("run.name=early") == own
+
+
+def test_a_run_that_continues_keeps_its_plan(tmp_path: Path, policy_folder: Path) -> None:
+    """Rows that would be trained on twice, or never, are refused."""
+    run = TrainingRun(tmp_path, 2, policy_folder, ["rollout.max_head_offpolicyness=99"])
+    workspace = Workspace(run.config())
+    updates = planned(run, "fit.episodes_per_update=16")
+    _refuse_another_plan(workspace, updates)
+    commit_update(run, 1, updates[0])
+    _refuse_another_plan(workspace, updates)
+    for other in (updates[::-1], []):
+        with pytest.raises(ValueError, match=r"checkpoints/000001 was made of other rows than the plan has for it now"):
+            _refuse_another_plan(workspace, other)
 
 
 def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:

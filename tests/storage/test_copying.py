@@ -11,6 +11,7 @@ import pytest
 
 from storage import layout
 from storage.errors import StorageError
+from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.maintenance.check_logs import check_logs
 from storage.maintenance.copying import copy_run
@@ -20,6 +21,8 @@ from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import aliases, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.lineage import scores_of
 from tests.support.chain_helpers import ROWS, commit_rows
 from tests.support.paths import ROOT
 
@@ -93,6 +96,16 @@ def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path
             source.delete(layout.manifest(version))
     copied = copy_run(source, Store(str(tmp_path / "target")), "killed")
     assert HELD_OUT in [manifest.version for manifest in copied]
+
+
+def test_a_fit_that_has_just_begun_brings_its_data_and_their_scores(source: Store, tmp_path: Path) -> None:
+    """Scores are no ancestors of the data sets that it names."""
+    data = layout.trajectories(RUN, 0)
+    with Draft(source, layout.run("fitted"), "run") as draft:
+        draft.commit(Provenance(config={"fit": {"data": [data]}}), [])
+    copied = {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "fitted")}
+    (scores,) = scores_of(catalog.read_all(source))[data]
+    assert {data, scores} <= copied
 
 
 def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:

@@ -224,3 +224,25 @@ def test_only_keys_as_versions_have_them_are_data(key: str, data: tuple[str, str
     if found and data:
         assert found[0].endswith(data[0])
         assert found[1] == "0123456789ab"
+
+
+def test_what_a_fit_of_another_run_needs_stays(store: Store) -> None:
+    """Data sets and scores that `flows.fit` has not used yet stay until its last update; used ones stay anyway."""
+    chain(store, "played", 8)
+    data = [layout.trajectories("played", number) for number in range(3)]
+    scores = [commit(store, layout.scores("played", n, "f00d"), "scores", [data[n]], {}) for n in range(3)]
+    settings: dict[str, object] = {"fit": {"data": data[:2]}, "run": {"iterations": 2}}
+    run = commit(store, layout.run("fitted"), "run", [], settings)
+    newest = commit(store, layout.checkpoint("fitted", 0), "checkpoint", [run], settings)
+    rules = Rules(keep_last=1, kinds=("trajectories", "scores"), older_than_s=0)
+
+    def deleted() -> set[str]:
+        return {version.version for planned in garbage.plan(store, rules) for version in planned.versions}
+
+    for number in (1, 2):
+        assert {*data[:2], *scores[:2]}.isdisjoint(deleted())
+        assert data[2] in deleted()
+        parents = [newest, data[0], scores[0]]
+        newest = commit(store, layout.checkpoint("fitted", number), "checkpoint", parents, settings)
+    assert {data[0], scores[0]}.isdisjoint(deleted())
+    assert data[1] in deleted()

@@ -1,6 +1,7 @@
 """Checkpoints are made again from stored data, bit for bit; train states that were not kept come back the same way."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from storage import layout
 from storage.__main__ import main
 from storage.logs import catalog
 from storage.maintenance import gc
-from storage.records import Score, to_score
-from storage.versions import checkpoints, manifests
+from storage.records import Exclusion, Score, to_score
+from storage.versions import checkpoints, datasets, manifests
+from tasks.problems.exclusions import commit_exclusions
 from tasks.train.replay import replay
 from tasks.train.version_trainer import VersionTrainer
 from tasks.warm_start.task import _state
 from tests.support.programs import call_program
 from tests.support.training_run import OPTIONS, TrainingRun
 
-EVERY = ["train.state_every=3", "run.iterations=9"]
+EVERY = ["train.state_every=3", "run.iterations=9", "optimizer.schedule=linear"]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,12 @@ def copied(run: TrainingRun, tmp_path: Path) -> TrainingRun:
     return other
 
 
+def turned(row: dict[str, Any]) -> Score:
+    """Turn a verdict round."""
+    score = to_score(row)
+    return replace(score, reward=1 - score.reward, success=1 - score.success)
+
+
 def has_state(run: TrainingRun, number: int) -> bool:
     return bool(manifests.read(run.store, run.policy(number)).names_in("state"))
 
@@ -54,11 +62,6 @@ def test_a_checkpoint_is_made_again_bit_for_bit(run: TrainingRun) -> None:
 
 def test_other_verdicts_make_another_policy(copied: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the update had trained on other scores than those in the store, its checkpoint would be found out."""
-
-    def turned(row: dict[str, Any]) -> Score:
-        score = to_score(row)
-        return replace(score, reward=1 - score.reward, success=1 - score.success)
-
     monkeypatch.setattr("tasks.train.version_trainer.to_score", turned)
     results = replay(copied.store, "smoke@0..1", f"{copied.folder}/cache", print)
     assert [(each.verdict, each.same) for each in results] == [("ANOTHER POLICY", False)]
@@ -85,20 +88,43 @@ def test_a_train_state_that_was_not_kept_comes_back(run: TrainingRun, copied: Tr
     told = list[str]()
     copied.train(VersionTrainer(copied.config("train.state_every=1")), 5, told)
     assert [line.split(" was kept")[0] for line in told if "making it again" in line] == [run.policy(4), run.policy(5)]
-    whole = TrainingRun(copied.folder / "whole", 6, options=OPTIONS)
+    assert_same(copied, train_whole(copied.folder / "whole"))
+
+
+CHANGED = ["optimizer.lr=1e-2", "run.iterations=20"]
+
+
+def test_each_update_is_made_again_by_its_own_settings(copied: TrainingRun) -> None:
+    """A run may go on with another learning rate, be longer than its schedule was, and exclude what it trained on."""
+    data_set = layout.trajectories("smoke", 4)
+    row = next(iter(datasets.trajectories(copied.store, data_set, copied.folder)))
+    excluded = Exclusion(row.trajectory_id, data_set, "smoke", 4, row.problem_id, "", False, "wrong")
+    exclusions = f"problems.exclusions=[{commit_exclusions(copied.store, [excluded])}]"
+    copied.train(VersionTrainer(copied.config("train.state_every=1", exclusions, *CHANGED)), 5)
+    assert_same(copied, train_whole(copied.folder / "whole", CHANGED))
+
+
+def train_whole(folder: Path, changed: Sequence[str] = ()) -> TrainingRun:
+    """Make the six updates with all train states; a second trainer makes the last one with `changed` settings."""
+    whole = TrainingRun(folder, 6, options=[*OPTIONS, *EVERY, "train.state_every=1"])
     trainer = VersionTrainer(whole.config())
-    for iteration in range(6):
+    for iteration in range(5):
         whole.train(trainer, iteration)
-    ours, theirs = copied.tensors(6), whole.tensors(6)
+    whole.train(VersionTrainer(whole.config(*changed)) if changed else trainer, 5)
+    return whole
+
+
+def assert_same(run: TrainingRun, other: TrainingRun) -> None:
+    ours, theirs = run.tensors(6), other.tensors(6)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_other_settings_since_then_are_noticed(copied: TrainingRun) -> None:
-    """With another learning rate the updates since the kept state would give another state: it is refused."""
-    trainer = VersionTrainer(copied.config("optimizer.lr=1e-2"))
+def test_another_policy_than_the_stored_one_is_noticed(copied: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the updates since the kept state now give another policy, its state would be another one, too."""
+    monkeypatch.setattr("tasks.train.version_trainer.to_score", turned)
     with pytest.raises(ValueError, match=r"made again, give another policy.*--fork smoke@3"):
-        copied.train(trainer, 5)
+        copied.train(VersionTrainer(copied.config()), 5)
 
 
 def test_a_fork_begins_where_there_is_a_train_state(run: TrainingRun, tmp_path: Path) -> None:
