@@ -169,7 +169,7 @@ class Trainer:
         torch.set_num_threads(self._knobs.threads)
         report = progress or (lambda _: None)
         oldest = None if chosen else self._max_staleness
-        samples, left_out = self._samples(rows, scores, version, oldest)
+        samples, left_out = self._samples(rows, scores, version, oldest, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
             if number:
@@ -223,12 +223,17 @@ class Trainer:
         return self._loaded
 
     def _samples(
-        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int, oldest: int | None
+        self,
+        trajectories: Sequence[Trajectory],
+        scores: Iterable[Score],
+        version: int,
+        oldest: int | None,
+        chosen: bool,
     ) -> tuple[list[Sample], dict[str, int]]:
         """Build the samples to train on, and count the trajectories that are left out, by reason.
 
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
-        filter.
+        filter, and among rows that were `chosen` from the store an update may have only failed ones.
         """
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
@@ -239,7 +244,7 @@ class Trainer:
                 most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
                 told = f"trajectories were sampled {most}, and the others cannot be trained on: collect again"
                 raise ValueError(f"{left_out['too_old']} of {len(trajectories)} {told}")
-            if all(row.status == "failed" for row in trajectories):
+            if all(row.status == "failed" for row in trajectories) and not chosen:
                 told = "trajectories can be trained on: all failed, see their reasons"
                 raise ValueError(f"none of {len(trajectories)} {told}")
             logger.warning(_NOTHING, len(trajectories))

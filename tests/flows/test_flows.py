@@ -35,6 +35,7 @@ from tasks.inference import client
 from tasks.inference.api import Completion
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
+from tasks.problems.task import FIXED_SETS
 from tasks.provenance.questions import propose_ids, training_data
 from tests.conftest import MadeOnce
 from tests.support.chain_helpers import nonces
@@ -314,6 +315,8 @@ def test_a_policy_is_trained_from_the_store_alone(trained: list[str], tmp_path: 
     manifest = manifests.read(store, layout.checkpoint("fitted", 2))
     assert manifest.settings["fit"]["data"] == [layout.trajectories("smoke", 0)]
     assert layout.trajectories("smoke", 0) in manifest.parent_names
+    begun = [manifests.read(store, layout.checkpoint(run, 0)).metrics for run in ("smoke", "fitted")]
+    assert begun[0][FIXED_SETS] == begun[1][FIXED_SETS]
     assert not manifests.committed(store, layout.checkpoint("fitted", 3))
     assert verify(store, [layout.checkpoint("fitted", 2)]).findings == []
     before = nonces(tmp_path / "var")

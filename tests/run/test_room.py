@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from configs import load
 from configs.storage import Keep
+from storage import layout
+from storage.versions.drafts import Draft
 from tasks.run.configuration import plan
 from tasks.run.room import disks, held_bytes, telling_full_disks
+from tasks.run.workspace import open_leased
 from tests.support.paths import ROOT
 
 WEIGHTS, STATE = 10, 21
@@ -80,3 +83,19 @@ def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
         pytest.skip("no folder of limited size can be mounted here")
     done = subprocess.run([*isolated, "sh", "-c", mount], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_few_train_states_do_not_keep_all_checkpoints(tmp_path: Path) -> None:
+    """While a run works, the checkpoints between two train states go when the second one is there."""
+    options = ["train.state_every=15", "storage.keep={last: 2, every: 0}", f"storage.root={tmp_path}/var"]
+    with open_leased(load("smoke", [*options, f"storage.cache={tmp_path}/cache"])) as workspace:
+        versions = [layout.checkpoint("smoke", number) for number in range(32)]
+        for version in versions:
+            with Draft(workspace.store, version, "checkpoint") as draft:
+                for name in ("model/weights", *(["state/moments"] if version.number % 15 == 0 else [])):
+                    (draft.scratch / "file").write_text(f"{version}/{name}")
+                    draft.add(draft.scratch / "file", name)
+                draft.commit(workspace.provenance(), [])
+            workspace.collect(version.number)
+        store = workspace.store
+        assert [each.number for each in versions if not store.exists(layout.tombstone(each))] == [0, 30, 31]

@@ -171,6 +171,7 @@ def test_an_update_that_options_leave_empty_keeps_the_policy(tmp_path: Path, cap
     assert "nothing to train on" in caplog.text
     with pytest.raises(ValueError, match="none of 1 trajectories can be trained on: all failed"):
         trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0)
+    trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0, chosen=True)  # a part of stored data
 
 
 def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
