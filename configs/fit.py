@@ -11,6 +11,9 @@ class Fit(Knobs):
     data: Annotated[list[str], Field(max_length=100_000)] = []
     """Runs, all of whose data sets are trained on, and versions of trajectories; `--data` sets it. A run keeps the
     versions that there were when it began."""
+    scores: Annotated[list[str], Field(max_length=100_000)] = []
+    """Versions of scores, at most one for each data set, if they shall not be those of this configuration's scorer. A
+    run keeps those that it began with."""
     where: str | None = None
     """SQL condition (DuckDB) on the columns of `episodes` in `tasks/audit/tables.sql`, such as `best > 0.5`; empty: all
     trajectories."""

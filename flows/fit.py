@@ -29,7 +29,8 @@ def fit(config: str = "demo", overrides: list[str] | None = None, data: list[str
     """
     with open_run(with_versions(resolve(config, overrides), data or [])) as workspace:
         sets = import_problems(workspace)
-        first, held_out_set = first_policy(workspace, sets, plays=False), sets[1]
+        _, held_out_set = sets
+        first = first_policy(workspace, sets, plays=False)
         updates = plan(workspace, first)
         policy = newest_policy(workspace) or first  # now that the number of updates is known
         with open_trainer(workspace) as trainer, open_workers(workspace) as workers:

@@ -1,7 +1,8 @@
 """Copies a run to another root, with everything that it needs there to be continued, verified and audited.
 
 These are the versions of the run, those that their manifests name (such as problem sets and exclusions), and everything
-that these were made from, of whatever run; besides, metrics, report, logs, and the aliases that point at the run.
+that these were made from, of whatever run; of a `flows.fit` also the scores and the runs of its data sets. Besides,
+metrics, report, logs, and the aliases that point at the run.
 Objects keep their keys, and manifests their bytes, so lineage and hashes stay valid. Left out are the shards of a
 killed rollout, which is played again.
 
@@ -82,6 +83,7 @@ def _needed(source: Store, run: str) -> list[Manifest]:
     if data := begun and begun.knob("fit.data"):
         scores = scores_of(catalog.read_all(source))
         named.update(version for data_set in data for version in scores.get(data_set, ()))
+        named.update(layout.run(name) for name in map(layout.run_of, data) if name)  # those imported have the tokenizer
     nodes = climb_down(source, [*own, *(name for name in sorted(named) if manifests.committed(source, name))])
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"run {run!r} cannot be copied whole: {first_few(problems)}")

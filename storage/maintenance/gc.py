@@ -8,8 +8,9 @@ distinguishes collected data from lost data. gc keeps
 - checkpoints with which other runs began;
 - of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more back to the newest
   checkpoint that has a train state (`train.state_every`);
-- data sets that no checkpoint with a train state was trained on yet, also of other runs (`flows.fit`), and shards with
-  which a killed rollout can be continued;
+- data sets that no checkpoint with a train state was trained on yet, and shards with which a killed rollout can be
+  continued;
+- data sets and scores of a `flows.fit` that has not ended, even if nobody will continue it;
 - everything of a run that is being written, and leftovers younger than `older_than_s`.
 
 A run that is being written collects its own checkpoints after each update, by the rules of `storage.keep`.
@@ -20,10 +21,11 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage import layout
-from storage.errors import LeaseHeldError, counted
+from storage.errors import DamagedError, LeaseHeldError, counted
 from storage.logs import catalog, leases
 from storage.maintenance.verify import Progress
 from storage.objects.interface import ObjectInfo
@@ -180,7 +182,7 @@ def _tombstone(planned: Manifest) -> str:
 
 
 def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
-    """Return the versions that aliases keep (those they point at, their ancestors and evaluations) or forks keep."""
+    """Return the versions that aliases keep (those they point at, their ancestors and evaluations), forks or fits."""
     newest = {name: aliases.current(store, name, moves) for name, moves in aliases.names(store).items()}
     pointed = {move.version for move in newest.values() if move}
     heads = [move.version for name, move in newest.items() if move and not name.endswith("/latest")]
@@ -194,7 +196,13 @@ def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) ->
 
 def _fitted(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
     """Return the data sets and scores that runs of `flows.fit` need, until they have ended with a train state."""
-    runs = in_parallel(lambda entry: manifests.find(store, entry.version), [e for e in entries if e.kind == "run"])
+
+    def read(entry: catalog.CatalogEntry) -> Manifest | None:
+        with suppress(DamagedError):  # it cannot be continued
+            return manifests.find(store, entry.version)
+        return None
+
+    runs = in_parallel(read, [entry for entry in entries if entry.kind == "run"])
     fits = [(run.version, data) for run in runs if run and (data := run.knob("fit.data"))]
     needed = {version for run, data in fits if not _has_ended(store, entries, run) for version in data}
     return needed | {each.version for each in entries if each.kind == "scores" and needed.intersection(each.parents)}

@@ -8,15 +8,15 @@ update with three groups, and a second one with the other three.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from configs import Config
 from configs.algorithms import PPO
+from configs.loader import read_stored
 from storage import layout
 from storage.errors import first_few
 from storage.objects.store import Store, in_parallel
@@ -28,20 +28,20 @@ from tasks.audit.data_sets import DataSet, Intake, TargetError, fetch_data_sets,
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.inference.location import identities, model_fingerprints
 from tasks.own_code import own_code
+from tasks.score.scorers import identity
 from tasks.score.scoring import scorer_fingerprint
 from tasks.train.orders import Part
 from tasks.train.samples import Ints
 
 _MIXED = 4
 """Number of files whose groups are mixed: an update reads about so many."""
-_DECISIVE = {"type", "args", "reading", "success", "group"}
-"""The knobs of `score` that decide verdicts; limits of time do so only rarely."""
 
 
 def select_data(store: Store, config: Config) -> list[DataSet]:
     """Return the data sets that `fit.data` names, if the algorithm can be trained on all of them.
 
-    Each has the scores that the configuration's scorer gave it, and no others.
+    Each has one version of scores: the one in `fit.scores`, else the one by the configuration's scorer. Runs that were
+    begun before there was `fit.scores` keep those that readers prefer.
 
     Raises:
         ValueError: a name is unknown, a data set lacks what is needed, or another scorer judged it.
@@ -54,13 +54,19 @@ def select_data(store: Store, config: Config) -> list[DataSet]:
         _check(each, config)
     if not data_sets:
         raise TargetError(f"{first_few(config.fit.data, 5)} have no trajectories yet")
-    begun, wanted = manifests.find(store, layout.run(config.run.name)), _scorer_of(config)
-    present = scorer_fingerprint(config.score, model_fingerprints(config))
+    named = {layout.trajectories(each.run, each.number): each for each in map(ScoresVersion, config.fit.scores)}
+    if unknown := named.keys() - {each.version for each in data_sets}:
+        raise ValueError(f"fit.scores: {named[min(unknown)]} are scores of nothing in fit.data")
+    begun = manifests.find(store, layout.run(config.run.name))
+    if begun and begun.knob("fit.data") and not begun.knob("fit.scores"):
+        return data_sets
+    fingerprint = scorer_fingerprint(config.score, model_fingerprints(config))
 
     def scored(each: DataSet) -> DataSet:
-        own = _scores(store, each, wanted, begun)
-        now = layout.scores(each.run, each.iteration, present)
-        return replace(each, scores=[now if now in own else own[-1]])
+        chosen = named.get(TrajectoriesVersion(each.version)) or _scores(store, config, each, fingerprint)
+        if chosen not in each.scores:
+            raise ValueError(f"fit.scores: there are no {chosen}; {each.version} has {', '.join(each.scores)}")
+        return replace(each, scores=[chosen])
 
     return in_parallel(scored, data_sets)
 
@@ -81,37 +87,42 @@ def _check(each: DataSet, config: Config) -> None:
         raise ValueError(f"{each.version} was sampled at the temperature {sampled:g}: set sampling.temperature to it")
 
 
-def _scorer_of(config: Config) -> dict[str, Any]:
-    """Return what a configuration's scorer is: knobs, files of one's own, and models."""
-    knobs = {f"score.{name}": value for name, value in config.score.model_dump(mode="json", include=_DECISIVE).items()}
-    models = {f"models.{role}": identity for role, identity in identities(config).items() if role != "teacher"}
-    return knobs | own_code(config, ("score",)) | models
+def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -> str:
+    """Return the scores of a data set by the configuration's scorer.
 
-
-def _scores(store: Store, data_set: DataSet, wanted: Mapping[str, Any], begun: Manifest | None) -> list[str]:
-    """Return the scores of a data set by the `wanted` scorer, those that readers prefer last.
-
-    Scores that came after the run was `begun` count only where there are no others: a run keeps its plan.
+    They have the scorer's `fingerprint`, or else differ only by time limits and versions of libraries. If there are
+    several, they are those that readers prefer.
 
     Raises:
         ValueError: all scores are by other scorers; the message says how they differ.
     """
+    present = layout.scores(data_set.run, data_set.iteration, fingerprint)
+    if present in data_set.scores:
+        return present
+    differing = [_differences(manifests.read(store, version), config) for version in reversed(data_set.scores)]
+    if [] in differing:
+        return data_set.scores[-1 - differing.index([])]
+    most_alike = min(differing, key=lambda lines: lines[0].startswith("score.type"))
+    told = ", ".join(most_alike)
+    raise ValueError(
+        f"{data_set.version} was scored by another scorer than this configuration's: {told}. Set that, score it again "
+        "by `python -m flows.score` with the section `score` of this configuration, or name its scores in fit.scores"
+    )
 
-    def differences(scores: Manifest) -> list[str]:
-        pairs = ((name, scores.code.get(name, scores.knob(name)), now) for name, now in wanted.items())
-        return [f"{name}={was}, not {now}" for name, was, now in pairs if was is not None and was != now]
 
-    found = [manifests.read(store, version) for version in data_set.scores]
-    own = [each for each in found if not differences(each)]
-    if not own:
-        least = min((differences(each) for each in found), key=len)
-        told = ", ".join(least)
-        raise ValueError(
-            f"{data_set.version} was scored by another scorer than this configuration's: {told}. Set that, or score it "
-            "again by `python -m flows.score` with the section `score` of this configuration"
-        )
-    earlier = [each for each in own if begun and each.created_at <= begun.created_at]
-    return [each.version for each in earlier or own]
+def _differences(scores: Manifest, config: Config) -> list[str]:
+    """Return how the scorer of stored scores differs from the configuration's."""
+    was = read_stored(scores.settings, scores.version).score
+    if was.by_source != config.score.by_source:
+        return [f"score.type={was.type}, not {config.score.type}"]
+    models = model_fingerprints(config)
+    before, now = identity(was, models), identity(config.score, models)
+    known = {f"models.{role}": name for role, name in identities(config).items() if role in config.score.models}
+    if any(":" in name for name in config.score.by_source.values()):
+        known |= own_code(config, ("score",))
+    pairs = {f"score.{name}": (before.get(name), now.get(name)) for name in before.keys() | now.keys()}
+    pairs |= {name: (scores.code.get(name, digest), digest) for name, digest in known.items()}
+    return [f"{name}={one}, not {other}" for name, (one, other) in sorted(pairs.items()) if one != other]
 
 
 def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: Path) -> list[tuple[Part, ...]]:

@@ -21,7 +21,7 @@ from storage.versions.fetch import fetch_folder
 from tasks.agents.chat import differing_token
 from tasks.audit.data_sets import DataSet, select
 from tasks.fit.plan import check_condition, plan_updates, select_data
-from tasks.run.workspace import Workspace, committed_updates
+from tasks.run.workspace import Workspace, committed_updates, tell_schedule
 from tasks.train.orders import Part, read_order
 
 _Result = TypeVar("_Result")
@@ -37,13 +37,19 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
     if not isinstance(config.algorithm, RFT | DPO | PPO | OwnAlgorithm):
         told = "trains on what the policy itself has just played: use rft, dpo or ppo"
         raise ConfigError(f"algorithm.type={config.algorithm.type} {told}")
-    store, named = Store.of(config.storage), list(data) or config.fit.data
-    begun = manifests.find(store, layout.run(config.run.name))
-    versions = _versions(store, named, (begun and begun.knob("fit.data")) or [])
-    config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": versions})})
-    select_data(store, config)
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
+    store, named = Store.of(config.storage), list(data) or config.fit.data
+    begun = manifests.find(store, layout.run(config.run.name))
+    kept, scores = ((begun and begun.knob(f"fit.{knob}")) or [] for knob in ("data", "scores"))
+    versions = _versions(store, named, kept)
+    if not set(config.fit.scores) <= set(scores):
+        scores = config.fit.scores
+    config = config.model_copy(update={"fit": config.fit.model_copy(update={"data": versions, "scores": scores})})
+    data_sets = select_data(store, config)
+    if not kept:
+        scores = [each.scores[-1] for each in data_sets]
+        config = config.model_copy(update={"fit": config.fit.model_copy(update={"scores": scores})})
     if config.fit.where:
         _apart(check_condition, config)
     return config
@@ -52,10 +58,10 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
 def _versions(store: Store, named: Sequence[str], kept: list[str]) -> list[str]:
     """Return the versions that `named` means: those that a run has `kept`, if its data sets have only grown since."""
     versions = [each.version for each in select(store, named)] if named else []
-    own = {layout.run_of(version) for version in kept}
-    places = (layout.split_uri(name)[1] for name in named)
-    known = all(place in kept or place.removeprefix("runs/") in own for place in places)
-    return kept if known and set(kept) <= set(versions) else versions
+    alone = {layout.split_uri(name)[1] for name in named}.intersection(versions)
+    runs, new = {layout.run_of(version) for version in kept}, set(versions).difference(kept)
+    grown = all(layout.run_of(version) in runs and version not in alone for version in new)
+    return kept if grown and set(kept) <= set(versions) else versions
 
 
 @task(name="plan-updates", cache_policy=NO_CACHE)
@@ -81,6 +87,7 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     )
     run = config.run.model_copy(update={"iterations": len(updates)})
     workspace.config = config.model_copy(update={"run": run})
+    tell_schedule(workspace)
     return updates
 
 

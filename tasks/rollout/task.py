@@ -145,7 +145,7 @@ def _draw(
     drawn, spare = draw_from(pools, count, iteration, config.run.seed)
     if len(drawn) < count:
         lacking = "a source" if len(pools) > 1 else "problems.train"
-        message = "iteration %d plays %d problems, not rollout.problems_per_iteration=%d: %s has no more"
+        message = "draw %d has %d problems, not rollout.problems_per_iteration=%d: %s has no more"
         get_run_logger().warning(message, iteration, len(drawn), count, lacking)
     return drawn, spare
 

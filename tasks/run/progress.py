@@ -13,14 +13,13 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from storage import layout
 from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
-from storage.versions import aliases, manifests
+from storage.versions import aliases
 from storage.visible import Fleeting
 from tasks.metrics.line import cells, iteration_line, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
 from tasks.run.room import check_room
 from tasks.run.workspace import Workspace, finished_iterations
-from tasks.train.schedules import lengthened
 
 _SHOWN = 20
 """Newest iterations in the table that Prefect's pages show."""
@@ -48,10 +47,6 @@ def iterations(workspace: Workspace) -> Iterator[int]:
         StorageError: the next checkpoint has no room.
     """
     run, first = workspace.config.run, finished_iterations(workspace)
-    newest = manifests.find(workspace.store, layout.checkpoint(run.name, first)) if first else None
-    before = int(newest.number("run.iterations")) if newest else run.iterations
-    if told := lengthened(workspace.config.optimizer, first, before, run.iterations):
-        get_run_logger().info(told)
     workspace.collect()  # first, since a run that found no room may keep less now
     if first < run.iterations:
         check_room(workspace.config, get_run_logger().warning)

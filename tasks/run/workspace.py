@@ -39,6 +39,7 @@ from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
+from tasks.train.schedules import lengthened
 
 if TYPE_CHECKING:
     from tasks.inference.beside import BesideModels
@@ -254,6 +255,18 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
     if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
+    if not workspace.config.fit.data:  # else its number of updates is not known yet
+        tell_schedule(workspace)
+
+
+def tell_schedule(workspace: Workspace) -> None:
+    """Say what another number of updates than before does to the schedule of a run that continues."""
+    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
+    updates = workspace.config.run.iterations
+    before = int(newest.number("run.iterations")) if newest else updates
+    number = (layout.number_of(newest.version) or 0) if newest else 0
+    if number and (told := lengthened(workspace.config.optimizer, number, before, updates)):
+        get_run_logger().info(told)
 
 
 def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:
@@ -296,9 +309,11 @@ def _refuse_other_code(workspace: Workspace) -> None:
     first one, code may change, unless episodes of it are stored. Runs of older programs say nothing, and continue.
     """
     store, name, number = workspace.store, workspace.name, committed_updates(workspace)
-    versions: list[str] = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
+    versions: list[str]
     if number and workspace.config.fit.data:
         versions = [layout.checkpoint(name, number)]
+    else:
+        versions = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
     newest = next(filter(None, (manifests.find(store, version) for version in versions)), None)
     if newest is None and shards(store, layout.trajectories(name, 0)):
         newest = manifests.find(store, layout.checkpoint(name, 0))
@@ -311,7 +326,7 @@ def _refuse_other_code(workspace: Workspace) -> None:
         if not workspace.config.run.accept_code:
             raise ConfigError(
                 f"{found}\nRestore it; continue with what is there now by --accept-code (run.accept_code=true), which "
-                f"every data set will name; or {_remedy(workspace)}"
+                f"all that is made from now on will name; or {_remedy(workspace)}"
             )
         get_run_logger().warning("%s. It goes on with what is there now (run.accept_code)", found)
 

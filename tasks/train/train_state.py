@@ -260,6 +260,17 @@ def load_train_state(
     return train_state
 
 
+def set_knobs(train_state: TrainState, algorithm: Algorithm, optimizer: Optimizer) -> None:
+    """Give a state other values of the knobs that may change while a run lasts: those of learning rates and bounds."""
+    train_state.algorithm, critic = algorithm, train_state.critic
+    if critic and algorithm.knobs.critic:
+        critic.knobs, critic.lr = algorithm.knobs.critic, algorithm.knobs.critic.lr or optimizer.lr
+    of_policy = {id(parameter) for parameter in trained(train_state.model).values()}
+    for group in (group for adamw in train_state.optimizers for group in adamw.param_groups):
+        is_policy = id(group["params"][0]) in of_policy
+        group["full_lr"] = optimizer.lr if is_policy or not critic else critic.lr
+
+
 def _frozen(folder: Path, train: Train, mesh: Mesh, adapter: Path | None = None) -> PreTrainedModel:
     """Load a model that is not trained."""
     return load_policy(folder, train, mesh, adapter).requires_grad_(False)

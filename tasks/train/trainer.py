@@ -30,7 +30,7 @@ from tasks.train.prepare import Epochs, Preparation
 from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
 from tasks.train.schedules import factor
 from tasks.train.step import Step, Stepper, terms_of
-from tasks.train.train_state import TrainState, load_train_state, save_train_state
+from tasks.train.train_state import TrainState, load_train_state, save_train_state, set_knobs
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,12 @@ class Trainer:
         settings = self._algorithm, self._knobs, self._optimizer, self._mesh
         self._loaded = load_train_state(model, state, version_0, seed, *settings, adapter, teacher)
 
+    def go_on_by(self, config: Config) -> None:
+        """Go on by another configuration of the run: the knobs of `FROM_NEXT_UPDATE`, and the number of updates."""
+        self._algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
+        self._optimizer, self._updates = config.optimizer, config.run.iterations
+        set_knobs(self._train_state, self._algorithm, self._optimizer)
+
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer), or the adapter, to `model`, and the rest to `state`."""
         save_train_state(self._train_state, model, state)
@@ -168,8 +174,7 @@ class Trainer:
         self.holds = None
         torch.set_num_threads(self._knobs.threads)
         report = progress or (lambda _: None)
-        oldest = None if chosen else self._max_staleness
-        samples, left_out = self._samples(rows, scores, version, oldest, chosen)
+        samples, left_out = self._samples(rows, scores, version, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
             if number:
@@ -227,7 +232,6 @@ class Trainer:
         trajectories: Sequence[Trajectory],
         scores: Iterable[Score],
         version: int,
-        oldest: int | None,
         chosen: bool,
     ) -> tuple[list[Sample], dict[str, int]]:
         """Build the samples to train on, and count the trajectories that are left out, by reason.
@@ -235,6 +239,7 @@ class Trainer:
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter, and among rows that were `chosen` from the store an update may have only failed ones.
         """
+        oldest = None if chosen else self._max_staleness
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
         samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)

@@ -77,10 +77,11 @@ class VersionTrainer:
             ValueError: see `Trainer.update`.
             StorageError: a version is missing or damaged.
         """
+        trainer = self._trainer
         rows, scores, metrics = self._data(order, progress)
-        if self._trainer.holds != order.policy:
+        if trainer.holds != order.policy:
             self._load(order.policy, progress)
-        trainer, taught = self._trainer, self._taught(order)
+        taught = self._taught(order)
         metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects, taught=taught)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order)
@@ -109,7 +110,7 @@ class VersionTrainer:
         Each update is made again by the settings that it was made by.
 
         Raises:
-            ValueError: the same updates now make another policy, or their settings have changed and there are ranks.
+            ValueError: the same updates now make another policy.
         """
         checkpoint, orders = self._open(policy, state=True), list[UpdateOrder]()
         canary = checkpoint.canary
@@ -121,12 +122,12 @@ class VersionTrainer:
         teacher = (taught_by.model, taught_by.adapter) if taught_by else None
         seed, adapter = self._config.run.seed, checkpoint.adapter
         self._trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
-        today, base = self._config, (checkpoint, version_0, teacher)
+        today = self._config
         for order in reversed(orders):
             progress(f"{order.version} was kept without its train state: making it again from the stored data")
-            self._go_on_by(self._settings_of(order.version), *base)
+            self._go_on_by(self._settings_of(order.version))
             self._repeat(order)
-        self._go_on_by(today, *base)
+        self._go_on_by(today)
         difference = np.abs(np.subtract(self._trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
         if difference > _SAME:
             raise ValueError(
@@ -143,24 +144,9 @@ class VersionTrainer:
         decisive = {"algorithm": stored.algorithm, "optimizer": stored.optimizer, "problems": exclusions, "run": run}
         return now.model_copy(update=decisive)
 
-    def _go_on_by(
-        self, config: Config, checkpoint: Checkpoint, version_0: Path | None, teacher: tuple[Path, Path | None] | None
-    ) -> None:
-        """Go on with the present weights and state by other settings, as a run does that is continued by them."""
-        before, self._config = self._config, config
-        if _decisive(before) == _decisive(config):
-            return
-        if self._mesh.size > 1:
-            raise ValueError(
-                f"optimizer, algorithm or number of updates have changed since {checkpoint.version}, the last one with "
-                "a train state: continue with train.parallel={} up to the next one (train.state_every=1)"
-            )
-        with TemporaryDirectory(prefix="state-", dir=scratch_of_rank(config, self._mesh.rank)) as folder:
-            made, state = Path(folder) / "model", Path(folder) / "state"
-            self._trainer.save(made, state)
-            del self._trainer  # made anew at the next use
-            model, adapter = (checkpoint.model, made) if checkpoint.adapter else (made, None)
-            self._trainer.load(model, state, config.run.seed, version_0, adapter, teacher)
+    def _go_on_by(self, config: Config) -> None:
+        self._config = config
+        self._trainer.go_on_by(config)
 
     def _repeat(self, order: UpdateOrder) -> None:
         rows, scores, _ = self._data(order, lambda _: None)
@@ -261,12 +247,6 @@ class VersionTrainer:
             if name != file.name and not name.endswith((*WEIGHTS, INDEX)) and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(fetch(self._store, manifest, file.name, self._cache), target)
-
-
-def _decisive(config: Config) -> tuple[object, ...]:
-    """Return what a trainer is made of that may change while a run lasts."""
-    updates = config.run.iterations if config.optimizer.schedule != "constant" else 0
-    return config.algorithm, config.optimizer, updates
 
 
 def _as_sampled(row: Trajectory) -> Trajectory:

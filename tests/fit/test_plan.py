@@ -226,13 +226,15 @@ def test_only_scores_of_the_configurations_scorer_count(tmp_path: Path, policy_f
     assert chosen("score.type=environment", args) == other
     with pytest.raises(ValueError, match=r"score\.args=\{'environment': \{'success_above': 0\.7\}\}, not \{\}"):
         chosen("score.type=environment")
-    score_again(run, "0002", "score.timeout_s=9")
-    assert chosen() == own
-    with Draft(run.store, layout.run("early"), "run") as draft:
-        draft.commit(Provenance(config={}), [])
-    present = score_again(run, scorer_fingerprint(run.config().score))
-    assert chosen("run.name=late") == present
-    assert chosen("run.name=early") == own
+    assert chosen("score.type=environment", f"fit.scores=[{other}]") == other
+    score_again(run, "0002", "score.timeout_s=9", "score.success=reward", "score.type={default: math-verify}")
+    assert chosen() == own  # the same scorer, but no checkpoint was trained on what it said then
+    begun = with_versions(run.config(*RFT, "run.name=begun"), [first])
+    with Draft(run.store, layout.run("begun"), "run") as draft:
+        draft.commit(Provenance(config=begun.model_dump(mode="json")), [])
+    present = score_again(run, scorer_fingerprint(run.config().score), "score.success=reward")
+    assert chosen() == present
+    assert with_versions(run.config(*RFT, "run.name=begun"), [first]).fit.scores == begun.fit.scores == [own]
 
 
 def test_a_run_that_continues_keeps_its_plan(tmp_path: Path, policy_folder: Path) -> None:

@@ -124,7 +124,7 @@ def test_an_iteration_that_comes_short_says_so(
 ) -> None:
     monkeypatch.setattr(task, "get_run_logger", logging.getLogger)
     config = open_workspace(tmp_path, frozenset()).config
-    short = f"iteration 3 plays {len(PROBLEMS)} problems, not rollout.problems_per_iteration=100"
+    short = f"draw 3 has {len(PROBLEMS)} problems, not rollout.problems_per_iteration=100"
     for count, told in ((len(PROBLEMS), []), (100, [short])):
         knobs = config.rollout.model_copy(update={"problems_per_iteration": count})
         drawn, _ = task._draw(Workspace(config.model_copy(update={"rollout": knobs})), ProblemsVersion(SET), 3)

@@ -99,13 +99,15 @@ def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path
 
 
 def test_a_fit_that_has_just_begun_brings_its_data_and_their_scores(source: Store, tmp_path: Path) -> None:
-    """Scores are no ancestors of the data sets that it names."""
-    data = layout.trajectories(RUN, 0)
-    with Draft(source, layout.run("fitted"), "run") as draft:
-        draft.commit(Provenance(config={"fit": {"data": [data]}}), [])
+    """Scores are no ancestors of the data sets that it names, nor is the run that holds an imported one's tokenizer."""
+    played, imported = layout.trajectories(RUN, 0), layout.trajectories("imported", 0)
+    commit_rows(source, imported, "trajectories", TRAJECTORY_SCHEMA, ROWS, [TRAINED_ON])
+    for run, config in (("imported", {}), ("fitted", {"fit": {"data": [played, imported]}})):
+        with Draft(source, layout.run(run), "run") as draft:
+            draft.commit(Provenance(config=config), [])
     copied = {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "fitted")}
-    (scores,) = scores_of(catalog.read_all(source))[data]
-    assert {data, scores} <= copied
+    (scores,) = scores_of(catalog.read_all(source))[played]
+    assert {played, scores, imported, layout.run("imported")} <= copied
 
 
 def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from storage.logs import catalog
 from storage.maintenance import gc
 from storage.records import Exclusion, Score, to_score
 from storage.versions import checkpoints, datasets, manifests
+from storage.versions.drafts import Provenance
 from tasks.problems.exclusions import commit_exclusions
 from tasks.train.replay import replay
 from tasks.train.version_trainer import VersionTrainer
@@ -88,30 +89,34 @@ def test_a_train_state_that_was_not_kept_comes_back(run: TrainingRun, copied: Tr
     told = list[str]()
     copied.train(VersionTrainer(copied.config("train.state_every=1")), 5, told)
     assert [line.split(" was kept")[0] for line in told if "making it again" in line] == [run.policy(4), run.policy(5)]
-    assert_same(copied, train_whole(copied.folder / "whole"))
+    whole = TrainingRun(copied.folder / "whole", 6, options=[*OPTIONS, *EVERY, "train.state_every=1"])
+    train_in_turns(whole, [[]] * 6)
+    assert_same(copied, whole)
 
 
-CHANGED = ["optimizer.lr=1e-2", "run.iterations=20"]
-
-
-def test_each_update_is_made_again_by_its_own_settings(copied: TrainingRun) -> None:
-    """A run may go on with another learning rate, be longer than its schedule was, and exclude what it trained on."""
+def test_each_update_is_made_again_by_its_own_settings(tmp_path: Path) -> None:
+    """A run may go on with other learning rates, be longer than its schedule was, and exclude what it trained on."""
+    ours = TrainingRun(tmp_path / "ours", 6, options=[*OPTIONS, *EVERY])
+    whole = TrainingRun(tmp_path / "whole", 6, options=[*OPTIONS, *EVERY, "train.state_every=1"])
     data_set = layout.trajectories("smoke", 4)
-    row = next(iter(datasets.trajectories(copied.store, data_set, copied.folder)))
+    row = next(iter(datasets.trajectories(ours.store, data_set, ours.folder)))
     excluded = Exclusion(row.trajectory_id, data_set, "smoke", 4, row.problem_id, "", False, "wrong")
-    exclusions = f"problems.exclusions=[{commit_exclusions(copied.store, [excluded])}]"
-    copied.train(VersionTrainer(copied.config("train.state_every=1", exclusions, *CHANGED)), 5)
-    assert_same(copied, train_whole(copied.folder / "whole", CHANGED))
+    exclusions = f"problems.exclusions=[{commit_exclusions(ours.store, [excluded])}]"
+    changed = ["optimizer.lr=1e-2", "algorithm.critic.lr=2e-3"]
+    train_in_turns(ours, [*[[]] * 4, changed, ["run.iterations=20", exclusions]])
+    train_in_turns(whole, [*[[]] * 4, changed, ["run.iterations=20"]])
+    assert_same(ours, whole)
+    results = replay(ours.store, "smoke@3..6", f"{ours.folder}/cache", print)
+    assert [each.verdict for each in results] == ["the same bits"] * 3
 
 
-def train_whole(folder: Path, changed: Sequence[str] = ()) -> TrainingRun:
-    """Make the six updates with all train states; a second trainer makes the last one with `changed` settings."""
-    whole = TrainingRun(folder, 6, options=[*OPTIONS, *EVERY, "train.state_every=1"])
-    trainer = VersionTrainer(whole.config())
-    for iteration in range(5):
-        whole.train(trainer, iteration)
-    whole.train(VersionTrainer(whole.config(*changed)) if changed else trainer, 5)
-    return whole
+def train_in_turns(run: TrainingRun, settings: Sequence[Sequence[str]]) -> None:
+    """Make an update by each of the settings; other settings than those before need a new trainer."""
+    for iteration, knobs in enumerate(settings):
+        if not iteration or knobs != settings[iteration - 1]:
+            config = run.config(*knobs)
+            trainer, run._provenance = VersionTrainer(config), Provenance(config=config.model_dump(mode="json"))
+        run.train(trainer, iteration)
 
 
 def assert_same(run: TrainingRun, other: TrainingRun) -> None:
