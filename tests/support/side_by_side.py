@@ -24,6 +24,7 @@ GROUPS = {
     "tests/flows/test_monitoring.py": "second",
     "tests/flows/test_other_users.py": "second",
     "tests/flows/test_safety.py": "second",
+    "tests/flows/test_several_devices.py": "second",
     "tests/inference/test_engine.py": "second",
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
@@ -33,7 +34,6 @@ GROUPS = {
     "tests/cluster/test_two_hosts.py": "ranks",
     "tests/cluster/test_trainer.py": "ranks",
     "tests/flows/test_demo_llm.py": "ranks",
-    "tests/flows/test_several_devices.py": "ranks",
 }
 """The group of each file that uses these servers, or waits long for ranks. One process runs all files of a group; the
 first two groups take about the same time."""
