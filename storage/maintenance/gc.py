@@ -21,11 +21,10 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage import layout
-from storage.errors import DamagedError, LeaseHeldError, counted
+from storage.errors import LeaseHeldError, counted
 from storage.logs import catalog, leases
 from storage.maintenance.verify import Progress
 from storage.objects.interface import ObjectInfo
@@ -182,7 +181,7 @@ def _tombstone(planned: Manifest) -> str:
 
 
 def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
-    """Return the versions that aliases keep (those they point at, their ancestors and evaluations), forks or fits."""
+    """Return the versions that aliases (those they point at, their ancestors and evaluations), forks or fits keep."""
     newest = {name: aliases.current(store, name, moves) for name, moves in aliases.names(store).items()}
     pointed = {move.version for move in newest.values() if move}
     heads = [move.version for name, move in newest.items() if move and not name.endswith("/latest")]
@@ -196,13 +195,7 @@ def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) ->
 
 def _fitted(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
     """Return the data sets and scores that runs of `flows.fit` need, until they have ended with a train state."""
-
-    def read(entry: catalog.CatalogEntry) -> Manifest | None:
-        with suppress(DamagedError):  # it cannot be continued
-            return manifests.find(store, entry.version)
-        return None
-
-    runs = in_parallel(read, [entry for entry in entries if entry.kind == "run"])
+    runs = in_parallel(lambda entry: manifests.find(store, entry.version), [e for e in entries if e.kind == "run"])
     fits = [(run.version, data) for run in runs if run and (data := run.knob("fit.data"))]
     needed = {version for run, data in fits if not _has_ended(store, entries, run) for version in data}
     return needed | {each.version for each in entries if each.kind == "scores" and needed.intersection(each.parents)}

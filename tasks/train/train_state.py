@@ -261,7 +261,7 @@ def load_train_state(
 
 
 def set_knobs(train_state: TrainState, algorithm: Algorithm, optimizer: Optimizer) -> None:
-    """Give a state other values of the knobs that may change while a run lasts: those of learning rates and bounds."""
+    """Set learning rates and bounds, which may change while a run lasts; weights, moments and counts stay."""
     train_state.algorithm, critic = algorithm, train_state.critic
     if critic and algorithm.knobs.critic:
         critic.knobs, critic.lr = algorithm.knobs.critic, algorithm.knobs.critic.lr or optimizer.lr

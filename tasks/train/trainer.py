@@ -126,8 +126,8 @@ class Trainer:
         settings = self._algorithm, self._knobs, self._optimizer, self._mesh
         self._loaded = load_train_state(model, state, version_0, seed, *settings, adapter, teacher)
 
-    def go_on_by(self, config: Config) -> None:
-        """Go on by another configuration of the run: the knobs of `FROM_NEXT_UPDATE`, and the number of updates."""
+    def reconfigure(self, config: Config) -> None:
+        """Take over from a configuration of the same run what may differ: `FROM_NEXT_UPDATE`, the number of updates."""
         self._algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
         self._optimizer, self._updates = config.optimizer, config.run.iterations
         set_knobs(self._train_state, self._algorithm, self._optimizer)
@@ -228,11 +228,7 @@ class Trainer:
         return self._loaded
 
     def _samples(
-        self,
-        trajectories: Sequence[Trajectory],
-        scores: Iterable[Score],
-        version: int,
-        chosen: bool,
+        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int, chosen: bool
     ) -> tuple[list[Sample], dict[str, int]]:
         """Build the samples to train on, and count the trajectories that are left out, by reason.
 
@@ -249,7 +245,7 @@ class Trainer:
                 most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
                 told = f"trajectories were sampled {most}, and the others cannot be trained on: collect again"
                 raise ValueError(f"{left_out['too_old']} of {len(trajectories)} {told}")
-            if all(row.status == "failed" for row in trajectories) and not chosen:
+            if not chosen and all(row.status == "failed" for row in trajectories):
                 told = "trajectories can be trained on: all failed, see their reasons"
                 raise ValueError(f"none of {len(trajectories)} {told}")
             logger.warning(_NOTHING, len(trajectories))

@@ -125,9 +125,9 @@ class VersionTrainer:
         today = self._config
         for order in reversed(orders):
             progress(f"{order.version} was kept without its train state: making it again from the stored data")
-            self._go_on_by(self._settings_of(order.version))
+            self._reconfigure(self._settings_of(order.version))
             self._repeat(order)
-        self._go_on_by(today)
+        self._reconfigure(today)
         difference = np.abs(np.subtract(self._trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
         if difference > _SAME:
             raise ValueError(
@@ -139,14 +139,14 @@ class VersionTrainer:
     def _settings_of(self, version: PolicyVersion) -> Config:
         """Return the configuration with what decided the bits of an update and may have changed since."""
         now, stored = self._config, read_stored(read(self._store, version).settings, version)
-        exclusions = now.problems.model_copy(update={"exclusions": stored.problems.exclusions})
+        problems = now.problems.model_copy(update={"exclusions": stored.problems.exclusions})
         run = now.run.model_copy(update={"iterations": stored.run.iterations})
-        decisive = {"algorithm": stored.algorithm, "optimizer": stored.optimizer, "problems": exclusions, "run": run}
-        return now.model_copy(update=decisive)
+        changed = {"algorithm": stored.algorithm, "optimizer": stored.optimizer, "problems": problems, "run": run}
+        return now.model_copy(update=changed)
 
-    def _go_on_by(self, config: Config) -> None:
+    def _reconfigure(self, config: Config) -> None:
         self._config = config
-        self._trainer.go_on_by(config)
+        self._trainer.reconfigure(config)
 
     def _repeat(self, order: UpdateOrder) -> None:
         rows, scores, _ = self._data(order, lambda _: None)
