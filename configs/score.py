@@ -9,6 +9,8 @@ from configs.models import Role
 
 BY_MODEL: dict[str, Role] = {"judge": "judge", "reward-model": "reward"}
 """The scorers that ask a model beside the policy, with its role."""
+VERDICTS = ("math-verify", "code")
+"""The scorers whose rewards are verdicts: 1 or 0."""
 LONGEST_VERDICT_S = 9e8
 """A tenth of the longest time that a thread can wait, because the pipeline waits ten times as long for a verifier."""
 
@@ -32,6 +34,11 @@ class Score(Knobs):
     """When a turn is right for the scorer `environment` and for filters while playing. said: environment or agent said
     so with a verdict; else, if its reward has a part named `correct`, that is above 0.5; else its reward is above
     `success_above` of the scorer `environment` (0). reward: the part counts for nothing, so a paid format may too."""
+    tries: Literal["last", "sum"] | None = None
+    """What an episode earns whose answers were graded several times. last: the reward of its last answer, because each
+    answer was another try at the same problem: a policy that is nearly right first, on purpose, gains nothing. sum: the
+    sum of all rewards, for environments that pay steps, and for verdicts, of which each wrong one costs. Empty: `sum`
+    for `math-verify`, `code` and `environment`, and `last` for all others, whose grades may be parts of the whole."""
     workers: Workers = 2
     """Number of verifier processes, which can be killed."""
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
@@ -44,6 +51,14 @@ class Score(Knobs):
     def by_source(self) -> dict[str, str]:
         """The scorers by source of problems; `default` is for all other sources."""
         return self.type if isinstance(self.type, dict) else {"default": self.type}
+
+    def of(self, source: str) -> str:
+        """Return the scorer of the problems of a source."""
+        return self.by_source.get(source, self.by_source["default"])
+
+    def pays_last(self, source: str) -> bool:
+        """Return whether only the last answer of an episode is paid (`tries`)."""
+        return self.tries == "last" if self.tries else self.of(source) not in (*VERDICTS, "environment")
 
     @property
     def models(self) -> dict[Role, str]:
@@ -69,11 +84,12 @@ class Reward(Knobs):
     all others."""
     unfinished: Literal["least", "leave-out"] = "least"
     """Episodes that ended without a verdict. least: where the policy's own behaviour ended them (a full context, too
-    many requests, sampling until the deadline), they are trained on with the least reward after their last turn, for
-    each unplayed turn if their number is known, otherwise once, and not after a turn that was right by the scorer's
-    verdict. Episodes that an error ended are left out. Calls of tools are penalised for length, too, each by the limit
-    of its request. leave-out: episodes that failed, and without a critic those with an unknown number of unplayed
-    turns, are left out."""
+    many requests, sampling until the deadline), they are trained on with the least reward for each answer that is
+    missing. If nobody knows how many are, it is one, but then the episode earns no more than the worst one of its
+    group, neither in all nor from its last turn on. Nothing is missing after a turn that was right by a verdict, or by
+    a scorer that pays the last answer only (`score.tries`). Episodes that an error ended are left out. Calls of tools
+    are penalised for length, too, each by the limit of its request. leave-out: episodes that failed, and without a
+    critic those with an unknown number of unplayed turns, are left out."""
     least: float | None = None
     """The least reward in the scorer's units, such as -1 (with shape `raw` only; with `success` it is that of a wrong
     answer). Empty: the lowest of the update's scores, or 0 if none is below 0. One's own function that ran out of time
@@ -100,7 +116,7 @@ class Reward(Knobs):
 
     def shape_of(self, scorer: str) -> Literal["success", "raw"]:
         """Return the shape of the rewards of a scorer."""
-        return self.shape or ("success" if scorer in ("math-verify", "code") else "raw")
+        return self.shape or ("success" if scorer in VERDICTS else "raw")
 
     @property
     def counts_unfinished(self) -> bool:

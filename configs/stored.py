@@ -245,6 +245,7 @@ BEFORE: Mapping[str, Any] = {
     "rollout.allow_own_sampling": True,
     "score.reading": "library",
     "score.success": "reward",
+    "score.tries": "sum",
     "storage.keep": None,
 }
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""

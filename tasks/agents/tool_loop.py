@@ -34,7 +34,7 @@ async def solve(
     """
     messages: list[Any] = [*with_instructions(task.messages, system_prompt, instruction)]
     offered: dict[str, Any] = {"tools": tools.schemas} if tools.schemas else {}
-    answers = calls = 0
+    task.num_answers, answers, calls = num_turns, 0, 0
     while answers < num_turns:
         completion = await client.chat.completions.create(model=task.model, messages=messages, **offered)
         message = completion.choices[0].message

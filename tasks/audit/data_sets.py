@@ -49,6 +49,7 @@ class DataSet:
     scores: list[str] = field(default_factory=list)  # versions, oldest first; the last one is used
     problem: str = ""  # why the manifest or the data cannot be read
     scorer: str | dict[str, str] = "math-verify"  # `score.type` of the newest scores, or of the data set without any
+    tries: str | None = None  # `score.tries` of the same
 
     @property
     def is_evaluation(self) -> bool:
@@ -130,17 +131,11 @@ def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> 
         return DataSet(0, version, run, number, None, problem=str(error))
     committed_scores = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
     problem = "its data were collected by gc" if store.exists(layout.tombstone(version)) else ""
-    return DataSet(
-        0, version, run, number, manifest, committed_scores, problem, _scorer(store, manifest, committed_scores)
-    )
-
-
-def _scorer(store: Store, manifest: Manifest, scores: Sequence[str]) -> str | dict[str, str]:
-    """Return the scorer of the newest scores, which need not be that of the run: data may be scored again."""
-    newest = None
+    newest = None  # its scorer need not be that of the run: data may be scored again
     with suppress(DamagedError):  # the check `damaged_objects` reports it
-        newest = manifests.find(store, scores[-1]) if scores else None
-    return (newest or manifest).knob("score.type") or "math-verify"
+        newest = manifests.find(store, committed_scores[-1]) if committed_scores else None
+    scorer, tries = ((newest or manifest).knob(f"score.{name}") for name in ("type", "tries"))
+    return DataSet(0, version, run, number, manifest, committed_scores, problem, scorer or "math-verify", tries)
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         database.connection.execute(_EMPTY_TABLES)
         if data_sets:  # executemany refuses an empty list
             database.connection.executemany(
-                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
+                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
                 [_row(each) for each in data_sets],
             )
         database.set("left_out", [])
@@ -111,14 +111,16 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
     return (
         *(data_set.number, data_set.version, data_set.run, data_set.iteration, data_set.is_evaluation),
         int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
-        *(next(iter(policies), ""), policies, next(iter(problem_sets), ""), list(scorers), list(scorers.values())),
+        *(next(iter(policies), ""), policies, next(iter(problem_sets), ""), data_set.tries),
+        *(list(scorers), list(scorers.values())),
     )
 
 
 _TABLES = Path(__file__).parent / "tables.sql"
 _EMPTY_TABLES = """
     create table data_sets (data_set integer, version varchar, run varchar, iteration integer, evaluation boolean,
-        allowed integer, policy varchar, policies varchar[], problem_set varchar, scorers map(varchar, varchar));
+        allowed integer, policy varchar, policies varchar[], problem_set varchar, tries varchar,
+        scorers map(varchar, varchar));
     create table cases (check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar);"""
 
 

@@ -1,7 +1,8 @@
 -- The data sets of an audit as tables of DuckDB, besides those that `database.py` fills:
 --
 -- data_sets      data_set (number), version, run, iteration, evaluation, allowed (staleness), policies (those among its
---                parents), policy (the first of them), problem_set, scorers (a map from sources of problems to scorers)
+--                parents), policy (the first of them), problem_set, tries (`score.tries`), scorers (a map from sources of
+--                problems to scorers)
 -- trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
 -- scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
 -- cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
@@ -61,22 +62,75 @@ create table turns as
         if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
     from joined s left join (select row, turn, count(*) as calls from calls group by 1, 2) c using (row, turn);
 
+-- What each episode earned, in the units of its scorer (a right answer is 1, a wrong one 0): row, earned. It is
+-- `tasks.train.samples.Sample.earned` without discount and penalties: the sum of the rewards of its graded turns (from
+-- the score, or from the environment without one) or, where only that is paid, of its last answer; and where the policy
+-- ended it, the least reward for each missing answer, by the rules of `tasks.train.returns` and `samples.bounded`. Null
+-- if nothing was graded and nothing is missing.
+create macro is_verdicts(scorer) as scorer in ('math-verify', 'code');
+create table earnings as
+    with placed as materialized (
+        -- position: of the turn among the completions that the agent got, or would have got next; moment: how many it
+        -- had when the turn's reward was given.
+        select t.row, t.data_set, t.problem_id, t.scorer, t.success, coalesce(t.scored_reward, t.reward) as reward,
+            coalesce(if(r.received[t.turn + 1] >= 0, r.received[t.turn + 1], r.asked[t.turn + 1]), t.turn) as position,
+            coalesce(
+                nullif(r.paid[t.turn + 1], 0), nullif(len(list_filter(r.received, lambda k: k >= 0)), 0), t.turn + 1
+            ) as moment,
+            t.answer is not null and coalesce(r.received[t.turn + 1], 0) >= 0 as graded,
+            coalesce(d.tries = 'last', not is_verdicts(t.scorer) and t.scorer <> 'environment') as last,
+            coalesce(r.unplayed_turns, -1) as unplayed, coalesce(r.fault, '') as fault,
+            fault <> 'set-up' and (r.status in ('completed', 'truncated') or fault = 'policy') and r.status <> 'rejected'
+                as trained,
+            trained and (unplayed > 0 or (unplayed < 0 and r.reason <> 'the last turn reached sampling.max_new_tokens'))
+                and (r.status = 'truncated' or fault = 'policy') as unfinished
+        from turns t join trajectories r using (row) join data_sets d on d.data_set = t.data_set
+    ), lowest as (
+        select data_set, scorer, if(is_verdicts(scorer), 0, least(0, min(reward) filter (graded and trained))) as lowest
+        from placed group by data_set, scorer
+    ), paid as materialized (
+        select *, unfinished and not ((last or is_verdicts(scorer))
+                and coalesce(bool_or(graded and success > 0.5) over of_row, false)) as ended,
+            graded and not (last and (ended or moment < max(if(graded, moment, 0)) over of_row)) as pays
+        from placed join lowest using (data_set, scorer) window of_row as (partition by row)
+    ), summed as (
+        select row, data_set, problem_id, trained, ended, ended and unplayed <= 0 as uncounted,
+            if(ended, if(unplayed > 0 and not last, unplayed, 1) * lowest, 0) as missing,
+            coalesce(sum(reward) filter (pays), 0) as rewards, rewards + missing as total,
+            bool_or(graded) as graded, max(position) as latest
+        from paid group by row, data_set, problem_id, trained, ended, unplayed, last, lowest
+    ), groups as (
+        select data_set, problem_id, min(total) as worst from summed where trained
+        group by data_set, problem_id having bool_or(uncounted)
+    ), ahead as (
+        select data_set, problem_id, p.row, p.position, any_value(s.missing) + coalesce(sum(l.reward), 0) as earned
+        from (select distinct data_set, problem_id, row, position from paid semi join groups using (data_set, problem_id)) p
+        join summed s using (data_set, problem_id, row)
+        left join paid l on l.row = p.row and l.pays and l.moment > p.position where s.trained
+        group by data_set, problem_id, p.row, p.position
+    ), floors as (
+        select data_set, problem_id, position, min(earned) as floor from ahead group by data_set, problem_id, position
+    )
+    select s.row, if(s.graded or s.ended, s.total + if(s.uncounted, least(worst - s.total, floor - a.earned), 0), null)
+        as earned
+    from summed s left join groups using (data_set, problem_id)
+    left join floors f on (f.data_set, f.problem_id, f.position) = (s.data_set, s.problem_id, s.latest)
+    left join ahead a on a.row = s.row and a.position = s.latest;
+
 -- One row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id, sample,
 -- status, reason, turns, sampled (tokens), policy_version, calls (number), branches (number of turns that follow the
 -- same turn as an earlier one, or begin another conversation); first and best: success of the first and of the best
--- graded turn, null without scores; earned: its return, which is the sum of the rewards of its graded turns (from the
--- score, or from the environment without one), null without any.
+-- graded turn, null without scores; earned, as in `earnings`.
 create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
         len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
         t.policy_version, coalesce(len(t.calls), 0)::integer as calls,
-        coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best, g.earned
+        coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best, e.earned
     from trajectories t
     left join (
-        select row, max(success) filter (answer = 0) as first, max(success) as best,
-            sum(coalesce(scored_reward, reward)) filter (answer is not null) as earned
-        from turns group by row
-    ) g using (row);
+        select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row
+    ) g using (row)
+    left join earnings e using (row);
 
 -- One row for each graded turn that comes after another one in its conversation: row, data_set, trajectory_id, turn,
 -- success, before (the graded turn before it), was (the success of that). The query climbs from each graded turn up its

@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from configs.score import Score as ScoreSettings
 from storage.errors import first_few
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion
-from storage.versions import datasets
+from storage.versions import datasets, manifests
 from tasks.evaluate.statistics import (
     mean,
     paired_difference,
@@ -26,6 +27,8 @@ _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns wit
 COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status", "source"]
 """The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls and no source."""
 _SCORE = ["trajectory_id", "turn", "verdict", "success", "reward", "parts"]  # before schema 4 without the last two
+
+_DEFAULTS = ScoreSettings()
 
 TurnScores = dict[int, dict[str, Any]]
 """The scores of one trajectory by turn."""
@@ -46,6 +49,7 @@ class Outcome:
     rewards: list[float] = field(default_factory=list)  # of each graded turn; empty if they are the successes
     parts: list[tuple[str, float]] = field(default_factory=list)  # of the rewards: names and values
     source: str = ""  # of the problem
+    last: bool = False  # only the last answer is paid (`score.tries`)
 
     @property
     def first(self) -> float:
@@ -59,8 +63,8 @@ class Outcome:
 
     @property
     def total(self) -> float:
-        """The return of the episode: the sum of the rewards that the scorer gave, without discount."""
-        return sum(self.rewards or self.success)
+        """The return of the episode, not discounted: the sum of the scorer's rewards, or the last answer's."""
+        return sum((self.rewards or self.success)[-1 if self.last else 0 :])
 
 
 def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
@@ -70,13 +74,22 @@ def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: Score
         StorageError: a version is missing, damaged, or written by a newer schema.
         ValueError: a turn has two scores.
     """
-    return join(datasets.rows(store, trajectories, cache, COLUMNS), datasets.rows(store, scores, cache, _SCORE))
+    settings = ScoreSettings.model_validate(manifests.read(store, scores).knob("score") or {})
+    rows = datasets.rows(store, trajectories, cache, COLUMNS)
+    return join(rows, datasets.rows(store, scores, cache, _SCORE), settings)
 
 
-def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]]) -> list[Outcome]:
+def join(
+    trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]], settings: ScoreSettings = _DEFAULTS
+) -> list[Outcome]:
     """Make one outcome for each row of `trajectories`, ordered by problem and sample.
 
     A turn without a score, or with the verdict `none`, counts as not graded. Scores of other trajectories are ignored.
+
+    Args:
+        trajectories: rows with `COLUMNS`.
+        scores: rows with `_SCORE`.
+        settings: say what an episode earns whose answers were graded several times.
 
     Raises:
         ValueError: a turn has two scores.
@@ -87,12 +100,15 @@ def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]
         if turn in scores_by_turn[name]:
             raise ValueError(f"two scores for turn {turn} of {name}: give the rows of one scorer")
         scores_by_turn[name][turn] = score
-    rows = [(row["trajectory_id"], _outcome(row, scores_by_turn.get(row["trajectory_id"], {}))) for row in trajectories]
+    rows = [
+        (row["trajectory_id"], _outcome(row, scores_by_turn.get(row["trajectory_id"], {}), settings))
+        for row in trajectories
+    ]
     rows.sort(key=lambda row: (row[1].problem_id, row[1].sample, row[0]))
     return [outcome for _, outcome in rows]
 
 
-def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
+def _outcome(row: dict[str, Any], scores_by_turn: TurnScores, settings: ScoreSettings) -> Outcome:
     calls = [call["status"] for call in row.get("calls", ())]
     graded = [scores_by_turn[turn] for turn in sorted(scores_by_turn) if scores_by_turn[turn]["verdict"] != "none"]
     success = [score["success"] for score in graded]
@@ -109,6 +125,7 @@ def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
         rewards=[] if rewards == success else rewards,
         parts=[part for score in graded for part in dict(score.get("parts") or ()).items()],
         source=row.get("source") or "",
+        last=settings.pays_last(row.get("source") or ""),
     )
 
 

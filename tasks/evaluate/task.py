@@ -113,7 +113,8 @@ def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, prot
         grades = workers.score(version, draft, config, annotations)
         metrics = metrics_of(grades, config.score, time.monotonic() - started)
         metrics |= counted_questions(workspace.store, annotations)
-        outcomes = join(datasets.rows(workspace.store, version, workspace.cache, COLUMNS), datasets.drafted(draft))
+        rows = datasets.rows(workspace.store, version, workspace.cache, COLUMNS)
+        outcomes = join(rows, datasets.drafted(draft), config.score)
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
         draft.commit(_unfenced(workspace), [version, *annotations.values()], metrics | played | numbers)

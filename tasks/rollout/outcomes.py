@@ -3,6 +3,7 @@
 Episodes that are not selected are stored, too, as `rejected` with a reason.
 """
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SuccessRule
 from tasks.train.returns import is_trainable
-from tasks.train.samples import build_samples, with_known_returns
+from tasks.train.samples import Sample, build_samples, with_known_returns
 
 _DIGITS = 6  # rewards are stored with seven
 _PROGRESS_S = 5.0
@@ -44,7 +45,9 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
         return [_reject(row, reason, config) for row in group]
     if settings.generation_size in (None, settings.group_size):
         return list(group)
-    kept = {row.trajectory_id for row in sorted(group, key=partial(_rank, config=config))[: settings.group_size]}
+    earned = {sample.trajectory_id: sample.earned for sample in _samples(group, config)}
+    ranked = sorted(group, key=partial(_rank, earned=earned))
+    kept = {row.trajectory_id for row in ranked[: settings.group_size]}
     reason = f"not among the best {settings.group_size} of {settings.generation_size}"
     return [row if row.trajectory_id in kept else _reject(row, reason, config) for row in group]
 
@@ -83,12 +86,9 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.
     """
-    rule, credit = SuccessRule.while_playing(config.score), config.algorithm.credit
-    scores = [score for row in group for score in _scores(row, rule)]
-    samples = build_samples(group, scores, config.reward, scorers=config.score.by_source, credit=credit)
+    samples = _samples(group, config)
     faults = {row.fault for row in group if is_trainable(row, config.reward)}
-    by_source, reward = config.score.by_source, config.reward
-    shape = reward.shape_of(by_source.get(group[0].source, by_source["default"]))
+    reward, shape = config.reward, config.reward.shape_of(config.score.of(group[0].source))
     if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
         return False
     returns = defaultdict[int, set[float]](set)
@@ -96,6 +96,13 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
         for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
             returns[position].add(round(value, _DIGITS))
     return bool(returns) and all(len(values) == 1 for values in returns.values())
+
+
+def _samples(group: Sequence[Trajectory], config: Config) -> list[Sample]:
+    """Return what training would make of a group if its scorer says what the environment said."""
+    rule = SuccessRule.while_playing(config.score)
+    scores = [score for row in group for score in _scores(row, rule)]
+    return build_samples(group, scores, config.reward, scorers=config.score, credit=config.algorithm.credit)
 
 
 def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
@@ -119,11 +126,9 @@ def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], con
     return before and not after
 
 
-def _rank(row: Trajectory, config: Config) -> tuple[bool, bool, float, int, int]:
-    """Return a sort key, best first: trainable, not failed, high mean reward of its graded turns, short, early."""
-    rewards = [row.turns[turn].reward for turn in answered(row)]
-    mean = sum(rewards) / max(1, len(rewards))
-    return (not is_trainable(row, config.reward), row.status == "failed", -mean, len(row.token_ids), row.sample)
+def _rank(row: Trajectory, earned: Mapping[str, float]) -> tuple[float, bool, int, int]:
+    """Return a sort key, best first: what it `earned` if it is trainable, not ended by a fault, short, early."""
+    return (-earned.get(row.trajectory_id, -math.inf), bool(row.fault), len(row.token_ids), row.sample)
 
 
 def _reject(row: Trajectory, reason: str, config: Config) -> Trajectory:

@@ -15,6 +15,7 @@ from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
 from storage.versions import aliases
 from storage.visible import Fleeting
+from tasks.metrics.alarm import paid_for_something_else
 from tasks.metrics.line import cells, iteration_line, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
@@ -71,6 +72,8 @@ def iterations(workspace: Workspace) -> Iterator[int]:
         tokens += rows[-1].get("tokens/generated", 0)
         line = iteration_line(rows[-1], run.iterations, seconds_left(begun, rows, run.iterations - iteration - 1))
         get_run_logger().info(line, extra={"iterations": (iteration + 1, run.iterations)})
+        if (alarm := paid_for_something_else(rows)) and not paid_for_something_else(rows[:-1]):
+            get_run_logger().warning("ALARM: iteration %d: %s", iteration, alarm)
         shown = [{"iteration": str(row["iteration"] + 1), **cells(row)} for row in rows]
         get_client(sync_client=True).update_artifact(table, ArtifactUpdate(data=json.dumps(shown)))
         update_progress_artifact(artifact_id=progress, progress=100 * (iteration + 1) / run.iterations)

@@ -178,7 +178,7 @@ def private_metadata(settings: ScoreSettings) -> Set[str]:
 
 def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
     """Return what the scorer of a source of problems does with solutions. One's own function may read them."""
-    name = settings.by_source.get(source, settings.by_source["default"])
+    name = settings.of(source)
     if ":" in name or name == "judge":
         return "may read"
     return "needs" if "solutions" in getattr(SCORERS.find(name), "columns", ()) else "ignores"
@@ -224,7 +224,7 @@ class Scorers:
     ) -> None:
         programs, by_part = run_program or sandboxed(settings.timeout_s, MEMORY_MB), settings.success == "said"
         context = ScorerContext(verifier, programs, settings.reading, by_part, annotations or {})
-        self._by_source, self.by_group = settings.by_source, settings.group
+        self._by_source, self.by_group, self.pays_last = settings.by_source, settings.group, settings.pays_last
         self._scorers: dict[str, Scorer] = {}
         for name in set(self._by_source.values()):
             args = settings.args.get(name, {})

@@ -59,15 +59,19 @@ class Grades:
     counts: Counter[str] = field(default_factory=Counter)  # turns in each of the sums
     episodes: int = 0  # trajectories with a graded turn
     example: str = ""  # the first timeout or error; empty if there was none
-    _newest: str = ""  # id of the trajectory whose graded turn was added last
+    _newest: str = ""  # id of the trajectory whose graded turn was added last, and the reward of this turn
+    _reward: float = 0.0
 
-    def add(self, score: Score, source: str = "") -> None:
+    def add(self, score: Score, source: str = "", *, last: bool = False) -> None:
+        """Count a score; `last`: only the last answer of an episode is paid."""
         self.verdicts[score.verdict] += 1
         numbers = {f"parts/{name}": value for name, value in score.parts.items()}
         if score.verdict != "none":
             numbers["reward"] = numbers[f"source/{source}"] = score.reward
-            self.episodes += score.trajectory_id != self._newest
-            self._newest = score.trajectory_id
+            again = score.trajectory_id == self._newest
+            self.episodes += not again
+            numbers["return"] = score.reward - (self._reward if again and last else 0.0)
+            self._newest, self._reward = score.trajectory_id, score.reward
         if score.verdict in FAILED and not self.example:
             self.example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
         for name, value in numbers.items():
@@ -138,7 +142,7 @@ def score_rows(
     grades = Grades()
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
         for source, score in _scored(rows, scorers):
-            grades.add(score, source)
+            grades.add(score, source, last=scorers.pays_last(source))
             writer.write(score)
     return grades
 
@@ -163,7 +167,7 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
         "turns": verdicts.total(),
         "verdicts": dict(verdicts),
         "reward": means.get("reward"),
-        "return_mean": grades.totals["reward"] / grades.episodes if grades.episodes else None,
+        "return_mean": grades.totals["return"] / grades.episodes if grades.episodes else None,
         "parts": {name.removeprefix("parts/"): value for name, value in means.items() if name.startswith("parts/")},
         "by_source": {name: {"reward/mean": mean} for name, mean in sources.items()} if len(sources) > 1 else {},
         "seconds": seconds,

@@ -23,15 +23,19 @@ Endings, with `reward.unfinished=least`, rewards of ±1 and a turn discount of 1
     ending                                                    return after the last turn
     the agent ended, and the last answer was wrong             0
     the token limit cut the last answer, which was graded      0
-    no room in the context for the next turn                  -1
+    no room in the context for the next turn                  -1, or less (`tasks.train.samples.bounded`)
     no room for the next turn, and two more were to come      -3
-    no room for the next turn, after a right answer            0, if nobody knows how many were to come
-    too many requests, or sampling until the deadline         -1
+    no room for the next turn, after a right answer            0
+    too many requests, or sampling until the deadline         -1, or less
     an error of the agent, the environment or the engine      not trained on
+
+If only the last answer is paid (`score.tries=last`), the missing answer is that: each of these episodes earns the least
+reward, and none of its answers earns anything.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -129,29 +133,31 @@ def is_trainable(row: Trajectory, reward: Reward) -> bool:
     return row.fault != "set-up" and (row.status in _PLAYED or (row.status == "failed" and row.fault == "policy"))
 
 
-def return_after(row: Trajectory, reward: Reward, least: float, *, right: bool) -> float | None:
-    """Compute the return after the last turn, or None if it is unknown.
+def is_unfinished(row: Trajectory, reward: Reward) -> bool:
+    """Return whether the policy's own behaviour ended a trainable episode before its last answer."""
+    # A row without a count and with another reason was stored before unplayed turns were counted.
+    missing = row.unplayed_turns > 0 or (row.unplayed_turns < 0 and row.reason != LAST_TURN_CUT)
+    return missing and (row.status == "truncated" or (row.fault == "policy" and reward.counts_unfinished))
 
-    It is 0 for an episode that ended, even if the token limit cut its last answer, since that answer was graded. Each
-    turn for which the context had no room counts as the `least` reward; otherwise the policy would gain by filling the
-    context while it is wrong. If the number of those turns is unknown, or the policy ended the episode otherwise, one
-    turn counts. With `reward.unfinished=leave-out` the return is then unknown.
+
+def return_after(row: Trajectory, reward: Reward, least: float, *, once: bool = False) -> float | None:
+    """Compute the return after the last turn of an unfinished episode, or None if it is unknown.
+
+    Each answer that is missing counts as the `least` reward; otherwise the policy would gain by filling the context, or
+    by giving up, while it is wrong. If their number is unknown, one counts; with `reward.unfinished=leave-out` the
+    return is then unknown.
 
     Args:
         row: the trajectory.
         reward: the knobs.
         least: the least reward of a turn.
-        right: whether a verdict on a turn was right already, so that nothing was to follow.
+        once: whether only the last answer is paid, so that one counts whatever their number.
 
     Example: -3 after two wrong turns of five, with rewards of ±1 and turn_discount 1.
     """
-    if row.status == "truncated" and row.unplayed_turns > 0:
+    if row.unplayed_turns > 0 and not once:
         return turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
-    # A row without a count and with another reason was stored before unplayed turns were counted.
-    uncounted = row.status == "truncated" and row.unplayed_turns < 0 and row.reason != LAST_TURN_CUT
-    if reward.counts_unfinished:
-        return least if (uncounted or row.fault == "policy") and not right else 0.0
-    return None if uncounted else 0.0
+    return least if reward.counts_unfinished else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,17 @@ class Causes:
         numbers = np.arange(len(self.position))
         in_turn = all(np.array_equal(column, numbers) for column in (self.position, self.asked, self.depth))
         return in_turn and bool(self.got.all() and ((self.paid == 0) | (self.paid == numbers + 1)).all())
+
+    @property
+    def latest(self) -> int:
+        """Return the turn that the agent got last or, if the end came before it got one more, that one."""
+        return int(self.position.argmax())
+
+    def paid_at_the_end(self, turn: int) -> Self:
+        """Return the causes if the turn's reward was given when the agent had all its completions."""
+        paid = self.paid.copy()
+        paid[turn] = self.got.sum()
+        return replace(self, paid=paid)
 
     def returns(self, rewards: Floats, penalties: Floats, discount: float, after: float) -> Floats:
         """Compute the returns [K] from the rewards [K] and penalties [K] of the turns.

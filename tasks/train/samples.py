@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from configs.algorithms import Credit
 from configs.score import Reward
+from configs.score import Score as ScoreSettings
 from storage.errors import first_few
 from storage.experts import Experts, unpack
 from storage.records import Score, Trajectory
@@ -35,9 +36,7 @@ from tasks.train.returns import Floats as Floats
 from tasks.train.returns import Ints as Ints
 
 Logprobs = npt.NDArray[np.float32]
-Scorers = Mapping[str, str]
-"""Names of scorers by source of problems; `default` is for all other sources."""
-MATH_VERIFY: Scorers = {"default": "math-verify"}
+MATH_VERIFY = ScoreSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,12 @@ class Sample(Tokens):
     turn_discount: float
     causes: Causes
     after: float | None = 0.0  # return after the last turn: 0 if the episode ended; None: only a critic can estimate it
+    uncounted: bool = False  # the policy ended the episode, and nobody knows how many answers are missing
+
+    @property
+    def earned(self) -> float:
+        """What the whole episode earned: the sum of its rewards and of what follows its last turn, not discounted."""
+        return float(self.rewards.sum() + (self.after or 0.0))
 
 
 def build_samples(
@@ -79,7 +84,7 @@ def build_samples(
     scores: Iterable[Score],
     reward: Reward,
     *,
-    scorers: Scorers = MATH_VERIFY,
+    scorers: ScoreSettings = MATH_VERIFY,
     credit: Credit = "causes",
     mask_truncated: bool = False,
     replay: bool = False,
@@ -93,7 +98,7 @@ def build_samples(
         trajectories: scores of those that are not trainable are ignored.
         scores: one for each turn.
         reward: how scores become rewards.
-        scorers: who gave the scores; where `reward.shape` is empty, the shape follows from it.
+        scorers: who gave the scores; what is empty in `reward`, and `score.tries`, follows from it.
         credit: `algorithm.advantage.credit`, which rewards a return adds up.
         mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
         replay: train with the experts that the engine chose.
@@ -123,15 +128,16 @@ def build_samples(
     ):
         if ids:
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
-    names = [scorers.get(row.source, scorers["default"]) for row in rows]
+    names = [scorers.of(row.source) for row in rows]
     given = defaultdict[str, list[float]](list)
     for name, of_row in zip(names, scored, strict=True):
         given[name] += [score.reward for score in of_row if score.verdict != "none"]
     knobs = {name: returns.settled(reward, name, rewards) for name, rewards in given.items()}
     samples = [
-        _sample(row, of_row, name, knobs[name], credit, mask_truncated)
+        _sample(row, of_row, name, knobs[name], credit, mask_truncated, last=scorers.pays_last(row.source))
         for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
+    samples = bounded(samples)
     return [_routed(sample, row) for sample, row in zip(samples, rows, strict=True)] if replay else samples
 
 
@@ -158,6 +164,45 @@ def by_problem(samples: Sequence[Tokens]) -> list[list[int]]:
     return list(groups.values())
 
 
+def bounded(samples: list[Sample]) -> list[Sample]:
+    """Lower what episodes earn that the policy ended, if nobody knows how many answers are missing.
+
+    Such an episode earns no more than the worst other one of its group, neither in all nor from its last turn on, where
+    it gave up. Otherwise an agent that gives three answers would pay a policy for giving up: -1 instead of -3.
+
+    Example, with rewards of ±1: one episode is wrong, wrong and right (-1), one three times wrong (-3), and one gives
+    up in its second turn, after a wrong answer (-2). From its second turn on the second one earned -2, so this is what
+    the third one gets for giving up: -3 in all.
+    """
+    result = list(samples)
+    for indices in by_problem(samples) if any(sample.uncounted for sample in samples) else ():
+        worst, from_turn = min(samples[index].earned for index in indices), defaultdict[int, float](lambda: math.inf)
+        for sample in (samples[index] for index in indices):
+            for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
+                from_turn[position] = min(from_turn[position], value)
+        for index in indices:
+            sample = samples[index]
+            if sample.uncounted:
+                last = sample.causes.latest
+                of_turn = from_turn[int(sample.causes.position[last])] - float(sample.returns[last])
+                steps = sample.turn_discount if sample.graded[last] else 1.0  # to what follows the turn
+                lacking = [worst - sample.earned, *([of_turn / steps] if steps else [])]
+                result[index] = _with_ending(sample, min(lacking))
+    return result
+
+
+def _with_ending(sample: Sample, amount: float) -> Sample:
+    """Add to what follows the last turn or, where the last turn is the answer that is missing, to its reward."""
+    causes, rewards, after = sample.causes, sample.rewards.copy(), sample.after or 0.0
+    if causes.got[causes.latest] and not sample.graded[causes.latest]:
+        rewards[causes.latest] += amount
+        causes = causes.paid_at_the_end(causes.latest)
+    else:
+        after += amount
+    earned = causes.returns(rewards, np.zeros(len(rewards)), sample.turn_discount, after)
+    return replace(sample, causes=causes, rewards=rewards, after=after, returns=earned)
+
+
 def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
     """Keep the samples whose tokens were all sampled at most `max_head_offpolicyness` versions before `version`.
 
@@ -179,9 +224,16 @@ def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> lis
 
 
 def _sample(
-    row: Trajectory, scores: Sequence[Score], scorer: str, reward: Reward, credit: Credit, mask_truncated: bool
+    row: Trajectory,
+    scores: Sequence[Score],
+    scorer: str,
+    reward: Reward,
+    credit: Credit,
+    mask_truncated: bool,
+    *,
+    last: bool,
 ) -> Sample:
-    """Build a sample; `reward` has the knobs for the problems of the scorer."""
+    """Build a sample; `reward` has the knobs for the problems of the scorer, `last`: only the last answer is paid."""
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
     causes = returns.causes_of(row, graded) if credit == "causes" else returns.chain(len(scores))
     graded &= causes.got
@@ -191,19 +243,23 @@ def _sample(
     # An answer that a custom scorer failed on gets the least reward at most.
     own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
     failed, least = ("timeout", "error") if own else (), reward.least or 0.0
+    judged = reward.shape == "success" or last  # a success says that nothing is missing
+    ended = returns.is_unfinished(row, reward) and not (
+        judged and reward.counts_unfinished and bool((successes[graded] > 0.5).any())
+    )
+    paid = graded & (causes.paid == causes.paid[graded].max(initial=0)) & (not ended) if last else graded
     scored = [
-        (min(score.reward, least) if score.verdict in failed else score.reward) if is_graded else None
-        for score, is_graded in zip(scores, graded, strict=True)
+        (min(score.reward, least) if score.verdict in failed else score.reward) if is_paid else None
+        for score, is_paid in zip(scores, paid, strict=True)
     ]
     lengths = [turn.end - turn.start for turn in row.turns]
     limits = row.limits if reward.counts_unfinished else []
     rewards = np.array(returns.turn_rewards(scored, reward, lengths, limit, limits), np.float64)
-    right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
-    after = returns.return_after(row, reward, returns.least_reward(reward, limit), right=right)
+    after = returns.return_after(row, reward, returns.least_reward(reward, limit), once=last) if ended else 0.0
     actions = np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
     turn_of_action = np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
-    return Sample(
+    sample = Sample(
         trajectory_id=row.trajectory_id,
         problem_id=row.problem_id,
         truncated=row.status == "truncated",
@@ -217,8 +273,10 @@ def _sample(
         graded=graded,
         successes=successes,
         rewards=rewards,
-        returns=causes.returns(rewards, np.zeros(len(rewards)), row.turn_discount, after or 0.0),
+        returns=causes.returns(rewards, np.zeros(len(rewards)), row.turn_discount, 0.0),
         turn_discount=row.turn_discount,
         causes=causes,
-        after=after,
+        after=None if after is None else 0.0,
+        uncounted=ended and reward.counts_unfinished and row.unplayed_turns <= 0,
     )
+    return _with_ending(sample, after) if after else sample

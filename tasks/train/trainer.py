@@ -13,6 +13,7 @@ import torch
 
 from configs import Config
 from configs.score import Reward
+from configs.score import Score as ScoreSettings
 from configs.train import Optimizer, Train
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
@@ -27,7 +28,7 @@ from tasks.train.orders import Progress
 from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
-from tasks.train.samples import MATH_VERIFY, Sample, Scorers, build_samples, with_known_returns, within_staleness
+from tasks.train.samples import MATH_VERIFY, Sample, build_samples, with_known_returns, within_staleness
 from tasks.train.schedules import factor
 from tasks.train.step import Step, Stepper, terms_of
 from tasks.train.train_state import TrainState, load_train_state, save_train_state, set_knobs
@@ -71,7 +72,7 @@ class Trainer:
         max_head_offpolicyness: the largest staleness of a token; trajectories with older tokens are left out. None: no
             limit.
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
-        scorers: who gave the scores, by source of problems.
+        scorers: who gave the scores.
         updates: number of updates of the whole run, over which the learning rate follows its schedule.
     """
 
@@ -84,7 +85,7 @@ class Trainer:
         temperature: float = 1.0,
         max_head_offpolicyness: int | None = None,
         mesh: Mesh = ALONE,
-        scorers: Scorers = MATH_VERIFY,
+        scorers: ScoreSettings = MATH_VERIFY,
         updates: int = 1,
     ) -> None:
         self._algorithm, self._knobs, self._optimizer, self._reward = algorithm, train, optimizer, reward
@@ -101,7 +102,7 @@ class Trainer:
         algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
         return cls(
             *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
-            *(config.score.by_source, config.run.iterations),
+            *(config.score, config.run.iterations),
         )
 
     def load(

@@ -10,6 +10,7 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import shards
 from storage.versions.manifests import Manifest
+from tasks.metrics.alarm import paid_for_something_else
 from tasks.metrics.line import seconds_left
 from tasks.metrics.log import read_rows
 from tasks.metrics.rows import Row, by_iteration, spent
@@ -79,7 +80,9 @@ def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, 
     Each is raised where it begins, and not again while it lasts.
     """
     faults, checks, before = FaultAlarm(), Audit.model_validate(newest.knob("audit") or {}).checks, dict[str, str]()
+    rows = list[Row]()
     for number, row in merged.items():
+        rows.append(row)
         shares = {name.removeprefix("faults/"): row[name] for name in row if name.startswith("faults/")}
         yield from ((number, f"{alarm}.") for alarm in faults.raised_by({"faults": shares}))
         failed = (row.get("verdicts/timeout", 0) + row.get("verdicts/error", 0)) / max(1, row.get("turns", 0))
@@ -98,5 +101,7 @@ def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, 
             now["idle"] = "Nothing was left to train on."
         if row.get("reward/all_minimal"):
             now["wrong"] = "No turn is right, so there is nothing to learn yet."
+        if alarm := paid_for_something_else(rows):
+            now["paid"] = f"{alarm[0].upper()}{alarm[1:]}."
         yield from ((number, says) for what, says in now.items() if what not in before)
         before = now

@@ -86,9 +86,9 @@ def test_selection_keeps_the_order_and_as_many_as_there_are(rewards: list[list[f
 # Groups that teach nothing
 
 
-def graded(sample: int, *rewards: float, **columns: Any) -> Trajectory:
+def graded(sample: int, *rewards: float, length: int = 2, **columns: Any) -> Trajectory:
     """Return an episode whose turns have rewards and no verdicts, as environments and agents may give them."""
-    row = episode(sample, *rewards)
+    row = episode(sample, *rewards, length=length)
     return replace(row, turns=[replace(turn, verdict="") for turn in row.turns], **columns)
 
 
@@ -167,6 +167,14 @@ def test_an_episode_that_the_policy_ended_counts_as_wrong() -> None:
     assert statuses(select_episodes(group, settings(success_rate_ub=0.4))) == ["rejected", "rejected", "failed"]
     best = select_episodes([full, *group[:1], episode(3, 0), broken], settings(group_size=2, generation_size=4))
     assert statuses(best) == ["rejected", "completed", "completed", "failed"]
+
+
+def test_who_fills_the_context_is_not_among_the_best() -> None:
+    """Where honest episodes earn less than nothing, one that never answered earns no more than the worst of them."""
+    full = replace(graded(0, 0.0, ungraded=[0], fault="policy"), status="truncated", unplayed_turns=-1)
+    group = [full, graded(1, -0.5, -0.5, length=5), graded(2, -1.0)]
+    rows = select_episodes(group, settings("score.type=environment", group_size=2, generation_size=3))
+    assert statuses(rows) == ["rejected", "completed", "completed"]
 
 
 def test_spares_are_the_other_problems_in_a_seeded_order() -> None:

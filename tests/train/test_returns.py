@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from configs import ConfigError, load
 from configs.score import Reward
+from configs.score import Score as Scoring
 from storage.records import LAST_TURN_CUT, Fault, Score, Status
 from tasks.train.returns import least_reward, overlong, turn_returns, turn_rewards
 from tasks.train.samples import build_samples
@@ -93,7 +94,7 @@ def test_leaving_turns_unplayed_never_pays(
 
 
 BEFORE = Reward(shape="success", unfinished="leave-out")
-ENVIRONMENT = {"default": "environment"}
+ENVIRONMENT = Scoring(type="environment")
 
 
 def after(
@@ -174,20 +175,20 @@ def test_the_least_reward_is_that_of_the_scorer() -> None:
     for lowest, knob, least in ((-1, None, -1), (0.5, None, 0), (-1, -3.0, -3)):
         scores = [Score("hole", 0, "wrong", 0.0, "", "", "", lowest), Score("lost", 0, "none", 0.0, "", "", "", 0.0)]
         _, lost = build_samples(rows, scores, Reward(least=knob), scorers=ENVIRONMENT)
-        assert (lost.after, lost.returns.tolist()) == (least, [least])
+        assert (lost.earned, lost.returns.tolist()) == (least, [least])
 
 
 def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
     """One data set may hold sums, which are judged, and games, which are rewarded."""
-    scorers = {"default": "math-verify", "game": "environment"}
-    rows = [make_trajectory(name, [[10]], status="truncated") for name in ("game", "sum")]
+    scorers = Scoring(type={"default": "math-verify", "game": "environment"})
+    rows = [make_trajectory(name, [[10]], problem=name, status="truncated") for name in ("game", "sum")]
     rows = [replace(row, source=row.trajectory_id) for row in rows]
     scores = [Score(name, 0, "wrong", 0.0, "", "", "", value) for name, value in (("game", -7.0), ("sum", 0.0))]
     game, of_sums = build_samples(rows, scores, Reward(), scorers=scorers)
     assert (game.rewards.tolist(), game.after) == ([-7], -7)
     assert (of_sums.rewards.tolist(), of_sums.after) == ([-1], -1)
-    (own,) = build_samples(rows[:1], scores[:1], Reward(), scorers={"default": "my.module:score"})
-    assert own.rewards.tolist() == [-7]
+    (own,) = build_samples(rows[:1], scores[:1], Reward(), scorers=Scoring(type="my.module:score"))
+    assert own.earned == -7
 
 
 def test_what_an_own_function_could_not_judge_earns_the_least() -> None:
@@ -195,11 +196,11 @@ def test_what_an_own_function_could_not_judge_earns_the_least() -> None:
     rows = [make_trajectory(name, [[10]]) for name in ("slow", "wrong")]
     scores = [Score("slow", 0, "timeout", 0.0, "", "", "", 0.0), Score("wrong", 0, "wrong", 0.0, "", "", "", -1.0)]
     for scorer, expected in (("my.module:score", -1), ("environment", 0)):
-        slow, _ = build_samples(rows, scores, Reward(), scorers={"default": scorer})
+        slow, _ = build_samples(rows, scores, Reward(), scorers=Scoring(type=scorer))
         assert slow.rewards.tolist() == [expected]
     before = Reward(shape="raw", unfinished="leave-out")
     kind = [replace(scores[0], reward=0.5), scores[1]]
-    assert build_samples(rows, kind, before, scorers={"default": "my.module:score"})[0].rewards.tolist() == [0.5]
+    assert build_samples(rows, kind, before, scorers=Scoring(type="my.module:score"))[0].rewards.tolist() == [0.5]
 
 
 def test_a_least_reward_without_effect_is_refused() -> None:

@@ -51,6 +51,8 @@ class AgentTask:
         model: the name for requests.
         base_url, api_key: of the endpoint, for clients other than the given one.
         messages: the question as the user's message or, if the problem's row has messages, these with the question.
+        num_answers: set it to the number of answers that the agent gives at most, if it knows: an episode that the
+            policy ends before it answers earns the least reward for each that is missing.
     """
 
     prompt: str
@@ -62,6 +64,7 @@ class AgentTask:
     _completions: Completions
     model: str = MODEL
     messages: list[dict[str, str]] = field(default_factory=list)
+    num_answers: int | None = None
     steps: int = field(default=0, init=False)
 
     async def step(self, action: str) -> StepResult:
@@ -207,7 +210,8 @@ class EndpointAgent(ABC):
         # If it was cancelled at the deadline, the rollout gives the record its reason and whose fault it is.
         full = isinstance(ended, ContextLengthError)
         reason = str(ended) if full else reason_of(ended)
-        unfinished = record(prompt, nodes, self.turn_discount, "truncated" if full else "failed", reason)
+        missing = -1 if task.num_answers is None else max(0, task.num_answers - task.steps)
+        unfinished = record(prompt, nodes, self.turn_discount, "truncated" if full else "failed", reason, missing)
         return [replace(unfinished, fault=fault_of(ended, sampled=any(unfinished.action_mask)))]
 
     def _cause(self, error: BaseException, completions: Completions) -> BaseException:

@@ -31,9 +31,14 @@ from tasks.inference.api import BundledGenerationOutputs
 
 
 def record(
-    prompt: EpisodeSpec, nodes: Sequence[Node], turn_discount: float, status: Status | None = None, reason: str = ""
+    prompt: EpisodeSpec,
+    nodes: Sequence[Node],
+    turn_discount: float,
+    status: Status | None = None,
+    reason: str = "",
+    unplayed_turns: int | None = None,
 ) -> Trajectory:
-    """Return the trajectory of 1 or more completions; status and reason as in `Episode.trajectory`."""
+    """Return the trajectory of 1 or more completions; the last arguments as in `Episode.trajectory`."""
     sequences = _sequences(nodes)
     episode = Episode(prompt, sequences[0][0].prompt_ids)
     for sequence in sequences:
@@ -45,7 +50,6 @@ def record(
             episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
             _add(episode, node)
     ordered = [node for sequence in sequences for node in sequence]
-    unplayed_turns = None
     if status is None and ordered[-1].cut:  # the agent wanted no more of it, and ended
         status, unplayed_turns = "completed", 0
     turns = [

@@ -217,7 +217,7 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     assert manifest, "rows are read only of data sets with a manifest"
     try:
         knobs, reward = read_algorithm(manifest.knob("algorithm")), Reward.model_validate(manifest.knob("reward"))
-        scorers = ScoreSettings.model_validate(manifest.knob("score")).by_source
+        scorers = ScoreSettings.model_validate(manifest.knob("score"))
         normalised = isinstance(knobs, PPO) and knobs.advantage.normalisation == "batch"
         if isinstance(knobs, PPO) and normalised:
             undivided = knobs.advantage.model_copy(update={"normalisation": "none"})

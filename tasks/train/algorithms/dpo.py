@@ -5,8 +5,9 @@
 
 Its gradient is that of a weighted cross-entropy: the tokens of the better episode have the weight beta sigmoid(-z),
 those of the worse one its negative. So before each step a pass without gradient computes z, and pairs may be cut up
-among micro-batches and ranks. In each group the episode with the largest return is paired with that of the smallest,
-the second with the second to last, and so on while their returns differ. Source: arXiv 2305.18290, equation 7.
+among micro-batches and ranks. In each group the episode that earned most (`Sample.earned`) is paired with the one that
+earned least, the second with the second to last, and so on while they earned different amounts. Source: arXiv
+2305.18290, equation 7.
 
 Example: beta = 0.1, (logp - ref) = 2 and -1: z = 0.3, loss 0.554, weights 0.1 * 0.426 and -0.1 * 0.426.
 """
@@ -71,7 +72,7 @@ def pairs(samples: Mapping[int, Sample]) -> Iterator[tuple[int, int]]:
         if sample.in_loss.any():
             groups.setdefault(sample.problem_id, []).append(index)
     for group in groups.values():
-        ranked = sorted(group, key=lambda index: (-samples[index].rewards.sum(), samples[index].trajectory_id))
+        ranked = sorted(group, key=lambda index: (-samples[index].earned, samples[index].trajectory_id))
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if samples[better].rewards.sum() > samples[worse].rewards.sum():
+            if samples[better].earned > samples[worse].earned:
                 yield better, worse

@@ -37,9 +37,10 @@ async def never_ends(task: Any, client: Any, tools: Any) -> None:
 
 
 async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
-    """Give up after several completions, and a branch."""
+    """Give up after several completions, and a branch, before any of three answers."""
     from tasks.agents.faults import PolicyError
 
+    task.num_answers = 3
     answer = await ask(task, client, n=3)
     messages = [*question(task), answer.choices[0].message, {"role": "user", "content": "Sure?"}]
     await client.chat.completions.create(model=task.model, messages=messages)

@@ -66,10 +66,14 @@ def test_bad_agents(
 
 
 def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: Verifier) -> None:
-    """Every completion is a turn with its position in the tree, whatever ended the agent: it can be trained on."""
+    """Every completion is a turn with its position in the tree, whatever ended the agent: it can be trained on.
+
+    Where the agent has told how many answers it gives, the number of those that are missing is stored, too.
+    """
     row = played(chat, verifier, "several_and_gives_up")
     assert (sorted(row.follows)[:3], len(row.sequence_starts), len(row.turns)) == ([-1, -1, -1], 3, 4)
     assert all(row.logprobs[turn.start] == -0.5 for turn in row.turns)
+    assert row.unplayed_turns == 3
 
 
 @pytest.mark.parametrize(
