@@ -37,8 +37,8 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
     """Return the episodes of one problem, with those marked as rejected that training leaves out.
 
     A group is rejected if its success rate is out of bounds or, with `rollout.reject_equal`, if its episodes have equal
-    returns. Otherwise the best `group_size` of `generation_size` episodes are kept. All rules use what the environment
-    said. Keeping the best biases the group: the baseline of lucky episodes is too high.
+    returns. Otherwise the `group_size` of `generation_size` episodes that earned most are kept. All rules use what the
+    environment said. Keeping the best biases the group: the baseline of lucky episodes is too high.
     """
     settings = config.rollout
     if reason := _reason_to_reject(group, config):
