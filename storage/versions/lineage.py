@@ -129,9 +129,19 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     if len(trajectories) != 1 or len(scores) != 1:
         raise DamagedError(
             f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
-            f"{iteration} among its parents, not one of each: the pipeline did not write it; leave out the run"
+            f"{iteration} among its parents, not one of each: the pipeline did not write it. Its parents are shown by "
+            f"python -m storage show {update}"
         )
     return trajectories[0], scores[0]
+
+
+def plays(store: Store, run: str) -> bool:
+    """Return whether the first update of a run was made of its own episodes; not so in a `flows.fit`.
+
+    Raises:
+        StorageError: there is no such update.
+    """
+    return layout.trajectories(run, 0) in manifests.read(store, layout.checkpoint(run, 1)).parent_names
 
 
 def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from storage.objects.store import Store
 from storage.records import HISTORY_SCHEMA, CurriculumEntry, Problem, ProblemHistory, Standing
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.lineage import trained_on
+from storage.versions.lineage import plays, trained_on
 from tasks.problems.problem_set import Row, key, setting
 
 LEAST_EPISODES = 16
@@ -67,11 +67,9 @@ def plan_curriculum(
         standing, weight = _standing(episodes, rate, settings)
         entries.append(CurriculumEntry(problem.problem_id, content, episodes, rate, standing, weight))
     if entries and not any(entry.weight for entry in entries):
-        retired = sum(entry.standing == "retired" for entry in entries)
         raise ValueError(
-            f"problems.sampling leaves out all {len(entries)} problems: {retired} are solved at least as often as "
-            f"retire_at={settings.retire_at}, {len(entries) - retired} were never solved. Raise or unset "
-            "problems.sampling.retire_at, set problems.sampling.leave_out_suspects=false, or add problems"
+            f"problems.sampling leaves out all {len(entries)} problems: none was ever solved. Set "
+            "problems.sampling.leave_out_suspects=false, or add problems"
         )
     return entries
 
@@ -81,7 +79,7 @@ def _standing(episodes: int, rate: float, settings: ProblemSampling) -> tuple[St
     if episodes < LEAST_EPISODES:
         return "unknown", 1.0
     if settings.retire_at is not None and rate >= settings.retire_at:
-        return "retired", 0.0
+        return "retired", FLOOR
     weight = 1.0 if settings.prefer == "all" else max(FLOOR, 4 * rate * (1 - rate))
     if rate == 0:
         return "suspect", 0.0 if settings.leave_out_suspects else weight
@@ -204,14 +202,14 @@ def commit_history(
 
 
 def all_runs(store: Store, entries: Iterable[CatalogEntry]) -> list[str]:
-    """List the runs with an update, ordered by their newest updates in the catalog's `entries`, oldest first."""
+    """List the runs with an update on their own episodes, ordered by the newest ones in the catalog's `entries`."""
     newest: dict[str, int] = {}
     for entry in entries:
         run = layout.run_of(entry.version)
         if entry.kind == "checkpoint" and run and layout.number_of(entry.version):
             newest[run] = entry.number
     runs = sorted(newest, key=newest.__getitem__)
-    return [run for run in runs if manifests.committed(store, layout.checkpoint(run, 1))]
+    return [run for run in runs if manifests.committed(store, layout.checkpoint(run, 1)) and plays(store, run)]
 
 
 def read_history(store: Store, versions: Sequence[str], cache: Path) -> list[ProblemHistory]:
