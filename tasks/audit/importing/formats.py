@@ -61,15 +61,15 @@ def _verl(row: Row) -> Fields:
     parts = _numbers({name: value for name, value in row.items() if name not in ("score", "reward", "step", "gts")})
     if "acc" in parts:  # whether the answer is right, which the scorer `environment` knows under this name
         parts["correct"] = parts.pop("acc")
-    more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts"), "step": row.get("step", 0)}
-    return _texts(row, "input", "output") | more
+    more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts")}
+    return _texts(row, "input", "output") | more | _step(row)
 
 
 def _trl(row: Row) -> Fields:
     """Read a row of `completions_*.parquet`. A reward function that did not apply gave NaN; weights are not known."""
     parts = _numbers({name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"})
     reward = sum(parts.values()) if parts else None
-    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts, "step": row.get("step", 0)}
+    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts} | _step(row)
 
 
 FORMATS = {"messages": _messages, "openai-finetune": _messages, "verifiers": _verifiers, "verl": _verl, "trl": _trl}
@@ -96,6 +96,10 @@ def _texts(row: Row, prompt: str, completion: str) -> Fields:
         raise RowError(f"columns {prompt!r} and {completion!r} are not both text")
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
     return {"messages": messages, "rendered": True}
+
+
+def _step(row: Row) -> Fields:
+    return {"step": row["step"]} if "step" in row else {}
 
 
 def _numbers(values: Row) -> dict[str, float]:
