@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal
 
 import fsspec
 import pyarrow as pa
@@ -169,19 +169,24 @@ def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
                 yield line, _parse(raw)
 
 
-def _unpacked(path: str, file: IO[Any]) -> io.BufferedReader:
+def _unpacked(path: str, file: Any) -> io.BufferedReader:
     """Return a file as it is unpacked, in UTF-8. Raises ProblemError: it holds no lines."""
-    lines = io.BufferedReader(cast(io.RawIOBase, file), _CHUNK)  # fsspec's files have a `readline` without a bound
+    lines = _buffered(file)
     if codec := _begins(lines, _PACKED):
-        lines = io.BufferedReader(pa.CompressedInputStream(lines, codec), _CHUNK)
+        lines = _buffered(pa.CompressedInputStream(lines, codec))
     if encoding := _begins(lines, _ENCODED):
-        lines = io.BufferedReader(pa.transcoding_input_stream(pa.PythonFile(lines), encoding, "utf-8"), _CHUNK)
+        lines = _buffered(pa.transcoding_input_stream(pa.PythonFile(lines), encoding, "utf-8"))
     if what := _begins(lines, _NO_LINES):
         raise ProblemError(f"{path} is {what}")
     return lines
 
 
-def _begins(lines: io.BufferedReader, kinds: dict[bytes, str]) -> str | None:
+def _buffered(file: Any) -> io.BufferedReader:
+    return io.BufferedReader(file, _CHUNK)  # fsspec's files have a `readline` without a bound
+
+
+def _begins(lines: io.BufferedReader, kinds: dict[bytes, str]) -> Any:
+    """Return what of `kinds` the first bytes say; None if nothing."""
     head = lines.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()
     return next((kind for first, kind in kinds.items() if head.startswith(first)), None)
 
