@@ -6,8 +6,9 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
+from operator import or_
 from textwrap import shorten
 from typing import Literal
 
@@ -156,15 +157,21 @@ def _shape(text: str) -> str:
 
 
 def _templates(train: Iterable[tuple[Problem, list[str]]], sets: Sequence[Counter[str]]) -> set[str]:
-    """Return the shapes of 13-grams that many problems share: of a set, or of training with other numbers in each."""
-    numbers, wanted = defaultdict[str, set[str]](set), set[str]().union(*sets)
+    """Return the shapes of 13-grams that are words of a template, given the number of problems with each in `sets`.
+
+    They are in many problems of a set, or in many of training whose numbers differ. But one with the same numbers
+    throughout training, and in one problem of a set, is no template: many prompts show that problem as an example.
+    """
+    held, found = reduce(or_, sets, Counter[str]()), defaultdict[str, dict[str, str]](dict)
     for _, words in train:
         whole = " ".join(words)
+        numbers = " ".join(_NUMBER.findall(whole))
         for gram, shape in zip(_grams(words), _grams(_shape(whole).split()), strict=True):
-            if shape in wanted and len(known := numbers[shape]) <= BOILERPLATE:
-                known.add(gram if gram != shape else " ".join(_NUMBER.findall(whole)))
-    common = {shape for shapes in sets for shape, count in shapes.items() if count > BOILERPLATE}
-    return common | {shape for shape, known in numbers.items() if len(known) > BOILERPLATE}
+            if shape in held and len(grams := found[shape]) <= BOILERPLATE:
+                grams.setdefault(numbers, gram)
+    of_set = {shape for shape, count in held.items() if count > BOILERPLATE}
+    repeated = {shape: {*grams.values()} for shape, grams in found.items() if len(grams) > BOILERPLATE}
+    return of_set | {shape for shape, grams in repeated.items() if held[shape] > 1 or len(grams) > 1 or shape in grams}
 
 
 def _grams(words: Sequence[str]) -> Iterator[str]:

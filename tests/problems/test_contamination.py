@@ -170,15 +170,15 @@ def test_an_instruction_that_all_share_gives_no_problem_away() -> None:
 
 TOWNS = (
     "The town of {} has {} people. Another town nearby has {} fewer people and {} schools, and {} people how many "
-    "people does the smaller town have? Reply with a whole number, without units."
+    "people does the smaller town have? Reply with a whole number, without units, in the 1 box, as others do."
 )
 
 
 def town(number: int, seed: int) -> Problem:
-    """Return a problem of a template: its numbers differ, one of three digits repeats in many."""
+    """Return a problem of a template: its numbers differ, one of three digits, and one of one digit, repeat in many."""
     draw = random.Random(f"{seed} {number}")
     name, people = draw.choice(["Ulm", "Bonn", "Trier"]), draw.randint(500, 600)
-    numbers = draw.randint(10, 9999), draw.randint(2, 99)
+    numbers = draw.randint(10, 9999), draw.randint(2, 9)
     return Problem(f"{seed}/{number}", TOWNS.format(name, people, *numbers, people), [str(people - numbers[0])])
 
 
