@@ -135,15 +135,6 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     return trajectories[0], scores[0]
 
 
-def plays(store: Store, run: str) -> bool:
-    """Return whether the first update of a run was made of its own episodes; not so in a `flows.fit`.
-
-    Raises:
-        StorageError: there is no such update.
-    """
-    return layout.trajectories(run, 0) in manifests.read(store, layout.checkpoint(run, 1)).parent_names
-
-
 def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
     """Group the versions of scores in `entries`, committed or not, by the trajectories they grade.
 

@@ -19,7 +19,7 @@ from storage.objects.store import Store
 from storage.records import HISTORY_SCHEMA, CurriculumEntry, Problem, ProblemHistory, Standing
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.lineage import plays, trained_on
+from storage.versions.lineage import trained_on
 from tasks.problems.problem_set import Row, key, setting
 
 LEAST_EPISODES = 16
@@ -148,10 +148,8 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
     return [counted[content] for content in sorted(counted)]
 
 
-def commit_history(
-    store: Store, run: str, cache: Path, provenance: Provenance, entries: Iterable[CatalogEntry]
-) -> str | None:
-    """Commit a run's history over all its iterations, unless it exists; return its version, or None without iterations.
+def commit_history(store: Store, run: str, cache: Path, provenance: Provenance, entries: Iterable[CatalogEntry]) -> str:
+    """Commit a run's history over all its iterations, unless it exists; return its version.
 
     Rows of an older history of the run are copied, so only later iterations are read, and iterations stay in the
     history after gc has deleted their data. Iterations whose data gc deleted before they were counted are left out, and
@@ -159,7 +157,7 @@ def commit_history(
 
     Args:
         store: the store of the run.
-        run: its name.
+        run: its name; it is one of `all_runs`.
         cache: keeps objects of a remote root.
         provenance: who writes the history.
         entries: the entries of the catalog, in which older histories are found.
@@ -168,8 +166,6 @@ def commit_history(
         StorageError: a version of the run is damaged.
     """
     iterations = first_free(lambda number: manifests.committed(store, layout.checkpoint(run, number + 1)))
-    if iterations == 0:
-        return None
     version = layout.history(run, iterations)
     if manifests.committed(store, version):
         return version
@@ -202,14 +198,17 @@ def commit_history(
 
 
 def all_runs(store: Store, entries: Iterable[CatalogEntry]) -> list[str]:
-    """List the runs with an update on their own episodes, ordered by the newest ones in the catalog's `entries`."""
+    """List the runs with an update on episodes of their own, ordered by the newest ones in the catalog, oldest first.
+
+    Runs of `flows.fit` trained on those of other runs, and have played nothing.
+    """
     newest: dict[str, int] = {}
     for entry in entries:
-        run = layout.run_of(entry.version)
-        if entry.kind == "checkpoint" and run and layout.number_of(entry.version):
+        run, number = layout.run_of(entry.version), layout.number_of(entry.version)
+        if entry.kind == "checkpoint" and run and number and layout.trajectories(run, number - 1) in entry.parents:
             newest[run] = entry.number
     runs = sorted(newest, key=newest.__getitem__)
-    return [run for run in runs if manifests.committed(store, layout.checkpoint(run, 1)) and plays(store, run)]
+    return [run for run in runs if manifests.committed(store, layout.checkpoint(run, 1))]
 
 
 def read_history(store: Store, versions: Sequence[str], cache: Path) -> list[ProblemHistory]:

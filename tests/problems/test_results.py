@@ -147,7 +147,6 @@ def collect(store: Store, version: str) -> None:
 
 def history(store: Store, run: str, tmp_path: Path) -> tuple[str, list[ProblemHistory]]:
     version = commit_history(store, run, tmp_path, Provenance(config={}), catalog.read_all(store))
-    assert version
     return version, read_history(store, [version], tmp_path)
 
 

@@ -131,23 +131,23 @@ def _keep_apart(rollouts: Sequence[Rollout]) -> list[str]:
     Raises:
         ValueError: files have the same problems at the same step, as those of several models have.
     """
-    files, played = defaultdict[str, list[Rollout]](list), defaultdict[tuple[int, str], set[str]](set)
+    files, played = dict[str, int](), defaultdict[tuple[int, str], set[str]](set)
     for each in rollouts:
-        files[file := each.row.partition(" of ")[2]].append(each)
+        file = each.row.partition(" of ")[2]
+        files.setdefault(file, len(files))
         if "step" not in each.model_fields_set and (told := _STEP.findall(file)):
             each.step = int("".join(told[-1]))
         played[each.step, problem_of(each).problem_id].add(file)
-    step, shared = next(((step, sorted(names)) for (step, _), names in played.items() if len(names) > 1), (0, []))
+    shared = next(((step, *sorted(names)) for (step, _), names in played.items() if len(names) > 1), None)
     if not shared:
         return []
     if any("step" in each.model_fields_set for each in rollouts):  # also one that was set above
-        both = f"{shared[0]} and {shared[1]} have the same problems at step {step}"
+        both = f"{shared[1]} and {shared[2]} have the same problems at step {shared[0]}"
         raise ValueError(f"{both}: join parts of a step; import the files of each model under a --name of its own")
-    for number, of_file in enumerate(files.values()):
-        for each in of_file:
-            each.step = number
-    numbers = [f"{file} is {number}" for number, file in enumerate(files)]
-    return [f"files have the same problems and tell no step, so each is a step: {first_few(numbers, 5)}"]
+    for each in rollouts:
+        each.step = files[each.row.partition(" of ")[2]]
+    steps = first_few([f"{file} is {number}" for file, number in files.items()], 5)
+    return [f"files have the same problems and tell no step, so each is a step: {steps}"]
 
 
 def _load_chat(folder: str) -> Chat | None:

@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 
 
 def _messages(row: Row) -> Fields:
-    names = ("messages", "reward", "id", "step", "data_source", "metadata", "tools")
+    names = ("messages", "reward", "id", "data_source", "metadata", "tools")
     cut = {None: None, True: "truncated", False: "completed"}[row.get("truncated")]
     reason = "the row says so" if cut == "truncated" else ""
     given = {name: row[name] for name in names if row.get(name) is not None}
@@ -62,14 +62,14 @@ def _verl(row: Row) -> Fields:
     if "acc" in parts:  # whether the answer is right, which the scorer `environment` knows under this name
         parts["correct"] = parts.pop("acc")
     more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts")}
-    return _texts(row, "input", "output") | more | _step(row)
+    return _texts(row, "input", "output") | more
 
 
 def _trl(row: Row) -> Fields:
     """Read a row of `completions_*.parquet`. A reward function that did not apply gave NaN; weights are not known."""
     parts = _numbers({name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"})
     reward = sum(parts.values()) if parts else None
-    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts} | _step(row)
+    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts}
 
 
 FORMATS = {"messages": _messages, "openai-finetune": _messages, "verifiers": _verifiers, "verl": _verl, "trl": _trl}
@@ -80,7 +80,8 @@ def read_row(row: Row | RowError, form: str, where: str) -> Rollout:
     if isinstance(row, RowError):
         raise row
     try:
-        rollout = Rollout.model_validate(FORMATS[form](row) | {"row": where})
+        told = {"step": row["step"]} if row.get("step") is not None else {}
+        rollout = Rollout.model_validate(FORMATS[form](row) | told | {"row": where})
         rollout.model_dump_json()  # an error, if a text has half a surrogate pair, which UTF-8 cannot store
         return rollout
     except ValidationError as error:
@@ -96,10 +97,6 @@ def _texts(row: Row, prompt: str, completion: str) -> Fields:
         raise RowError(f"columns {prompt!r} and {completion!r} are not both text")
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
     return {"messages": messages, "rendered": True}
-
-
-def _step(row: Row) -> Fields:
-    return {"step": row["step"]} if "step" in row else {}
 
 
 def _numbers(values: Row) -> dict[str, float]:
