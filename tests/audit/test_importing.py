@@ -285,7 +285,7 @@ def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> N
     assert sizes(steps[0], steps[0]) == sizes(steps[0]) == {0: four}
     verl_files = [write(tmp_path / f"{n}.jsonl", [{"input": "1?", "output": "1"}]) for n in (9, 10)]
     assert sizes(*verl_files, form="verl") == {9: [1], 10: [1]}
-    assert sizes(*(written((n,), f"part-{n}.jsonl") for n in (1, 2, 3))) == {0: [4, 4, 4]}
+    assert sizes(*(written((n,), f"writer{n}.jsonl") for n in (1, 2, 3))) == {0: [4, 4, 4]}
     assert said == []
     assert sizes(*(written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b"))) == {0: four, 1: four}
     assert said[0].endswith("and tell no step, so each is a step: qwen-0.6b.jsonl is 0, qwen-1.7b.jsonl is 1")
