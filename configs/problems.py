@@ -153,10 +153,11 @@ class ProblemSampling(Knobs):
     """The frequency with which a run draws each problem, by its results in earlier runs (`python -m flows.history`)."""
 
     prefer: Literal["all", "middle"] = "all"
-    """`all` draws every problem once before any repeats; `middle` draws problems more often that are neither always nor
-    never solved."""
+    """`all` draws every problem once before any repeats, if none is retired; `middle` draws problems more often that
+    are neither always nor never solved."""
     retire_at: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Leave out problems whose success rate is at least this; 0.95 is usual; empty: leave out none for this reason."""
+    """Problems whose success rate is at least this are drawn with a small weight, 0.05 where others have up to 1, so
+    that a policy that forgets them meets them again; 0.95 is usual; empty: none."""
     leave_out_suspects: bool = False
     """Leave out problems that were never solved, because their gold answers may be wrong."""
 

@@ -129,7 +129,8 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     if len(trajectories) != 1 or len(scores) != 1:
         raise DamagedError(
             f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
-            f"{iteration} among its parents, not one of each: the pipeline did not write it; leave out the run"
+            f"{iteration} among its parents, not one of each: the pipeline did not write it. Its parents are shown by "
+            f"python -m storage show {update}"
         )
     return trajectories[0], scores[0]
 

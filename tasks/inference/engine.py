@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.rollout import Rollout
+from storage.processes.limits import allow_open_files
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
@@ -35,10 +35,6 @@ REQUEST_TIMEOUT_S = 300.0
 """A request of which nothing was sampled in this time is sent again."""
 RETRIES = 5
 """Number of times that a failed request is sent again."""
-_OTHER_FILES = 256
-"""Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
-_AGENTS_FILES = 8
-"""Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
 
 
 @dataclass
@@ -80,7 +76,7 @@ class Engine(Collector):
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
-        _allow_open_files(rollout.concurrency)
+        allow_open_files(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
         REGISTRY.register(self)
@@ -215,15 +211,6 @@ class Engine(Collector):
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
-
-
-def _allow_open_files(episodes: int) -> None:
-    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    useful = episodes * (1 + _AGENTS_FILES) + _OTHER_FILES
-    most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Connection:

@@ -6,8 +6,9 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
+from operator import or_
 from textwrap import shorten
 from typing import Literal
 
@@ -39,9 +40,12 @@ _TOKEN = re.compile(
 )
 
 
+_NUMBER = re.compile(r"(?<!\S)\.?\d\S*")  # a token among others
+
 BOILERPLATE = 10
-"""A 13-gram in more problems of a set than this is a shared instruction, and does not count as an overlap. A prompt of
-more different problems of a set, such as the rules of a game, counts only if solutions and settings are the same."""
+"""A 13-gram in more problems of a set than this, whatever its numbers, is a shared instruction or the template that the
+problems were made by, and does not count as an overlap. A prompt of more different problems of a set, such as the rules
+of a game, counts only if solutions and settings are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,11 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
     Each problem is reported once per set, in the order of `train`; the same prompt takes precedence over a 13-gram.
     Prompts are compared by their `tokens`; a prompt of fewer than 13 tokens can only match as a whole. GPT-3's
     decontamination uses 13-grams of words (Brown et al., 2020, arXiv 2005.14165, appendix C); here symbols count, too.
-    A 13-gram in more than 10 problems of the set does not count, such as an instruction to box the answer. Problems
-    with one prompt are compared by solutions and setting, too, if it is that of more than 10 of a set, or if they have
-    a seed and no solutions: such prompts are the rules of a game, and the metadata tell which game it is.
+    A 13-gram that more than 10 problems of a set share, numbers aside, does not count: it is an instruction to box the
+    answer, or words of a template. In the training set it counts unless its numbers differ, too: many problems that
+    repeat a passage with its numbers are so many leaks. Problems with one prompt are compared by solutions and setting,
+    too, if it is that of more than 10 of a set, or if they have a seed and no solutions: such prompts are the rules of
+    a game, and the metadata tell which game it is.
 
     Args:
         train: the training problems.
@@ -71,18 +77,19 @@ def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Pr
     """
     indexes = {name: _index(problems) for name, problems in evaluation.items()}
     read = [(problem, tokens(problem.prompt)) for problem in train]
-    sets = [_by_prompt(read), *(prompts for prompts, _ in indexes.values())]
+    templates = _templates(read, [shapes for *_, shapes in indexes.values()])
+    sets = [_by_prompt(read), *(prompts for prompts, *_ in indexes.values())]
     rules = {whole for each in sets for whole, games in each.items() if len(games) > BOILERPLATE}
     overlaps = []
     for problem, words in read:
         whole, grams = " ".join(words), list(_grams(words))
-        for name, (prompts, passages) in indexes.items():
+        for name, (prompts, passages, _) in indexes.items():
             if games := prompts.get(whole):
                 is_game = whole in rules or (not problem.solutions and SEED in json.loads(problem.metadata))
                 other = games.get(_apart_from_prompt(problem)) if is_game else next(iter(games.values()))
                 if other is not None:
                     overlaps.append(Overlap(problem.problem_id, name, other, "exact", _shown(problem.prompt)))
-            elif gram := next(filter(passages.__contains__, grams), None):
+            elif gram := next((gram for gram in grams if gram in passages and _shape(gram) not in templates), None):
                 overlaps.append(Overlap(problem.problem_id, name, passages[gram], "13-gram", _shown(gram)))
     return overlaps
 
@@ -133,15 +140,38 @@ def _by_prompt(read: Iterable[tuple[Problem, list[str]]]) -> _ByPrompt:
     return found
 
 
-def _index(problems: Sequence[Problem]) -> tuple[_ByPrompt, dict[str, str]]:
-    """Return the problems of a set by whole prompt, and its 13-grams, each with the first problem that contains it."""
+def _index(problems: Sequence[Problem]) -> tuple[_ByPrompt, dict[str, str], Counter[str]]:
+    """Index a set: problems by whole prompt, first problem of each 13-gram, number of problems with each shape."""
     read = [(problem, tokens(problem.prompt)) for problem in problems]
-    passages, holders = dict[str, str](), Counter[str]()
+    passages, shapes = dict[str, str](), Counter[str]()
     for problem, words in read:
-        for gram in set(_grams(words)):
-            holders[gram] += 1
+        shapes.update({*_grams(_shape(" ".join(words)).split())})
+        for gram in _grams(words):
             passages.setdefault(gram, problem.problem_id)
-    return _by_prompt(read), {gram: first for gram, first in passages.items() if holders[gram] <= BOILERPLATE}
+    return _by_prompt(read), passages, shapes
+
+
+def _shape(text: str) -> str:
+    """Replace the numbers among tokens that are joined by spaces."""
+    return _NUMBER.sub("#", text)
+
+
+def _templates(train: Iterable[tuple[Problem, list[str]]], sets: Sequence[Counter[str]]) -> set[str]:
+    """Return the shapes of 13-grams that are words of a template, given the number of problems with each in `sets`.
+
+    They are in many problems of a set, or in many of training whose numbers differ. But one with the same numbers
+    throughout training, and in one problem of a set, is no template: many prompts show that problem as an example.
+    """
+    held, found = reduce(or_, sets, Counter[str]()), defaultdict[str, dict[str, str]](dict)
+    for _, words in train:
+        whole = " ".join(words)
+        numbers = " ".join(_NUMBER.findall(whole))
+        for gram, shape in zip(_grams(words), _grams(_shape(whole).split()), strict=True):
+            if shape in held and len(grams := found[shape]) <= BOILERPLATE:
+                grams.setdefault(numbers, gram)
+    of_set = {shape for shape, count in held.items() if count > BOILERPLATE}
+    repeated = {shape: {*grams.values()} for shape, grams in found.items() if len(grams) > BOILERPLATE}
+    return of_set | {shape for shape, grams in repeated.items() if held[shape] > 1 or len(grams) > 1 or shape in grams}
 
 
 def _grams(words: Sequence[str]) -> Iterator[str]:

@@ -67,11 +67,9 @@ def plan_curriculum(
         standing, weight = _standing(episodes, rate, settings)
         entries.append(CurriculumEntry(problem.problem_id, content, episodes, rate, standing, weight))
     if entries and not any(entry.weight for entry in entries):
-        retired = sum(entry.standing == "retired" for entry in entries)
         raise ValueError(
-            f"problems.sampling leaves out all {len(entries)} problems: {retired} are solved at least as often as "
-            f"retire_at={settings.retire_at}, {len(entries) - retired} were never solved. Raise or unset "
-            "problems.sampling.retire_at, set problems.sampling.leave_out_suspects=false, or add problems"
+            f"problems.sampling leaves out all {len(entries)} problems: none was ever solved. Set "
+            "problems.sampling.leave_out_suspects=false, or add problems"
         )
     return entries
 
@@ -81,7 +79,7 @@ def _standing(episodes: int, rate: float, settings: ProblemSampling) -> tuple[St
     if episodes < LEAST_EPISODES:
         return "unknown", 1.0
     if settings.retire_at is not None and rate >= settings.retire_at:
-        return "retired", 0.0
+        return "retired", FLOOR
     weight = 1.0 if settings.prefer == "all" else max(FLOOR, 4 * rate * (1 - rate))
     if rate == 0:
         return "suspect", 0.0 if settings.leave_out_suspects else weight
@@ -150,10 +148,8 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
     return [counted[content] for content in sorted(counted)]
 
 
-def commit_history(
-    store: Store, run: str, cache: Path, provenance: Provenance, entries: Iterable[CatalogEntry]
-) -> str | None:
-    """Commit a run's history over all its iterations, unless it exists; return its version, or None without iterations.
+def commit_history(store: Store, run: str, cache: Path, provenance: Provenance, entries: Iterable[CatalogEntry]) -> str:
+    """Commit a run's history over all its iterations, unless it exists; return its version.
 
     Rows of an older history of the run are copied, so only later iterations are read, and iterations stay in the
     history after gc has deleted their data. Iterations whose data gc deleted before they were counted are left out, and
@@ -161,7 +157,7 @@ def commit_history(
 
     Args:
         store: the store of the run.
-        run: its name.
+        run: its name; it is one of `all_runs`.
         cache: keeps objects of a remote root.
         provenance: who writes the history.
         entries: the entries of the catalog, in which older histories are found.
@@ -170,8 +166,6 @@ def commit_history(
         StorageError: a version of the run is damaged.
     """
     iterations = first_free(lambda number: manifests.committed(store, layout.checkpoint(run, number + 1)))
-    if iterations == 0:
-        return None
     version = layout.history(run, iterations)
     if manifests.committed(store, version):
         return version
@@ -204,11 +198,14 @@ def commit_history(
 
 
 def all_runs(store: Store, entries: Iterable[CatalogEntry]) -> list[str]:
-    """List the runs with an update, ordered by their newest updates in the catalog's `entries`, oldest first."""
+    """List the runs with an update on episodes of their own, ordered by the newest ones in the catalog, oldest first.
+
+    Runs of `flows.fit` trained on those of other runs, and have played nothing.
+    """
     newest: dict[str, int] = {}
     for entry in entries:
-        run = layout.run_of(entry.version)
-        if entry.kind == "checkpoint" and run and layout.number_of(entry.version):
+        run, number = layout.run_of(entry.version), layout.number_of(entry.version)
+        if entry.kind == "checkpoint" and run and number and layout.trajectories(run, number - 1) in entry.parents:
             newest[run] = entry.number
     runs = sorted(newest, key=newest.__getitem__)
     return [run for run in runs if manifests.committed(store, layout.checkpoint(run, 1))]

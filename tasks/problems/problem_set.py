@@ -87,21 +87,26 @@ def collect(
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
+    *,
+    ids_repeat: bool = False,
 ) -> ProblemSet:
     """Convert rows to problems, in order; drop and list unusable rows and rows with a repeated id.
 
-    A row that repeats an earlier one with its id counts once.
+    A row that repeats an earlier one with its id counts once. Ids often count within each source: one that an earlier
+    row of another source has gets its own source before it, such as `gsm8k/0`.
 
     Args:
         rows: the rows of a source, with their positions.
         to_problem: converts a row, given a default id for rows without one.
         name: the source, for messages.
         max_bad_share: from 0 to 1.
+        ids_repeat: whether rows of one source may share an id, too; the number of the row is added then: `gsm8k/0~12`.
 
     Raises:
         ProblemError: there are no rows, none is usable, or a larger fraction than `max_bad_share` is bad.
     """
     problems: dict[str, tuple[Where, Problem]] = {}
+    sources: dict[str, str] = {}
     bad: list[BadRow] = []
     left_out: list[BadRow] = []
     for where, row in rows:
@@ -110,12 +115,17 @@ def collect(
                 raise row
             # The id of a row without one is its number, which does not change when more files are added.
             problem = to_problem(row, f"{where.line:06d}")
-            problem = replace(problem, problem_id=where.prefixed(problem.problem_id))
-            first, same = problems.setdefault(problem.problem_id, (where, problem))
-            if first != where and same == problem:
+            whole = where.prefixed(problem.problem_id)
+            if sources.setdefault(whole, problem.source) != problem.source:
+                whole = where.prefixed(f"{problem.source}/{problem.problem_id}")
+            first, same = problems.setdefault(whole, (where, replace(problem, problem_id=whole)))
+            if first != where and same == replace(problem, problem_id=whole):
                 raise NotNeededError(f"it is the same as {first}")
+            if first != where and not ids_repeat:
+                raise RowError(f"id {whole!r} is already on {first}")
             if first != where:
-                raise RowError(f"id {problem.problem_id!r} is already on {first}")
+                whole = f"{whole}~{where.line}"
+                problems[whole] = where, replace(problem, problem_id=whole)
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
             dropped.append(BadRow(where, str(error)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal
 
 import fsspec
 import pyarrow as pa
@@ -28,7 +28,7 @@ from configs.problems import (
     StoredSource,
     WordProblemSource,
 )
-from configs.safety import open_regular
+from configs.safety import brief, open_regular
 from storage.records import Problem
 from tasks.problems import arithmetic, guess_number, word_problems
 from tasks.problems.presets import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
@@ -43,6 +43,12 @@ _HUB_S = 10
 """Longest wait for the first answer of the hub."""
 _ROWS = 64
 """Rows of a Parquet file in memory at once."""
+
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b'\x04"M\x18': "lz4"}
+_ENCODED = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"{\0": "utf-16-le", b"\0{": "utf-16-be"}
+_NO_LINES = {b"[": "one JSON array: write its items on lines of their own, such as by jq -c '.[]'"}
+_NO_LINES |= {b"PAR1": "Parquet, not JSONL", b"PK": "an archive: unpack it", b"\xfd7z": "an archive: unpack it"}
+"""First bytes of files, and what they are."""
 
 UseOfSolutions = Literal["needs", "may read", "ignores"]
 """What a scorer does with the solutions of problems."""
@@ -89,7 +95,8 @@ def load_problems(
             )
         return problem
 
-    loaded = collect(islice(_rows(source), source.count), gradable, name, max_bad_share)
+    rows, ids_repeat = islice(_rows(source), source.count), source.preset == "verl"  # whose ids are numbers of rows
+    loaded = collect(rows, gradable, name, max_bad_share, ids_repeat=ids_repeat)
     kept = columns_of({"metadata": source.fields.get("metadata", [])})
     if absent := [column for column in kept if not found[column]]:
         raise ProblemError(f"{name}: no row has the column {absent[0]!r}, which fields.metadata names: check its name")
@@ -144,20 +151,44 @@ def _is_pattern(path: str) -> bool:
 def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
     """Yield the number, from 1, and the row of each line; skip blank lines.
 
-    The file is streamed. A line that is not a JSON object in UTF-8 is a `RowError`.
+    The file is streamed. It may be packed (gz, zst, bz2, lz4) or in UTF-16. A line that is not a JSON object in UTF-8,
+    or that has a key twice, is a `RowError`.
 
     Raises:
-        ProblemError: the file cannot be opened or read, is not a regular file, or has a line of more than `LONGEST_MB`.
+        ProblemError: the file cannot be opened or read, is not a regular file, holds no lines but an array or so, or
+            has a line of more than `LONGEST_MB`.
     """
     longest, line = LONGEST_MB * 2**20, 0
     with open_file(path) as file:
-        lines = io.BufferedReader(cast(io.RawIOBase, file), _CHUNK)  # fsspec's files have a `readline` without a bound
+        lines = _unpacked(path, file)
         while raw := lines.readline(longest + 2):  # b"\r\n"
             line += 1
             if len(raw.rstrip(b"\r\n")) > longest:
                 raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a row")
             if raw.strip():
                 yield line, _parse(raw)
+
+
+def _unpacked(path: str, file: Any) -> io.BufferedReader:
+    """Return a file as it is unpacked, in UTF-8. Raises ProblemError: it holds no lines."""
+    lines = _buffered(file)
+    if codec := _begins(lines, _PACKED):
+        lines = _buffered(pa.CompressedInputStream(lines, codec))
+    if encoding := _begins(lines, _ENCODED):
+        lines = _buffered(pa.transcoding_input_stream(pa.PythonFile(lines), encoding, "utf-8"))
+    if what := _begins(lines, _NO_LINES):
+        raise ProblemError(f"{path} is {what}")
+    return lines
+
+
+def _buffered(file: Any) -> io.BufferedReader:
+    return io.BufferedReader(file, _CHUNK)  # fsspec's files have a `readline` without a bound
+
+
+def _begins(lines: io.BufferedReader, kinds: dict[bytes, str]) -> Any:
+    """Return what of `kinds` the first bytes say; None if nothing."""
+    head = lines.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return next((kind for first, kind in kinds.items() if head.startswith(first)), None)
 
 
 def read_parquet(path: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row | RowError]]:
@@ -192,10 +223,19 @@ def _row(single: pa.RecordBatch, names: Sequence[str]) -> Row | RowError:
 
 def _parse(raw: bytes) -> Row | RowError:
     try:
-        row = json.loads(raw.rstrip().decode("utf-8-sig"))  # -sig: some editors write a byte order mark
+        text = raw.rstrip().decode("utf-8-sig")  # -sig: some editors write a byte order mark
+        row = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits, or lists a thousand deep
         return RowError(f"not JSON: {error}")
     return row if isinstance(row, dict) else RowError(f"a JSON {type(row).__name__} where an object is needed")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """Make the dictionary of a JSON object. Raises ValueError: a key is there twice, and either value may be meant."""
+    if len(made := dict(pairs)) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {brief(twice)} is there twice")
+    return made
 
 
 @contextmanager

@@ -207,8 +207,7 @@ def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, st
     store, cache, provenance = workspace.store, workspace.cache, workspace.provenance()
     entries = catalog.read_all(store)
     runs = [run for run in curriculum.all_runs(store, entries) if run != leave_out]
-    versions = {run: curriculum.commit_history(store, run, cache, provenance, entries) for run in runs}
-    return {run: version for run, version in versions.items() if version}
+    return {run: curriculum.commit_history(store, run, cache, provenance, entries) for run in runs}
 
 
 @task(name="report-history", cache_policy=NO_CACHE)

@@ -26,6 +26,7 @@ from storage.logs.log import first_free
 from storage.maintenance import gc
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
+from storage.processes.limits import allow_open_files
 from storage.telemetry.endpoint import publish
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
@@ -243,7 +244,7 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     _refuse_another(workspace, begun)
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
-    if warning := lacking_room(workspace.config):
+    for warning in filter(None, (lacking_room(config), allow_open_files(config.rollout.concurrency))):
         get_run_logger().warning(warning)
     if begins:
         begin_log(workspace.store, workspace.name)

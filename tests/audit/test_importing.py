@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tasks.audit import comparing
 from tasks.audit.data_sets import select
 from tasks.audit.importing import command
 from tasks.audit.importing.formats import read_row
+from tasks.audit.importing.rollout import problem_of
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.problems.problem_set import ProblemError, RowError
@@ -257,6 +259,40 @@ def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> No
         (tmp_path / name).write_text(text)
         with pytest.raises(ProblemError, match=f"{name} (holds no rows|cannot be read)"):
             imported(store, str(tmp_path / name), "--format=trl", "--name=none")
+
+
+def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> None:
+    """The name of a file tells the step of rows that do not; files with the same problems are no parts of one step.
+
+    Groups of four stay such; parts of one step, with problems of their own each, become one data set.
+    """
+
+    def written(sums: Sequence[int], file: str, **more: Any) -> str:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        asked = [[{"role": "user", "content": f"{n} + 4?"}, {"role": "assistant", "content": "7"}] for n in sums]
+        return write(tmp_path / file, [{"messages": each} | more for each in asked for _ in range(4)])
+
+    def sizes(*files: str, form: str = "messages") -> dict[int, list[int]]:
+        """Return the sizes of the groups of each step."""
+        rollouts, _ = command.read(files, form, None)
+        said[:] = command._keep_apart(rollouts)
+        groups = Counter((each.step, problem_of(each).problem_id) for each in rollouts)
+        return {step: [size for (other, _), size in groups.items() if other == step] for step, _ in groups}
+
+    said, four = list[str](), [4, 4]
+    steps = [written((1, 2), f"run/{folder}/rows.jsonl") for folder in ("step_2", "global_step_10")]
+    assert sizes(f"{tmp_path}/run/*step_*/rows.jsonl") == sizes(*steps) == {2: four, 10: four}
+    assert sizes(steps[0], steps[0]) == sizes(steps[0]) == {0: four}
+    verl_files = [write(tmp_path / f"{n}.jsonl", [{"input": "1?", "output": "1"}]) for n in (9, 10)]
+    assert sizes(*verl_files, form="verl") == {9: [1], 10: [1]}
+    assert sizes(*(written((n,), f"writer{n}.jsonl") for n in (1, 2, 3))) == {0: [4, 4, 4]}
+    assert said == []
+    assert sizes(*(written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b"))) == {0: four, 1: four}
+    assert said[0].endswith("and tell no step, so each is a step: qwen-0.6b.jsonl is 0, qwen-1.7b.jsonl is 1")
+    told = [written((1, 2), f"{name}/rows.jsonl", step=3) for name in ("a", "b")]
+    assert sizes(told[0]) == {3: four}
+    with pytest.raises(ValueError, match=r"a/rows.jsonl and .*b/rows.jsonl have the same problems at step 3.* --name"):
+        sizes(*told)
 
 
 def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: Verifier, tmp_path: Path) -> None:

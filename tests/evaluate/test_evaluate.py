@@ -83,7 +83,7 @@ def test_bad_wanteds_say_what_there_is(trained: list[str], wanted: dict[str, str
 def test_a_run_draws_by_the_results_of_earlier_runs(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The curriculum is a version made from the histories of earlier runs; retired problems are never drawn."""
+    """The curriculum is a version made from the histories of earlier runs; suspects left out are never drawn."""
     monkeypatch.setattr("tasks.problems.curriculum.LEAST_EPISODES", 4)
     store = Store(f"{tmp_path}/var")
     sampling = "problems.sampling={prefer: middle, leave_out_suspects: true}"

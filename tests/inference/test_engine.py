@@ -151,19 +151,6 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
             return await asked, sent.call_count
 
 
-@pytest.mark.parametrize(
-    ("limits", "asked"), [((1024, 4096), [(1156, 4096)]), ((64, 500), [(500, 500)]), ((5000, 5000), [])]
-)
-def test_open_files(limits: tuple[int, int], asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The soft limit is raised to what connections and agents need, as far as the hard one allows."""
-    changed: list[tuple[int, int]] = []
-    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
-    monkeypatch.setattr("resource.setrlimit", lambda _, limit: changed.append(limit))
-    settings = Inference(urls=["http://127.0.0.1:9"])
-    Engine(settings, Rollout(concurrency=100), Path())
-    assert changed == asked
-
-
 def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
     """vLLM aborts requests when it shuts down or is paused. The aborted completion is not used as a turn."""
     engine.serve(policies[1])

@@ -1,6 +1,7 @@
 """Training problems that are also in evaluation sets: the check finds copies, however written, and nothing else."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,6 +166,44 @@ def test_an_instruction_that_all_share_gives_no_problem_away() -> None:
 
     assert found(numbered) == [("u", "exact")]
     assert found(numbered[:BOILERPLATE]) == [("t", "13-gram"), ("u", "exact")]
+
+
+TOWNS = (
+    "The town of {} has {} people. Another town nearby has {} fewer people and {} schools, and {} people how many "
+    "people does the smaller town have? Reply with a whole number, without units, in the 1 box, as others do."
+)
+
+
+def town(number: int, seed: int) -> Problem:
+    """Return a problem of a template: its numbers differ, one of three digits, and one of one digit, repeat in many."""
+    draw = random.Random(f"{seed} {number}")
+    name, people = draw.choice(["Ulm", "Bonn", "Trier"]), draw.randint(500, 600)
+    numbers = draw.randint(10, 9999), draw.randint(2, 9)
+    return Problem(f"{seed}/{number}", TOWNS.format(name, people, *numbers, people), [str(people - numbers[0])])
+
+
+@pytest.mark.parametrize(("many", "held_out"), [(300, 200), (300, BOILERPLATE // 2), (BOILERPLATE // 2, 200)])
+def test_a_template_is_no_leak(many: int, held_out: int) -> None:
+    """Problems of one template share words and now and then a number; it may be many of one set and few of the other.
+
+    What one problem has in common with another beside the template is still found.
+    """
+    train, evaluation = ([town(n, seed) for n in range(count)] for seed, count in enumerate((many, held_out)))
+    assert find_overlaps(train, {"towns": evaluation}) == []
+    leak = [evaluation[3], problem(f"Think. {STORY} How many?", "story")]
+    found = find_overlaps([*train, *leak], {"towns": evaluation, "other": [problem(STORY, "9")]})
+    assert [(each.problem_id, each.other_id, each.kind) for each in found] == [
+        (evaluation[3].problem_id, evaluation[3].problem_id, "exact"),
+        ("story", "9", "13-gram"),
+    ]
+
+
+def test_copies_of_one_problem_are_no_template() -> None:
+    """A problem that is trained on many times, each time in other words, has the same numbers each time."""
+    train = [problem(f"Case {'x' * n}: {STORY} How many?", f"{n}") for n in range(3 * BOILERPLATE)]
+    shown = [problem(f"Example: {STORY} Now: what is {n} + {n * n}?", f"shot {n}") for n in range(3 * BOILERPLATE)]
+    for each in (train, shown):
+        assert len(find_overlaps(each, {"set": [problem(STORY, "9")]})) == len(each)
 
 
 def game(number: int, told: dict[str, object], solutions: tuple[str, ...] = ()) -> Problem:

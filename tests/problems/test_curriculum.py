@@ -32,19 +32,22 @@ def test_standing_and_weight_of_each() -> None:
     """
     rows = plan_curriculum(PROBLEMS, PAST, STRICT)
     assert [row.standing for row in rows] == ["suspect", "middle", "retired", "unknown", "unknown"]
-    assert [row.weight for row in rows] == pytest.approx([0, 0.75, 0, 1, 1])
+    assert [row.weight for row in rows] == pytest.approx([0, 0.75, FLOOR, 1, 1])
     assert [(row.episodes, row.success_rate) for row in rows] == [(32, 0), (32, 0.25), (32, 1), (8, 0.375), (0, 0)]
     assert [row.problem_id for row in rows] == ["1", "2", "3", "4", "5"]
     assert [row.problem_key for row in rows] == [key(problem) for problem in PROBLEMS]
 
 
 def test_problems_that_are_kept_have_a_weight() -> None:
-    """Kept problems that are always or never solved have a small weight; `prefer: all` gives them the full one."""
+    """Kept problems that are always or never solved have a small weight; `prefer: all` gives them the full one.
+
+    A retired problem keeps the small one: a policy that forgets it must meet it again.
+    """
     rows = plan_curriculum(PROBLEMS, PAST, MIDDLE)
     assert [row.standing for row in rows] == ["suspect", "middle", "middle", "unknown", "unknown"]
     assert [row.weight for row in rows] == pytest.approx([FLOOR, 0.75, FLOOR, 1, 1])
     rows = plan_curriculum(PROBLEMS, PAST, ProblemSampling(retire_at=0.9))
-    assert [row.weight for row in rows] == [1, 1, 0, 1, 1]
+    assert [row.weight for row in rows] == [1, 1, FLOOR, 1, 1]
     rows = plan_curriculum(PROBLEMS, PAST, ProblemSampling(leave_out_suspects=True))
     assert [row.weight for row in rows] == [0, 1, 1, 1, 1]
 
@@ -62,9 +65,10 @@ def test_only_the_newest_episodes_count(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_leaving_out_everything_is_an_error() -> None:
-    """A curriculum that leaves out every problem is refused, with the reasons."""
-    with pytest.raises(ValueError, match=r"all 2 problems: 1 .*retire_at=0.95, 1 were never solved. Raise or unset"):
-        plan_curriculum([PROBLEMS[0], PROBLEMS[2]], PAST, STRICT)
+    """A curriculum that leaves out every problem is refused, with the reason; one of retired problems is drawn."""
+    with pytest.raises(ValueError, match=r"all 1 problems: none was ever solved. Set problems.sampling.leave_out_susp"):
+        plan_curriculum(PROBLEMS[:1], PAST, STRICT)
+    assert [row.weight for row in plan_curriculum(PROBLEMS[2:3], PAST, STRICT)] == [FLOOR]
 
 
 def test_tables_for_people() -> None:

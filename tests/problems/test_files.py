@@ -1,6 +1,10 @@
 """Several files as one problem set: ids stay the same when files are added, and no row is lost silently."""
 
+import bz2
+import codecs
+import gzip
 import json
+import lzma
 import os
 import re
 from collections.abc import Callable
@@ -170,6 +174,58 @@ def test_a_file_that_is_not_regular_is_refused(
     if make is not Path.mkdir:  # a pattern skips folders
         with pytest.raises(ProblemError, match=f"^{re.escape(str(path))} cannot be read .*{reason}"):
             load(tmp_path / "*.x", kind=kind)
+
+
+TWO = b'{"ask": "p", "gold": "1"}\n{"ask": "\xc3\xa9", "gold": "1"}\n'
+"""A file of two rows, the second with a letter that is not ASCII."""
+
+
+PACKED = {
+    "gz": gzip.compress(TWO),
+    "two members": gzip.compress(TWO[:30]) + gzip.compress(TWO[30:]),
+    "bz2": bz2.compress(TWO),
+    **{name: pa.compress(TWO, name, asbytes=True) for name in ("zstd", "lz4")},
+    **{name: TWO.decode().encode(name) for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-8-sig")},
+    "windows": codecs.BOM_UTF16_BE + TWO.decode().replace("\n", "\r\n").encode("utf-16-be"),
+    "both": gzip.compress(TWO.decode().encode("utf-16")),
+}
+
+
+@pytest.mark.parametrize("data", PACKED.values(), ids=PACKED)
+def test_packed_files_and_utf16_are_read(tmp_path: Path, data: bytes) -> None:
+    """Their first bytes tell what they are, whatever their names; a bound on lines holds for what is unpacked."""
+    (tmp_path / "rows.x").write_bytes(data)
+    assert load(tmp_path / "rows.x").problems == [Problem("000001", "p", ["1"]), Problem("000002", "\u00e9", ["1"])]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (gzip.compress(TWO * 99)[:-9], r"cannot be read \(OSError: Truncated compressed stream\)"),
+        (gzip.compress(b" " * 2**21), "line 1 has more than 1 MB"),
+        (json.dumps([row("p"), row("q")]).encode(), r"is one JSON array: write its items on lines of their own"),
+        (json.dumps([row("p")], indent=1).encode("utf-8-sig"), "is one JSON array"),
+        (gzip.compress(b"\n [\n" + TWO), "is one JSON array"),
+        (b"PAR1" + bytes(99), "is Parquet, not JSONL"),
+        (b"PK\x03\x04" + bytes(99), "is an archive: unpack it"),
+        (lzma.compress(TWO), "is an archive: unpack it"),
+    ],
+)
+def test_what_a_file_is_instead_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
+    """Not as so many bad lines."""
+    (tmp_path / "rows.jsonl").write_bytes(data)
+    with pytest.raises(ProblemError, match=f"rows.jsonl:? {reason}"):
+        load(tmp_path / "rows.jsonl", longest_mb=1)
+
+
+def test_a_key_that_repeats_is_named(tmp_path: Path) -> None:
+    """Readers of JSON keep either value in silence; here the row is bad, also where the key is inside of another."""
+    nested = '{"ask": "q", "gold": "1", "more": [{"x": 1, "x": 1}]}\n'
+    found = load(write(tmp_path / "a.jsonl", row("p"), '{"ask": "p", "gold": "3", "gold": "4"}\n', nested))
+    assert found.bad == [
+        BadRow(Where(2), "not JSON: the key 'gold' is there twice"),
+        BadRow(Where(3), "not JSON: the key 'x' is there twice"),
+    ]
 
 
 LONG = 2**20 - len(json.dumps(row("")))

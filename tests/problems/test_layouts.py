@@ -19,6 +19,8 @@ from tasks.problems.problem_set import RowError, Where
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
 
+ADDS = (("a", 1), ("b/c", 5))
+
 
 def asked(*contents: str) -> list[dict[str, str]]:
     """Return messages of user and assistant in turn, the last one the user's."""
@@ -52,6 +54,19 @@ def test_verls_rows(tmp_path: Path, kind: str) -> None:
         Problem("id-1", "Compute.\n\n7 * 8", ["56"], "mine", '{"ability": "MATH"}'),
     ]
     assert (found.bad, found.left_out) == ([], [BadRow(Where(3), "it is the same as line 1")])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_index_that_counts_within_each_data_set(tmp_path: Path, kind: str) -> None:
+    """Rows of several data sets, or splits, in one file keep ids of their own; the first one's are as they were."""
+    rows = [verl_row(n, f"{n} + {add}", str(n + add)) | {"data_source": name} for name, add in ADDS for n in range(2)]
+    again = rows[2] | {"prompt": asked("Another split.")}
+    found = load(tmp_path, [*rows, rows[3], again], kind, preset="verl")
+    assert [each.problem_id for each in found.problems] == ["0", "1", "b/c/0", "b/c/1", "b/c/0~6"]
+    assert (found.bad, found.left_out) == ([], [BadRow(Where(5), "it is the same as line 4")])
+    own = load(tmp_path, [*rows, rows[3], again], kind, fields=VERL)
+    assert [each.problem_id for each in own.problems] == ["0", "1", "b/c/0", "b/c/1"]
+    assert own.bad == [BadRow(Where(6), "id 'b/c/0' is already on line 3")]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -242,23 +242,24 @@ def test_a_member_without_room_is_named(overrides: list[str]) -> None:
 def test_the_curriculum_works_within_each_member(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Games that are always won are drawn less often, but games have their share of the draws."""
+    """Games that are never won are left out, but games have their share of the draws."""
 
     def history(store: Any, versions: Any, cache: Any) -> list[ProblemHistory]:
         games = guess_number.generate(GuessSource(kind="guess-number", count=5))
-        return [ProblemHistory(key(each), each.problem_id, each.prompt, [], "r", 0, 0, 64, 64, 64) for each in games]
+        return [ProblemHistory(key(each), each.problem_id, each.prompt, [], "r", 0, 0, 64, 0, 0) for each in games]
 
     monkeypatch.setattr("tasks.problems.curriculum.read_history", history)
-    workspace = begin(*overrides, "problems.sampling={retire_at: 0.9}")
-    assert "(game): curriculum from the histories of 0 runs: 1 unknown, 5 retired" in caplog.text
+    suspects = "problems.sampling={leave_out_suspects: true}"
+    workspace = begin(*overrides, suspects)
+    assert "(game): curriculum from the histories of 0 runs: 1 unknown, 5 suspect" in caplog.text
     assert "(sums): curriculum from the histories of 0 runs: 155 unknown" in caplog.text
     rows = datasets.rows(workspace.store, layout.curriculum("smoke"), workspace.cache)
-    assert Counter(CurriculumEntry(**row).standing for row in rows) == {"unknown": 156, "retired": 5}
+    assert Counter(CurriculumEntry(**row).standing for row in rows) == {"unknown": 156, "suspect": 5}
     version = ProblemsVersion(manifests.read(workspace.store, layout.curriculum("smoke")).parent_names[0])
     games = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
     assert games == ["game/game7"]
     with pytest.raises(ValueError, match=r"problems.train\[1\] \(game\): problems.sampling leaves out all 5 problems"):
-        begin(*overrides, "run.name=other", "problems.sampling={retire_at: 0.9}", "problems.train.1.source.count=5")
+        begin(*overrides, "run.name=other", suspects, "problems.train.1.source.count=5")
 
 
 def test_each_member_is_tried_before_a_run_begins(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:

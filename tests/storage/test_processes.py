@@ -1,6 +1,8 @@
 """What a process has started ends with it, however it ends, and its folders go; a hostile neighbour changes nothing."""
 
 import os
+import re
+import resource
 import stat
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from storage.processes import folder as folders
 from storage.processes.child import Child
 from storage.processes.folder import TemporaryFolder
+from storage.processes.limits import allow_open_files
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
 
@@ -174,3 +177,25 @@ def test_what_another_user_leaves_hangs_nothing(
         theirs.rmdir()
     pipe.unlink()
     link.unlink()
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "warning"),
+    [
+        ((1024, 4096), [(1156, 4096)], None),
+        ((64, 500), [(500, 500)], "at most 500 files can be open at once .*concurrency=100 may need 1,156: raise the"),
+        ((5000, 5000), [], None),
+        ((1155, 1155), [], "at most 1,155 files"),
+        ((64, resource.RLIM_INFINITY), [(1156, resource.RLIM_INFINITY)], None),
+    ],
+)
+def test_open_files(
+    limits: tuple[int, int], asked: list[tuple[int, int]], warning: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The soft limit is raised to what connections and agents need; a hard one that is too low is told."""
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda _, limit: changed.append(limit))
+    told = allow_open_files(100)
+    assert changed == asked
+    assert told is None if warning is None else re.match(warning, told or "")

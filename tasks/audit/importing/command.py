@@ -9,8 +9,8 @@ import os
 import re
 import shlex
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from configs import Config, load
 from storage import layout
 from storage.commands.program import Output, table
-from storage.errors import counted
+from storage.errors import counted, first_few
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
@@ -34,6 +34,10 @@ from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet
 
 _ROWS_PER_SHARD = 5_000
+_STEP = re.compile(
+    r"(?<![a-z])(?:step|iter(?:ation)?|epoch|checkpoint|ckpt)[-_=]?(\d{1,6})(?!\d)|(?:^|/)(\d{1,6})(?=\.[^/]*$)", re.I
+)
+"""In the name of a file, such as `step_3/rows.jsonl` or `3.jsonl`."""
 _KNOB = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
@@ -70,6 +74,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     rollouts, bad = read(files, arguments.format, chat)
     remedy = f"check that --format={arguments.format} is right"
     refuse_bad_rows(", ".join(files), len(rollouts), bad, config.problems.max_bad_share, remedy)
+    numbered = _keep_apart(rollouts)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
     if lacks["golds"]:
         config = load(arguments.config, ["score.type=environment", *knobs])
@@ -79,7 +84,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
     root = shlex.quote(config.storage.root)
-    said = [f"bad row, left out: {line}" for line in listed(bad)]
+    said = [*numbered, *(f"bad row, left out: {line}" for line in listed(bad))]
     said += [
         f"scored by {config.score.type}. Next:",
         f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",
@@ -102,9 +107,11 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
         ProblemError: a file cannot be read.
     """
     rollouts, bad = list[Rollout](), list[BadRow]()
-    for name, path in (file for pattern in patterns for file in find(pattern)):
+    found = {path: name or PurePosixPath(path).name for pattern in patterns for name, path in find(pattern)}
+    unique = len({*found.values()}) == len(found)
+    for path, name in found.items():
         for line, row in read_parquet(path) if path.endswith((".parquet", ".pq")) else read_jsonl(path):
-            where = Where(line, name or PurePosixPath(path).name)
+            where = Where(line, name if unique else path)
             try:
                 rollout = read_row(row, form, str(where))
                 problem_of(rollout)
@@ -114,6 +121,33 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
             except ValueError as error:  # that of the template, too
                 bad.append(BadRow(where, str(error)))
     return rollouts, bad
+
+
+def _keep_apart(rollouts: Sequence[Rollout]) -> list[str]:
+    """Set the steps of rows that tell none, so that files with the same problems become several data sets.
+
+    The name of a file may tell it. Else, of files with the same problems, each is a step. Return what there is to say.
+
+    Raises:
+        ValueError: files have the same problems at the same step, as those of several models have.
+    """
+    files, played = dict[str, int](), defaultdict[tuple[int, str], set[str]](set)
+    for each in rollouts:
+        file = each.row.partition(" of ")[2]
+        files.setdefault(file, len(files))
+        if "step" not in each.model_fields_set and (told := _STEP.findall(file)):
+            each.step = int("".join(told[-1]))
+        played[each.step, problem_of(each).problem_id].add(file)
+    shared = next(((step, *sorted(names)) for (step, _), names in played.items() if len(names) > 1), None)
+    if not shared:
+        return []
+    if any("step" in each.model_fields_set for each in rollouts):  # also one that was set above
+        both = f"{shared[1]} and {shared[2]} have the same problems at step {shared[0]}"
+        raise ValueError(f"{both}: join parts of a step; import the files of each model under a --name of its own")
+    for each in rollouts:
+        each.step = files[each.row.partition(" of ")[2]]
+    steps = first_few([f"{file} is {number}" for file, number in files.items()], 5)
+    return [f"files have the same problems and tell no step, so each is a step: {steps}"]
 
 
 def _load_chat(folder: str) -> Chat | None:

@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 
 
 def _messages(row: Row) -> Fields:
-    names = ("messages", "reward", "id", "step", "data_source", "metadata", "tools")
+    names = ("messages", "reward", "id", "data_source", "metadata", "tools")
     cut = {None: None, True: "truncated", False: "completed"}[row.get("truncated")]
     reason = "the row says so" if cut == "truncated" else ""
     given = {name: row[name] for name in names if row.get(name) is not None}
@@ -61,7 +61,7 @@ def _verl(row: Row) -> Fields:
     parts = _numbers({name: value for name, value in row.items() if name not in ("score", "reward", "step", "gts")})
     if "acc" in parts:  # whether the answer is right, which the scorer `environment` knows under this name
         parts["correct"] = parts.pop("acc")
-    more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts"), "step": row.get("step", 0)}
+    more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts")}
     return _texts(row, "input", "output") | more
 
 
@@ -69,7 +69,7 @@ def _trl(row: Row) -> Fields:
     """Read a row of `completions_*.parquet`. A reward function that did not apply gave NaN; weights are not known."""
     parts = _numbers({name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"})
     reward = sum(parts.values()) if parts else None
-    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts, "step": row.get("step", 0)}
+    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts}
 
 
 FORMATS = {"messages": _messages, "openai-finetune": _messages, "verifiers": _verifiers, "verl": _verl, "trl": _trl}
@@ -80,7 +80,8 @@ def read_row(row: Row | RowError, form: str, where: str) -> Rollout:
     if isinstance(row, RowError):
         raise row
     try:
-        rollout = Rollout.model_validate(FORMATS[form](row) | {"row": where})
+        told = {"step": row["step"]} if row.get("step") is not None else {}
+        rollout = Rollout.model_validate(FORMATS[form](row) | told | {"row": where})
         rollout.model_dump_json()  # an error, if a text has half a surrogate pair, which UTF-8 cannot store
         return rollout
     except ValidationError as error:
