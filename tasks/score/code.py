@@ -16,8 +16,8 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from decimal import Decimal
+from math import isclose
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -112,7 +112,9 @@ def program_in(text: str) -> str | None:
 
 
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.ASCII)
-_NEAR = Decimal("1e-6")
+_NEAR = 1e-6
+_EXACT = 2**53
+"""The largest integer up to which a float has all integers."""
 
 
 def same_lines(printed: str, expected: str) -> bool:
@@ -134,11 +136,9 @@ def _same_number(printed: str, expected: str) -> bool:
 
 def _is_near(number: float | Decimal, expected: float | Decimal) -> bool:
     """Return whether a number is the expected one, which is a float or, if it is an integer, a Decimal."""
-    with suppress(ArithmeticError):  # NaN, or more digits than can be computed with
-        ours, theirs = Decimal(number), Decimal(expected)
-        scale = min(abs(ours), abs(theirs)) if isinstance(expected, float) else Decimal(0)
-        return ours == theirs or abs(ours - theirs) <= _NEAR * max(Decimal(1), scale)
-    return False
+    if isinstance(expected, Decimal) and abs(expected) > _EXACT:
+        return number == expected
+    return isclose(number, expected, rel_tol=_NEAR if isinstance(expected, float) else 0, abs_tol=_NEAR)
 
 
 def same_result(printed: str, expected: str) -> bool:
