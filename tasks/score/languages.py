@@ -37,7 +37,7 @@ _NOT, _IS = patterns("not"), patterns("is")
 _NEAR = r"[\s$\\()\[\]}*\"'\u00ab\u00bb\u201c\u201d\u201e]*"
 _DENIED_BEFORE = re.compile(rf"(?i)(?:(?<![\w'\u2019-])(?:{_NOT})(?:\s+(?:{_IS}))*|{patterns('denied')}){_NEAR}$")
 DENIED_AFTER = re.compile(
-    rf"(?i){_NEAR}(?:(?:{_IS})\s+(?:\w+\s+)?(?:{_NOT}|{patterns('wrong')})(?!\w)|(?!pas)(?:{_NOT})\s+(?:{_IS})(?!\w)|{patterns('after')})"
+    rf"(?i){_NEAR}(?:(?:{_IS})\s+(?:\w+\s+)?(?:{_NOT}|{patterns('wrong')})(?!\w)|(?:{_NOT})\s+(?:{_IS})(?!\w)|{patterns('after')})"
 )
 _BESIDE = 60
 """Most characters beside an answer in which it is denied."""
