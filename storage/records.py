@@ -46,7 +46,7 @@ VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error", "non
 
 CallStatus = Literal["answered", "failed", "unanswered", "unparsable"]
 """answered: the tool's output followed. failed: an error of the tool, or of the arguments, followed. unanswered: the
-agent sent no output. unparsable: the policy wrote something like a call that cannot be read."""
+agent sent no output. unparsable: the policy wrote something like a call that cannot be read, whatever it was told."""
 
 Standing = Literal["unknown", "middle", "retired", "suspect"]
 """unknown: too few episodes. retired: nearly always solved. suspect: never solved, so its gold answers may be wrong.

@@ -28,7 +28,8 @@ ToolSpec = dict[str, Any]
 class ParsedAnswer:
     """A completion as a message.
 
-    Its calls have no id and no turn yet; the arguments of one that cannot be read are its whole text.
+    Its calls have no id and no turn yet. The arguments of one that cannot be read are the text in their place or, where
+    that is not known, its whole text.
 
     Example: ParsedAnswer(content="Let me compute.", reasoning="", calls=[Call(…)])
     """
@@ -61,7 +62,8 @@ def read_call(name: object, arguments: Any, text: str) -> Call:
     """Return a call with this name and these arguments; `text` is that of the whole call, should it not be readable."""
     named = name if isinstance(name, str) and _is_text(name) else ""
     read = read_arguments(arguments) if named else None
-    return Call(-1, "", named, text if read is None else read, "", "unparsable" if read is None else "unanswered")
+    written = arguments if named and isinstance(arguments, str) and _is_text(arguments) else text
+    return Call(-1, "", named, written if read is None else read, "", "unparsable" if read is None else "unanswered")
 
 
 def _is_text(text: str) -> bool:

@@ -31,7 +31,7 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     |---|---|
     | no room in the context for what follows a completion | policy |
     | more requests than `max_requests`, or than a framework's own limit allows | policy |
-    | an error of the agent after a completion none of whose calls can be read | policy |
+    | an error of the agent after a completion with a call that cannot be read | policy |
     | `PolicyError` of agent or environment, or a framework's error that says the same | policy |
     | several errors at once (`ExceptionGroup`), one of which is the policy's | policy |
     | the deadline, while the engine was sampling, which took most of the episode's time (`sampling`) | policy |

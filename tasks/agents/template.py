@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -187,10 +188,18 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return message
     calls = [
-        call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"] or "{}")}}
+        call | {"function": call["function"] | {"arguments": _object(call["function"]["arguments"] or "{}")}}
         for call in message["tool_calls"]
     ]
     return message | {"tool_calls": calls}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Return arguments as an object; a text that is none, as a policy may write it, is in one."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(read := json.loads(arguments), dict):
+            return read
+    return {"arguments": arguments}
 
 
 def _roles(messages: Messages) -> str:

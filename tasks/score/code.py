@@ -3,7 +3,10 @@
 The problem's metadata have AReaL's form of tests, `{"input_output": {"inputs": […], "outputs": […], "fn_name": "…"}}`,
 whose values are texts. Without `fn_name` a program reads an input and prints the output. With it, an input has one
 JSON value for each argument of the function, a line each, and the output is the JSON of its result; the function may
-be a method of a class `Solution`.
+be a method of a class `Solution`. Such a program may use the names of common modules without importing them.
+
+Numbers count as judges of contests have it: a decimal is right within 1e-6, absolute or relative, and an integer is
+exact, however long it is.
 """
 
 import asyncio
@@ -13,6 +16,8 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from math import isclose
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -26,13 +31,22 @@ from tasks.tools.sandbox import Sandboxes
 _FENCE = re.compile(r"[ \t]*+(```++|~~~++)[ \t]*+([^`\s]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
 _MARK = "result of the last call: "
-_CALL = f"""
-
+_USUAL = "re string random datetime copy json sys typing collections heapq bisect math itertools functools operator"
+_FUNCTION = f"""
+import builtins as _builtins
+_usual = {{}}
+for _line in ("from {{}} import *", "import {{}}"):
+    for _module in {_USUAL.split()}:
+        exec(_line.format(_module), _usual)
+vars(_builtins).update(_usual | vars(_builtins))
+exec(compile(%(program)r, "program", "exec"))
 import json as _json, sys as _sys
 _arguments = [_json.loads(line) for line in _sys.stdin.read().split("\\n") if line.strip()]
 _called = getattr(Solution(), %(name)r) if "Solution" in globals() else globals()[%(name)r]
 print("\\n{_MARK}" + _json.dumps(_called(*_arguments)))
 """
+"""Calls the function of a program. Names that it uses without importing them are found like those of Python itself, so
+that none of them can stand in for a function that the program lacks; a program may begin with `from __future__`."""
 
 
 class CodeScorer:
@@ -44,7 +58,7 @@ class CodeScorer:
     """
 
     columns: Sequence[str] = ("metadata",)
-    version = 2  # 1: True was 1
+    version = 3  # 1: True was 1; 2: decimals had to be equal
     private: Sequence[str] = (HIDDEN_TESTS,)
 
     def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
@@ -64,7 +78,7 @@ def judge_program(answer: Answer, run: RunProgram) -> Verdict:
     if program is None:
         return Verdict("unparsable", reason="no block of code between ```python and ```")
     function = tests.get("fn_name")
-    whole = program + _CALL % {"name": function} if function else program
+    whole = _FUNCTION % {"program": program, "name": function} if function else program
     same = same_result if function else same_lines
     for number, (given, expected) in enumerate(zip(tests["inputs"], tests["outputs"], strict=True), 1):
         try:
@@ -97,33 +111,59 @@ def program_in(text: str) -> str | None:
     return textwrap.dedent("\n".join(programs[-1])) if programs else None
 
 
+_NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.ASCII)
+_NEAR = 1e-6
+_EXACT = 2**53
+"""The largest integer up to which a float has all integers."""
+
+
 def same_lines(printed: str, expected: str) -> bool:
-    """Return whether two outputs are equal but for white space at the ends of lines and of the text."""
-    left, right = ([line.rstrip() for line in text.strip().splitlines()] for text in (printed, expected))
-    return left == right
+    """Return whether two outputs are equal but for white space at the ends of lines and of the text, and decimals.
+
+    >>> same_lines("Case 1: 0.333333333", "Case 1: 0.333333 "), same_lines("07", "7"), same_lines("0.34", "0.333333")
+    (True, False, False)
+    """
+    lines = ([line.rstrip() for line in text.strip().splitlines()] for text in (printed, expected))
+    ours, theirs = (_NUMBER.split("\n".join(each)) for each in lines)  # texts and, between them, numbers
+    return ours[::2] == theirs[::2] and all(map(_same_number, ours[1::2], theirs[1::2]))
+
+
+def _same_number(printed: str, expected: str) -> bool:
+    """Compare numbers in a text: integers are to be written in the same way."""
+    left, right = (float(text) if set(text) & set(".eE") else Decimal(text) for text in (printed, expected))
+    return printed == expected or (float in (type(left), type(right)) and _is_near(left, right))
+
+
+def _is_near(number: float | Decimal, expected: float | Decimal) -> bool:
+    """Return whether a number is the expected one, which is a float or, if it is an integer, a Decimal."""
+    if isinstance(expected, Decimal) and abs(expected) > _EXACT:
+        return number == expected
+    return isclose(number, expected, rel_tol=_NEAR if isinstance(expected, float) else 0, abs_tol=_NEAR)
 
 
 def same_result(printed: str, expected: str) -> bool:
     """Return whether the result that a program printed last is the expected one; a tuple is a list in JSON.
 
-    >>> same_result(_MARK + "[1.0]", "[1]"), same_result(_MARK + "[true]", "[1]")
-    (True, False)
+    >>> same_result(_MARK + "[1.0]", "[1]"), same_result(_MARK + "[true]", "[1]"), same_result(_MARK + "0.3", "0.30001")
+    (True, False, False)
     """
     _, mark, result = printed.rpartition(_MARK)
-    try:
-        return bool(mark) and _equal(json.loads(result), json.loads(expected))
+    try:  # an integer of Python has no more than 4,300 digits in a text
+        return bool(mark) and _equal(*(json.loads(text, parse_int=Decimal) for text in (result, expected)))
     except (ValueError, RecursionError):
         return False
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Compare values of JSON: for Python, but not for JSON, true is 1."""
+    """Compare values of JSON, the second of which is expected: for Python, but not for JSON, true is 1."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(_equal, left, right))
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, float | Decimal) and isinstance(right, float | Decimal):
+        return _is_near(left, right)
     return bool(left == right)
 
 
@@ -134,6 +174,7 @@ _PROCESSES = 16
 _MAIN = """
 import builtins, sys
 builtins.exit = builtins.quit = sys.exit  # normally `site` adds them
+sys.set_int_max_str_digits(0)  # time and output are limited
 program, sys.modules["__main__"] = sys.argv.pop(), type(sys)("__main__")
 exec(compile(program, "program", "exec"), sys.modules["__main__"].__dict__)
 """

@@ -213,7 +213,7 @@ def written(text: str) -> str | None:
 
 def last_written(text: str) -> str | None:
     """Return the last time, ratio or number in a base within a sentence, in the form of `written`."""
-    found = _WITHIN.findall(text[-LONGEST:])
+    found = _WITHIN.findall(in_ascii(text[-LONGEST:]))
     return written(found[-1]) if found else None
 
 

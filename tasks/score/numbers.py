@@ -19,7 +19,8 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tasks.score.plain_text import in_ascii, unmarked, unstyled, words_of
+from tasks.score.languages import ALTERED, DENIED_AFTER, LETTER, NEGATIVE, SCALES, SCRIPT, patterns, words_of
+from tasks.score.plain_text import in_ascii, unmarked, unstyled
 
 LONGEST = 200
 """The most characters of an answer that is read as a number."""
@@ -92,10 +93,13 @@ _DELIMITERS = re.compile(r"\\[()\[\]]")
 _CROSS = re.compile(r"(?<=\d) ?x ?(?=\d)")
 _SIGN = re.compile(r"\s*([-+])\s*")
 _CURRENCY = re.compile(r"(?:US|A|C|NZ|HK)?[$€£¥₹₽₩₪]|(?:USD|EUR|GBP|Rs\.?|INR|CHF)(?=[\s\d.-])")
-_NEGATIVE = re.compile(r"(?:minus|negative)\s+")
+_NEGATIVE = re.compile(NEGATIVE, re.IGNORECASE)
 _ABOUT = re.compile(r"(?:\\(?:approx|sim|simeq)(?![A-Za-z])|about|approximately|exactly|roughly|around)\s*")
 _CHOICE = re.compile(r"(?:\([A-Z]\)|[A-Z]\))\s*(?=\S)")
-_LABEL = re.compile(r"[A-Za-z$][A-Za-z0-9_ '$()^{}\\-]*:\s*(?=\S)|(?:[A-Za-z']+\s+){1,6}(?:is|are|equals?|be)\s+")
+_LABEL = re.compile(
+    r"(?:[^\W\d_]|\$)[\w '$()^{}\\-]*:\s*(?=\S)|(?:[A-Za-z']+\s+){1,6}(?:is|are|equals?|be)\s+"
+    rf"|[^\W\d_不非未没沒無无至最超]*(?:{patterns('said')})\s*(?=\d)"
+)
 _EQUALS = re.compile(r"(?<![\\<>!=:/])(?<!\\not)(?<!\\not\s)=(?!=)|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])")
 _OPENING = {"(": ")", "[": "]", "{": "}", '"': '"'}
 
@@ -301,15 +305,8 @@ def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:
 _READERS = {_MIXED: _mixed, _SCIENTIFIC: _scientific, _FRACTION: _fraction, _SLASHED: _slashed, _DECIMAL: _decimal}
 
 
-SCALES = {
-    **dict.fromkeys(("k", "K", "thousand", "thousands"), 10**3),
-    **dict.fromkeys(("M", "mn", "mln", "million", "millions"), 10**6),
-    **dict.fromkeys(("B", "bn", "billion", "billions"), 10**9),
-    **{"trillion": 10**12, "hundred": 100, "hundreds": 100, "dozen": 12, "dozens": 12, "score": 20},
-}
-_SCALE = re.compile(
-    rf"(?:(?<=\d)|\s*)(?:{'|'.join(name for name in SCALES if len(name) > 1)})(?![A-Za-z])|[kKMB](?![A-Za-z])"
-)
+_NAMES = "|".join(name for name in SCALES if name not in "kKMB")
+SCALE = re.compile(rf"(?:(?<=\d)|\s*)(?:{_NAMES})(?![A-Za-z])|[kKMB](?![A-Za-z])")
 _PERCENT = re.compile(r"[\s$]*(?:%|per\s?cent(?:age)?(?![a-z])|pct(?![a-z]))\.?")
 _BASE_TEN = re.compile(r"^_(?:10|\{10\})")
 _DEGREES = re.compile(r"\s*\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\s*\\(?:degree|circ)(?![A-Za-z])")
@@ -317,7 +314,7 @@ _DEGREES = re.compile(r"\s*\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\s*\\(?:degree|cir
 
 def _with_unit(number: Number, rest: str) -> Number | None:
     """Return the number with the scale, percent sign or unit that follows it, or None if something else follows."""
-    if scale := _SCALE.match(rest):
+    if scale := SCALE.match(rest):
         factor, rest = SCALES[scale[0].strip()], rest[scale.end() :]
         number = replace(number, value=number.value * factor, decimals=None if number.decimals is None else 0)
     if percent := _PERCENT.match(rest):
@@ -327,36 +324,28 @@ def _with_unit(number: Number, rest: str) -> Number | None:
     return None if unit is None else replace(number, unit=unit)
 
 
-_SHORT = words_of(
-    """m g s h L l J W V N A C F K cm mm km nm ft in mi yd kg mg lb lbs oz ml mL cl dl hr hrs min mins sec secs ms cc
-    gal st nd rd th am pm AM PM a.m p.m MB GB kB KB TB Hz kHz MHz Pa kPa kJ kW MW mph kph kmh rpm USD EUR GBP INR Rs
-    pt pts sq cu ha mol bn day days men pcs eggs cats pens boxes cents"""
-)
-_IN_WORDS = re.compile(r"^\s*(?:\([A-Za-z -]*\)|/\s?(?=[a-z]{4}))")
+_IN_WORDS = re.compile(rf"^\s*(?:\((?:{LETTER}|[ -])*\)|/\s?(?=[a-z]{{4}}))")
 _UNIT = re.compile(
-    r"[A-Za-z][A-Za-z.'\"-]*|\^\s?\{?[-]?[1-4]\}?(?!\d)|[$€£¥₹/*()\s,;-]|(?<=[A-Za-z])[23](?![\d.])|\\cdot(?![A-Za-z])"
+    rf"{LETTER}(?:{LETTER}|[.'\"-])*"
+    r"|\^\s?\{?[-]?[1-4]\}?(?!\d)|[$€£¥₹/*()\s,;-]|(?<=[A-Za-z])[23](?![\d.])|\\cdot(?![A-Za-z])"
 )
-OPERATIONS = words_of(
-    """plus minus times divided multiplied mod modulo squared cubed factorial choose point half halves thirds fifths
-    sixths sevenths eighths ninths tenths hundredths thousandths"""
-)
+_NO_UNITS = words_of("operation") | words_of("no_unit")
 """Words behind a number that make it another one, or none."""
-_NO_UNITS = OPERATIONS | words_of(
-    """or and than less nor not isn't aren't wrong incorrect third fifth tenth hundredth to by over versus vs if"""
-)
 
 
 def _unit(rest: str) -> str | None:
     """Return what follows a number as a unit in lower case; None: it is none, such as `x`, `^2`, `!` or `or 19`."""
     if not rest.strip(" .,;:$)]}"):
         return ""
+    if DENIED_AFTER.match(rest) or ALTERED.match(rest):
+        return None
     rest = _IN_WORDS.sub("", rest)
     attached, words, end = rest[:1].isalpha(), list[str](), 0
     while end < len(rest):
         found = _UNIT.match(rest, end)
         if not found or (not words and found[0][0] in "^/*(,;-\\"):
             return None
-        if found[0][0].isalpha():
+        if re.match(LETTER, found[0]):
             words.append(found[0].rstrip("."))
         end = found.end()
     if not words:
@@ -368,17 +357,10 @@ def _unit(rest: str) -> str | None:
 
 def _is_unit(word: str, attached: bool) -> bool:
     """Return whether a word may be a unit: letters that a number is multiplied with, as in `5x` and `5ab`, are none."""
-    if word in _SHORT or len(word) > 3:
+    if word in words_of("unit") or len(word) > 3 or re.match(SCRIPT, word):
         return True
     return not attached and (len(word) == 3 or word in ("a", "of", "an", "in", "on", "at"))
 
 
-_KINDS = """
-    mm|millimeter|millimeters cm|centimeter|centimeters|centimetres m|meter|meters|metre|metres
-    km|kilometer|kilometers|kilometres ft|foot|feet inch|inches yd|yard|yards mi|mile|miles
-    g|gram|grams kg|kgs|kilogram|kilograms lb|lbs|pound|pounds oz|ounce|ounces s|sec|secs|second|seconds
-    dollar|dollars|usd euro|euros|eur cent|cents yen|jpy rupee|rupees|rs|inr
-    min|mins|minute|minutes h|hr|hrs|hour|hours day|days week|weeks month|months year|years ml|milliliters l|liters
-"""
-UNITS = {name: kind for kind in _KINDS.split() for name in kind.split("|")}
+UNITS = {name: kind for kind in words_of("kind") for name in kind.split("|")}
 """Units that are no names for each other: 18 cm are not 18 m."""

@@ -6,6 +6,7 @@ r"""Write answers in one way, before anything is read in them: characters of any
 | `\left(`, `\displaystyle`, `\large`, `\,`, `~` | `(`, nothing, nothing, a blank, a blank |
 | `\text{cm}`, `\boldsymbol{42}`, `\textcolor{red}{42}` | `cm`, `42`, `42` |
 | `\\frac{1}{2}`, `18\\%` outside of matrices, as JSON escaped twice | `\frac{1}{2}`, `18\%` |
+| `42。`, `1、2`, `٪` | `42. `, `1, 2`, `%` |
 | `**42**`, `` `42` ``, `<b>42</b>`, `“42”` | `42` |
 """
 
@@ -16,8 +17,9 @@ _CHARACTERS = {
     **dict.fromkeys("−–—‐‑‒﹣", "-"),
     **dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u205f\u3000", " "),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\ufe0f", ""),
-    **dict.fromkeys("“”„«»〝〞", '"'),
+    **dict.fromkeys("“”„«»〝〞「」『』【】《》", '"'),
     **dict.fromkeys("‘’‚", "'"),
+    **{"。": ". ", "।": ". ", "۔": ". ", "、": ", ", "،": ", ", "؟": "? ", "٫": ".", "٬": ",", "٪": "%"},
     **{mark: chr(ord(mark) - 0xFEE0) for mark in "（）［］｛｝，．：；＋－＝％＄＜＞！／＊＾"},
     **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", [f"^{power}" for power in "0123456789-"], strict=True)),
     **dict(zip("₀₁₂₃₄₅₆₇₈₉", [f"_{index}" for index in "0123456789"], strict=True)),
@@ -47,11 +49,6 @@ _EMPHASIS = re.compile(r"\*\*|(?<![A-Za-z0-9])__(?=\S)|(?<=\S)__(?![A-Za-z0-9{])
 _THIN = re.compile(
     r"(?<![\w*}) ])\*(?=[\w$-])|(?<=[\w.%)])\*(?![\w*({\\ -])|(?<![A-Za-z0-9}])_(?=[\w$-])|(?<=\d)_(?!\w|\{)"
 )
-
-
-def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text, for sets of many."""
-    return frozenset(text.split())
 
 
 def in_ascii(text: str) -> str:

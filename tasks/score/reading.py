@@ -10,7 +10,8 @@ r"""What is read as the final answer of a text: the contract in front of the com
 | other texts | their last statement: the last number, formula or words, whatever is asked for |
 
 A statement is one number only if no other stands beside it: `7 or 8` is a list, `9 * 2` is not a number, and an earlier
-number in the text never stands in for a last one that cannot be read.
+number in the text never stands in for a last one that cannot be read. What is denied is no answer, not even in a box;
+`41, not 42` is 41.
 `last_numbers`, `last_formula`, `last_words` and `last_choice` find these in a statement with other words around them.
 """
 
@@ -18,8 +19,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.score.numbers import OPERATIONS, SCALES, UNITS
-from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled, words_of
+from tasks.score.languages import ALTERED, JOINED, NEGATIVE, SCRIPT, is_denied, patterns, spaced, words_of
+from tasks.score.numbers import SCALE, UNITS
+from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 
 _THOUGHT_TAGS = "think|thinking|thought|reasoning"
 _OPENED = rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>"
@@ -97,6 +99,8 @@ def _last_box(text: str) -> str | None:
     while last and _are_joined(text[boxes[last - 1][3] : boxes[last][0]]):
         last -= 1
     contents = [text[begin:end].strip() for _, begin, end, _ in boxes[last:]]
+    if is_denied(text[: boxes[last][0]]):
+        contents.insert(0, "not")
     percent = "\\%" if _PERCENT.match(text, boxes[-1][3]) else ""
     return ", ".join(dict.fromkeys(contents)) + percent
 
@@ -190,28 +194,15 @@ _MIXED = re.compile(r"(\d) and (?=\d+/\d)")
 _COMPUTED = re.compile(r"(?<=\d)\s\([^()]{0,60}(?:[*+]|\\(?:times|cdot)|\b(?:times|plus)\b)[^()]{0,60}\)")  # 42 (6 * 7)
 _SENTENCES = re.compile(r"(?<=(?<!\\)[.!?])\s+")
 _WORD = re.compile(
-    r"(?<![\\\w^])(?:[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
+    rf"(?<![\\\w^])(?:{SCRIPT}+(?=\s)|"
+    r"[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
 )
-_SKIPPED_AFTER = words_of(
-    """question problem step case line part figure fig equation eq example exercise page chapter section
-    iteration"""
-)
-_NO_ANSWER_AFTER = words_of(
-    """twice double triple thrice half than least most below above under over from times plus divided multiplied
-    squared log ln sin cos tan sqrt"""
-)
-_PARTS = words_of(
-    """half third thirds quarter quarters fifth fifths tenth tenths multiple factor double percent none root roots
-    square"""
-)
-_NO_ANSWER = re.compile(
-    rf"\b(?:(?:not|never|cannot|\w+n't)(?: (?:be|equals?|to|exactly))*|{'|'.join(sorted(_NO_ANSWER_AFTER))}"
-    rf"|(?:{'|'.join(sorted(_PARTS))}) of|added to)$"
-)
+_NO_ANSWER = re.compile(rf"(?:\b(?:{patterns('part')})|{patterns('before')})$")
 """Words before a number that is not the answer."""
-_REFUTED = re.compile(r"(?:is|are|was) (?:not|never|wrong|incorrect|false)$|(?:is|are|was)n't\b|cannot\b")
-"""Words after such a number."""
-_CHANGING = OPERATIONS | words_of("percent pct percentage")
+_CONTRAST = re.compile(r"\d[^\d.]{0,20}(?:,|이고|이지|이며|であ[っり])[^\d.]{0,20}$")
+"""What stands before the second number of `41, not 42`."""
+_NEGATED = re.compile(NEGATIVE + "$", re.IGNORECASE)
+_CHANGING = words_of("operation") | words_of("percent")
 _LABEL = re.compile(r"\s*[#(]?\d+[.:)]*")
 _BEFORE_SIGN = frozenset(("", "is", "are", "answer", "equals", "be", "get", "gives"))
 
@@ -222,9 +213,10 @@ class _Segment:
 
     text: str
     before: str  # the four words before, in lower case
-    after: str  # the two words after
+    after: str  # the word after
     position: int  # how many words are before it
-    start: int
+    left: str  # all that stands before it in the sentence
+    is_denied: bool
 
 
 def last_numbers(statement: Statement) -> list[str]:
@@ -244,12 +236,15 @@ def last_numbers(statement: Statement) -> list[str]:
 def _last_of_line(line: str, *, cued: bool) -> list[str]:
     if not any(character.isnumeric() for character in line[-_LONGEST_LINE:]):
         return []
-    plain = unmarked(unstyled(in_ascii(_ANNOTATION.sub("", line[-_LONGEST_LINE:])))).replace("\\$", "$")
+    plain = spaced(unmarked(unstyled(in_ascii(_ANNOTATION.sub("", line[-_LONGEST_LINE:]))))).replace("\\$", "$")
     plain = _MIXED.sub(r"\1 ", plain).replace(" and a half", " 1/2").replace("% of ", " percent of ")
     plain = _COMPUTED.sub("", plain)
     for sentence in reversed(_SENTENCES.split(plain if cued else _BULLET.sub("", plain, count=1))):
         if groups := _groups(sentence):
-            first = cued and _FILLERS.fullmatch(sentence[: groups[0][0].start]) is not None
+            one, other = groups[0][0], groups[-1][0]
+            if one is not other and other.is_denied and _CONTRAST.search(other.left):
+                groups.pop()
+            first = cued and not one.is_denied and _FILLERS.fullmatch(one.left)
             return [_written(segment) for segment in groups[0 if first else -1]]
     return []
 
@@ -263,7 +258,7 @@ def _groups(sentence: str) -> list[list[_Segment]]:
     words = [match[0].casefold() for match in _WORD.finditer(sentence)]
     for segment in _segments(sentence):
         between = words[groups[-1][-1].position : segment.position] if groups else []
-        if between == ["to"] or (len(between) <= _MOST_BETWEEN and between[-1:] in (["and"], ["or"])):
+        if between == ["to"] or (len(between) <= _MOST_BETWEEN and between and JOINED.fullmatch(between[-1])):
             groups[-1].append(segment)
         else:
             groups.append([segment])
@@ -279,12 +274,14 @@ def _segments(sentence: str) -> Iterator[_Segment]:
     begin, words = 0, list(_WORD.finditer(sentence))
     for position, word in enumerate([*words, None]):
         text = sentence[begin : word.start() if word else len(sentence)]
-        if position and words[position - 1][0].casefold() in _SKIPPED_AFTER:
+        if position and words[position - 1][0].casefold() in words_of("label"):
             text = _LABEL.sub("", text, count=1)
         if any(character.isdigit() for character in text):
             before = " ".join(each[0] for each in words[max(position - 4, 0) : position]).casefold()
-            after = " ".join(each[0] for each in words[position : position + 2])
-            yield _Segment(_stripped(text, last=word is None), before, after, position, begin)
+            number = _stripped(text, last=word is None)
+            left, _, right = text.partition(number)
+            left, right = sentence[:begin] + left, right + sentence[word.start() :] if word else right
+            yield _Segment(number, before, word[0] if word else "", position, left, is_denied(left, right))
         if word:
             begin = word.end()
 
@@ -301,13 +298,13 @@ _TRAILING_DASH = re.compile(r"(?<=\S)\s?-$")
 
 def _written(segment: _Segment) -> str:
     """Return a number with the word before or after it that belongs to it; a part of a computation cannot be read."""
-    text, before, after = segment.text, segment.before.rpartition(" ")[2], segment.after.partition(" ")[0]
+    text, before, after = segment.text, segment.before.rpartition(" ")[2], segment.after
     binary = text[:1] in "*/^" or (text[:1] in "+-" and text[1:2].isspace())
-    if _NO_ANSWER.search(segment.before) or _REFUTED.match(segment.after) or (binary and before not in _BEFORE_SIGN):
-        return f"not {text}"
-    if before in ("minus", "negative"):
+    if segment.is_denied or _NO_ANSWER.search(segment.before) or (binary and before not in _BEFORE_SIGN):
+        return f"not {text.lstrip(': ')}"
+    if _NEGATED.search(segment.left):
         text = f"minus {text}"
-    changed = after in SCALES or after in UNITS or after.casefold() in _CHANGING
+    changed = SCALE.match(after) or ALTERED.match(after) or after in UNITS or after.casefold() in _CHANGING
     return f"{text} {after}" if changed else text
 
 
@@ -355,6 +352,8 @@ def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
             groups.append([formula])
     chosen = groups[0] if first else groups[-1]
     between = text[chosen[0].end() : chosen[-1].start()]
+    if is_denied(text[: chosen[0].start()]):
+        return ""
     joint = " or " if re.search(r"\bor\b", between) and re.search(r"[<>]|\\[lg]e", chosen[0][0]) else ", "
     return joint.join(next(filter(None, formula.groups()), "").strip(" .,") for formula in chosen)
 
@@ -412,6 +411,8 @@ _MARKED = re.compile(r"\W{0,9}[A-Z][).:]")
 _CHOICE = re.compile(
     r"[(\[]*([A-Z])(?:\s*[)\].:,;]|$|\s+-\s|\s+(?:because|since|as|is\s+(?:the\s+)?(?:correct|right|true|best|answer))\b)"
 )
+_ONLY = re.compile(r"([^A-Za-z\d]*)([A-Z])([^A-Za-z\d]*)")
+"""A choice between words in another script."""
 _DOUBT = re.compile(
     r"\b([A-Z])(?:[).:]|$)|(?:\bor\b|\band\b|,)\s*\(?([A-Z])\b|\b((?:not|wrong|incorrect|false)\b|(?<=n)'t\b)"
 )
@@ -427,7 +428,9 @@ def last_choice(statement: Statement) -> str | None:
     if not sentences:
         return None
     sentence = sentences[0] if statement.cued else sentences[-1]
-    last = unmarked(unstyled(sentence.replace("$", ""))).strip(" .!?")
+    last = unmarked(unstyled(in_ascii(sentence.replace("$", "")))).strip(" .!?")
+    if (only := _ONLY.fullmatch(last)) and not is_denied(*only.group(1, 3)):
+        return only[2].casefold()
     said = _IS.split(last)[-1]
     parts = [last, said, said.rpartition(":")[2], _CLAUSE.split(last, maxsplit=1)[0]]
     named = set[str]().union(*map(_named, parts))

@@ -47,7 +47,7 @@ class MathVerifyScorer:
     """A turn is right if its final answer is one of the solutions, for the verifier."""
 
     columns: Sequence[str] = ("solutions", "answers")
-    version = 3  # of the contract
+    version = 4  # of the contract
 
     def __init__(self, context: ScorerContext) -> None:
         self._verifier, self._reading = context.verifier, context.reading

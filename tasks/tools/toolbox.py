@@ -67,10 +67,11 @@ class Toolbox:
         """
         try:
             async with asyncio.timeout(self._call_timeout_s) as limit:
+                parsed = _parse(arguments)  # first: a call that cannot be read may have no name
                 if name not in self._tools:
                     told = f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}"
                     raise ToolError(f"{told}; the tools are {', '.join(self._tools) or 'none'}")
-                output = await self._tools[name].call(_parse(arguments))
+                output = await self._tools[name].call(parsed)
             return ToolResult(self._readable(output), False)
         except (ToolError, SystemExit, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not limit.expired():  # the tool's own

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from configs.problems import FileSource
 from configs.score import Score
 from tasks.problems import load_problems
-from tasks.score.code import judge_program, program_in, same_lines
+from tasks.score.code import _MAIN, judge_program, program_in, same_lines, same_result
 from tasks.score.interface import Answer, ProgramError
 from tasks.score.scorers import Scorers, check_scorers
 from tasks.score.verifier import Verifier
@@ -25,7 +25,9 @@ READS = "print(sum(map(int, input().split())))"
 
 def run(program: str, given: str) -> str:
     """Run a program without any sandbox: those of these tests are ours."""
-    done = subprocess.run([sys.executable, "-c", program], input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _MAIN, program], input=given, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise ProgramError(f"exit status {done.returncode}")
     return done.stdout
@@ -58,6 +60,26 @@ def block(program: str) -> str:
         (block("def f(): return (1, 2)"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, 2]"]}, "correct"),
         (block("def f(): return True"), {"fn_name": "f", "inputs": [""], "outputs": ["1"]}, "wrong"),
         (block("def f(): return [1.0, True]"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, true]"]}, "correct"),
+        (
+            block("from __future__ import annotations\ndef add(a: List[int], b):\n    return reduce(sub, [a, b], 6)"),
+            {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]},
+            "correct",
+        ),
+        (
+            block(
+                "def add(a, b):\n    assert pow(2, 3, 5) == 3\n"
+                "    return Counter([a, b])[a] * bisect.bisect([1, 2], b) + copy.copy(a)"
+            ),
+            {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]},
+            "correct",
+        ),
+        (block("pass"), {"fn_name": "gcd", "inputs": ["4\n6"], "outputs": ["2"]}, "wrong"),  # not its own function
+        (block("print(10**4999 + 7)"), {"inputs": [""], "outputs": ["1" + "0" * 4998 + "7"]}, "correct"),
+        (
+            block("def f(): return [10**4999]"),
+            {"fn_name": "f", "inputs": [""], "outputs": [f"[{'1' + '0' * 4999}]"]},
+            "correct",
+        ),
         (block(READS), {}, "error"),
     ],
 )
@@ -92,6 +114,53 @@ def test_only_white_space_at_ends_is_ignored(lines: list[str], end: str) -> None
     """Programs differ in how they end lines, but not in what is on them."""
     assert same_lines("\n".join(line + "  " for line in lines) + end, "\n".join(lines))
     assert not same_lines("\n".join([*lines, "c"]), "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "right"),
+    [
+        ("0.30000000000000004", "0.3", True),
+        ("0.333333333333", "0.333333", True),
+        ("0.3334", "0.333333", False),
+        ("2.5", "2.5000000", True),
+        ("1234567890.5", "1234567891.0", True),  # relative
+        ("1e-7", "0.0", True),
+        ("-0.0", "0.0", True),
+        ("0.9999999999", "1", True),  # C++ prints 1.0 so
+        ("1000000007.5", "1000000007", False),
+        ("9007199254740992.0", "9007199254740993", False),
+        ("1000000008", "1000000007", False),
+        ("[0.1, 0.20000001]", "[0.1, 0.2]", True),
+        ("[0.1, 0.2]", "[0.1, 0.2, 0.3]", False),
+        ("5.0", "1e999", False),
+        ("1e999", "1e999", True),
+    ],
+)
+def test_decimals_are_right_as_judges_of_contests_have_it(result: str, expected: str, right: bool) -> None:
+    """Within 1e-6, absolute or relative; integers are exact, alone and in lists, printed and returned."""
+    assert same_lines(result, expected) == right
+    assert same_result(f"result of the last call: {result}", expected) == right
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "right"),
+    [
+        ("x = .5;\ny = 2.", "x = 0.50000000001;\ny = 2.0\n", True),
+        ("Case 2: 0.5", "Case 1: 0.5", False),
+        ("0.5 0.25", "0.25 0.5", False),
+        ("0.5\n0.25", "0.5 0.25", False),
+        ("007", "7", False),
+        ("a", "0.5", False),
+    ],
+)
+def test_decimals_within_a_text(result: str, expected: str, right: bool) -> None:
+    """What stands between numbers is the same; integers are written in the same way."""
+    assert same_lines(result, expected) == right
+
+
+def test_no_number_is_near_to_nan() -> None:
+    """A mean of nothing is no right answer."""
+    assert not same_result("result of the last call: NaN", "0.5")
 
 
 def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:

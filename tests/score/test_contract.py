@@ -30,11 +30,13 @@ FIRST = 568
 """Labels of all kinds; those behind them are mostly of words, about which the second checker has no opinion."""
 ALONE = labelled("grading_alone.jsonl")
 """Answers in which the second checker, which reads fewer words, finds another number or none."""
+LANGUAGES = labelled("grading_languages.jsonl")
+"""Denials and answers in other languages than English, of which the second checker knows nothing."""
 
 
 def test_labelled_cases(verifier: Verifier) -> None:
     """All labelled answers get the verdict that a careful person gave, none of them by a timeout or an error."""
-    cases = CASES + ALONE
+    cases = CASES + ALONE + LANGUAGES
     verdicts = verifier.grade([(case["answer"], case["solutions"]) for case in cases])
     pairs = list(zip(cases, verdicts, strict=True))
     assert [case for case, verdict in pairs if (verdict.name == "correct") != case["right"]] == []

@@ -22,6 +22,7 @@ DIVISION = "ZeroDivisionError: division by zero"
         ("print('a', end='')", "a"),
         ("", ""),
         ("'é\\n☃'", "'é\\n☃'\n"),
+        ("len(str(9**9000))", "8589\n"),
         ("import sys; sys.exit()", ""),
         ("import sys; print(1, file=sys.stderr); print(2)", "1\n2\n"),
         ("exit(3)", "error: SystemExit: 3"),

@@ -221,12 +221,12 @@ class EndpointAgent(ABC):
             return error
         if nodes and completions.out_of_context:
             return ContextLengthError(f"no room in the context: {completions.out_of_context}")
-        if nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
-            return UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
+        if nodes and any(call.status == "unparsable" for call in nodes[-1].calls):
+            return UnreadableCallsError(f"{described(error)}, after a call that cannot be read")
         if completions.refused:
             return RuntimeError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")
         return error
 
 
 class UnreadableCallsError(PolicyError):
-    """An agent failed after a completion with calls, none of which it could be given."""
+    """An agent failed after a completion with a call that cannot be read."""

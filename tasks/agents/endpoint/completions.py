@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from storage.records import Call
+from storage.records import Call, CallStatus
 from storage.visible import described
 from tasks.agents.answers import AnswerReader, ParsedAnswer
 from tasks.agents.endpoint import protocol
@@ -215,7 +215,7 @@ class Completions:
             latency_s=outputs.latency_s,
             text=chat.decode(completion.token_ids),
             messages=request.messages,
-            message=_message(answer, calls, request.stop_texts, chat.completion_text(completion.token_ids)),
+            message=_message(answer, calls, request.stop_texts),
             cut=completion.finish_reason == "length"
             and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
@@ -224,21 +224,20 @@ class Completions:
         )
 
 
-def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], whole: str) -> dict[str, Any]:
-    """Return the assistant's message. Without a call that can be read, its content is the `whole` text."""
-    readable = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str]) -> dict[str, Any]:
+    """Return the assistant's message; as with OpenAI, the arguments of a call may be a text that is no JSON."""
+    asked = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}
         for call in calls
-        if call.status != "unparsable"
     ]
-    content = whole if calls and not readable else answer.content
+    content = answer.content
     for text in stop:
         content = content.partition(text)[0]
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
-    if readable:
-        message["tool_calls"] = readable
+    if asked:
+        message["tool_calls"] = asked
     return message
 
 
@@ -251,12 +250,12 @@ def _note_answers(node: Node, position: Position) -> None:
         return
     node.feedback = "\n".join(message["content"] for message in position.new)
     outputs = {message["tool_call_id"]: message["content"] for message in position.new if message["role"] == "tool"}
-    readable = [number for number, call in enumerate(node.calls) if call.status != "unparsable"]
-    for number, call_id in zip(readable, position.call_ids, strict=True):
+    for number, (call, call_id) in enumerate(zip(node.calls, position.call_ids, strict=True)):
         if call_id in outputs:
             output = outputs[call_id]
-            failed = output.lstrip().lower().startswith("error")
-            node.calls[number] = replace(node.calls[number], output=output, status="failed" if failed else "answered")
+            status: CallStatus = "failed" if output.lstrip().lower().startswith("error") else "answered"
+            status = "unparsable" if call.status == "unparsable" else status
+            node.calls[number] = replace(call, output=output, status=status)
 
 
 def _digest(*parts: object) -> str:

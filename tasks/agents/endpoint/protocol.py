@@ -170,7 +170,7 @@ def _message(number: int, message: dict[str, Any]) -> ChatMessage:
     """Return a message in its one form.
 
     Raises:
-        ValueError: it has an unknown role, a content that is no text, or a call that is no JSON object.
+        ValueError: it has an unknown role, a content that is no text, or a call without a name or arguments.
     """
     role = message.get("role")
     role = _ROLES.get(str(role), role)
@@ -204,12 +204,13 @@ def _text(number: int, content: Any) -> str:
 
 
 def _call(number: int, call: Any) -> dict[str, Any]:
-    """Return a call in its one form; its arguments are JSON of an object, as templates need it."""
+    """Return a call in its one form; its arguments are JSON of an object, or a text that the policy wrote instead."""
     try:
-        name, arguments = call["function"]["name"], read_arguments(call["function"].get("arguments") or "{}")
+        name, stated = call["function"]["name"], call["function"].get("arguments") or "{}"
     except (KeyError, TypeError, AttributeError):
-        name, arguments = None, None
-    if not isinstance(name, str) or arguments is None:
+        name, stated = None, None
+    arguments = read_arguments(stated) or stated
+    if not isinstance(name, str) or not isinstance(arguments, str):
         raise ValueError(f"message {number} has a call without a name, or whose arguments are no JSON object")
     return {"id": str(call.get("id") or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 

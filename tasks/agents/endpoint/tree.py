@@ -17,7 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from storage.records import Call
-from tasks.agents.answers import ChatMessage, ToolSpec
+from tasks.agents.answers import ChatMessage, ToolSpec, read_arguments
 from tasks.inference.api import Completion
 
 
@@ -154,8 +154,9 @@ def _essence(message: ChatMessage) -> bytes:
     order of members, thoughts, ids of calls (here the output of a tool has the number of its call).
     """
     calls = [
-        (call["function"]["name"], json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True))
+        (call["function"]["name"], json.dumps(json.loads(read_arguments(text) or json.dumps(text)), sort_keys=True))
         for call in message.get("tool_calls", ())
+        for text in (call["function"]["arguments"].strip(),)
     ]
     parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
     return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)

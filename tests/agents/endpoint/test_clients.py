@@ -3,6 +3,7 @@
 A history of a conversation has one form, or is refused with the message that is wrong.
 """
 
+import json
 from typing import Any
 
 import openai
@@ -76,15 +77,20 @@ def test_what_cannot_be_sent_is_a_bad_request(
     ids=["half a pair", "no number", "deep"],
 )
 def test_a_call_that_cannot_be_read_is_one_of_the_calls(qwen3: Chat, verifier: Verifier, says: str) -> None:
-    """Whatever the policy samples, the agent gets an answer, and what was sampled is recorded once."""
+    """Whatever the policy samples, the agent gets it as a call, as from OpenAI, and can answer it."""
 
     async def ask(task: AgentTask, client: Any) -> str:
         answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
-        assert not answer.choices[0].message.tool_calls
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.arguments.removesuffix("<|im_end|>") in says
+        output = {"role": "tool", "tool_call_id": call.id, "content": "error: no JSON"}
+        messages = [*question(task), answer.choices[0].message.model_dump(exclude_none=True), output]
+        await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
         return RIGHT
 
-    (row,) = asked(qwen3, verifier, ask, says=[says])
-    assert [call.status for call in row.calls] == ["unparsable"]
+    (row,) = asked(qwen3, verifier, ask, says=[says, RIGHT])
+    assert [(call.status, call.output) for call in row.calls] == [("unparsable", "error: no JSON")]
+    assert (row.status, row.follows, len(row.sequence_starts)) == ("completed", [-1, 0], 1)
 
 
 @pytest.mark.parametrize(("says", "fault"), [("<tool_call>\n1 + 2\n</tool_call>", "policy"), (RIGHT, "set-up")])
@@ -95,11 +101,11 @@ def test_an_agent_that_fails_because_no_call_can_be_read(
 
     async def ask(task: AgentTask, client: Any) -> str:
         answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
-        return str(answer.choices[0].message.tool_calls[0].function.arguments)
+        return str(json.loads(answer.choices[0].message.tool_calls[0].function.arguments))
 
     (row,) = asked(qwen3, verifier, ask, says=[says])
     assert (row.status, row.fault, len(row.turns)) == ("failed", fault, 1)
-    assert "TypeError" in row.reason
+    assert ("JSONDecodeError" if fault == "policy" else "TypeError") in row.reason
 
 
 @pytest.mark.parametrize("sent_back", ['{"a":[2],"b":1.0}', '"{\\"a\\": [2], \\"b\\": 1.0}"'])
@@ -161,9 +167,19 @@ def test_calls_have_one_form(arguments: Any) -> None:
     assert result == {"role": "tool", "content": "3", "tool_call_id": "call00001"}
 
 
-@pytest.mark.parametrize("arguments", ['"a"', '{"a": 1, "b"', 1])
-def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
-    """Templates write arguments as an object, so anything else would be shown in another form than it was said."""
+@pytest.mark.parametrize("arguments", ['"a"', '{"a": 1, "b"', "[1]"])
+def test_arguments_that_cannot_be_read_stay_as_they_are(qwen3: Chat, arguments: str) -> None:
+    """The policy may have said so; a template that writes the turn anew gets an object, as always."""
+    call = CALL | {"function": ADDED | {"arguments": arguments}}
+    messages = checked(QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT)
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
+    shown = qwen3.tokenizer.decode(qwen3.prompt(messages, [ADD]))
+    assert json.dumps({"name": "add", "arguments": {"arguments": arguments}}) in shown
+
+
+@pytest.mark.parametrize("arguments", [1, [1]])
+def test_arguments_that_are_no_text_and_no_object_are_refused(arguments: Any) -> None:
+    """No policy has said so."""
     call = CALL | {"function": ADDED | {"arguments": arguments}}
     with pytest.raises(EndpointError, match=r"message 1 has a call .* whose arguments are no JSON object"):
         checked(QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT)

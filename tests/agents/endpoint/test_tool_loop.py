@@ -34,12 +34,52 @@ def test_calls_are_answered_and_recorded(qwen3: Chat, verifier: Verifier) -> Non
     [
         (compute("1 / 0"), "failed", "error: "),
         (compute("1", name="calculate"), "failed", "error: no tool 'calculate', did you mean 'calculator'?"),
-        ("<tool_call>\n1 + 2\n</tool_call>", "unparsable", ""),
     ],
 )
 def test_failed_calls(qwen3: Chat, verifier: Verifier, said: str, status: str, output: str) -> None:
-    """The policy hears of an error; a call that nobody can read is an answer, and a case for the audit."""
+    """The policy hears of an error."""
     row = played(qwen3, verifier, "openai", [said, RIGHT])
     (made,) = row.calls
     assert made.status == status
     assert made.output.startswith(output)
+
+
+NO_JSON, NO_OBJECT = "error: the arguments are not valid JSON: ", "error: the arguments are not a JSON object"
+
+
+@pytest.mark.parametrize("renderer", ["auto", "template"])
+@pytest.mark.parametrize(
+    ("body", "output"),
+    [
+        ('{"name": "calculator", "arguments": {"expression": "1 + 2",}}', NO_JSON),
+        ("{'name': 'calculator', 'arguments': {'expression': '1 + 2'}}", NO_JSON),
+        ('{"name": "calculator", "arguments": {"expression": "1 +\n2"}}', NO_JSON),
+        ('{"name": "calculator", "arguments": {"expression": "1 + 2"}', NO_JSON),
+        ('{"name": "calculator", "arguments": "1 + 2"}', NO_JSON),
+        ('{"name": "calculator", "arguments": "[1, 2]"}', NO_OBJECT),
+        ('{"name": "calculator", "arguments": [1, 2]}', "error: "),
+        ('{"name": "calculator", "arguments": null}', "error: "),
+        ('{"name": "calculator", "arguments": {"expression": NaN}}', "error: "),
+        ('[{"name": "calculator", "arguments": {"expression": "1 + 2"}}]', NO_OBJECT),
+        ('{"arguments": {"expression": "1 + 2"}}', "error: no tool '';"),
+        ("1 + 2", NO_JSON),
+        ("", "error: no tool '';"),
+    ],
+)
+def test_calls_that_cannot_be_read(qwen3: Chat, verifier: Verifier, body: str, output: str, renderer: str) -> None:
+    """The policy hears the error of JSON as the tool's output; its turn is no answer, and a case for the audit."""
+    says = [f"<tool_call>\n{body}\n</tool_call>\n{compute('1 + 2')}", RIGHT]
+    row = played(qwen3, verifier, "openai", says, {"renderer": renderer})
+    assert (row.status, row.ungraded, [turn.verdict for turn in row.turns]) == ("completed", [0], ["", "correct"])
+    broken, whole = row.calls
+    assert (broken.status, broken.output.startswith(output)) == ("unparsable", True)
+    assert (whole.status, whole.output) == ("answered", "3")
+    assert row.turns[0].feedback == f"{broken.output}\n3"
+    assert len(row.sequence_starts) == 1
+
+
+def test_a_call_without_an_end_is_no_answer(qwen3: Chat, verifier: Verifier) -> None:
+    """So is one that the limit of tokens cut."""
+    row = played(qwen3, verifier, "openai", ['<tool_call>\n{"name": "calculator", "arguments": {"expr', RIGHT])
+    assert (row.ungraded, [call.status for call in row.calls]) == ([0], ["unparsable"])
+    assert row.turns[0].feedback.startswith(NO_JSON)
