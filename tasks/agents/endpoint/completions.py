@@ -19,6 +19,7 @@ from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext, EpisodeEngine
 from tasks.inference.api import BundledGenerationOutputs
+from tasks.thoughts import split
 
 T = TypeVar("T")
 
@@ -201,7 +202,8 @@ class Completions:
     ) -> Node:
         completion, chat, most = outputs.completions[index], self.context.chat, self.context.gconfig.max_new_tokens
         tools = () if request.tool_choice == "none" else request.specs
-        answer = self.reader.read(outputs.prompt_ids, completion.token_ids, tools)
+        tokens = outputs.prompt_ids, completion.token_ids
+        answer = self.reader.read(*tokens, tools)
         calls = [
             replace(call, id=f"call_{_digest(self.qid, outputs.qid, index, number)}")
             for number, call in enumerate(answer.calls)
@@ -213,9 +215,9 @@ class Completions:
             completion=completion,
             seed=outputs.seeds[index],
             latency_s=outputs.latency_s,
-            text=chat.decode(completion.token_ids),
+            text=chat.decode(completion.token_ids, outputs.prompt_ids),
             messages=request.messages,
-            message=_message(answer, calls, request.stop_texts, chat.completion_text(completion.token_ids)),
+            message=_message(answer, calls, request.stop_texts, split(self.reader.text(*tokens))[1]),
             cut=completion.finish_reason == "length"
             and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
@@ -225,7 +227,7 @@ class Completions:
 
 
 def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], whole: str) -> dict[str, Any]:
-    """Return the assistant's message. Without a call that can be read, its content is the `whole` text."""
+    """Return the assistant's message. Without a call that can be read, its content is `whole`."""
     readable = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
