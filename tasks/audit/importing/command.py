@@ -25,7 +25,7 @@ from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
 from storage.version_names import TrajectoriesVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
-from tasks.agents.chat import Chat, load_tokenizer
+from tasks.agents.chat import Chat, engine_ends, load_tokenizer
 from tasks.audit.checks import LACKED, all_checks
 from tasks.audit.importing.formats import FORMATS, read_row
 from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_trajectory
@@ -35,6 +35,10 @@ from tasks.problems.sources import find, read_jsonl, read_parquet
 
 _ROWS_PER_SHARD = 5_000
 _KNOB = re.compile(r"[a-z_][a-z0-9_.]*=")
+
+
+class UnshownRow(BadRow):
+    """A row as it should be, whose conversation the chat template does not show: it counts as no bad row."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +72,8 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError("score.type: only flows ask models: import with another scorer, then use flows.score")
     store = Store(config.storage.root)
     rollouts, bad = read(files, arguments.format, chat)
+    unshown = [row for row in bad if rollouts and isinstance(row, UnshownRow)]
+    bad = [row for row in bad if not (rollouts and isinstance(row, UnshownRow))]
     remedy = f"check that --format={arguments.format} is right"
     refuse_bad_rows(", ".join(files), len(rollouts), bad, config.problems.max_bad_share, remedy)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
@@ -80,6 +86,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
     root = shlex.quote(config.storage.root)
     said = [f"bad row, left out: {line}" for line in listed(bad)]
+    if unshown:
+        of_all = f"{len(unshown)} of {len(unshown) + len(rollouts) + len(bad)} rows"
+        said += [f"left out, since they have no tokens: {of_all}", *(f"  {line}" for line in listed(unshown))]
     said += [
         f"scored by {config.score.type}. Next:",
         f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",
@@ -104,21 +113,24 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
     rollouts, bad = list[Rollout](), list[BadRow]()
     for name, path in (file for pattern in patterns for file in find(pattern)):
         for line, row in read_parquet(path) if path.endswith((".parquet", ".pq")) else read_jsonl(path):
-            where = Where(line, name or PurePosixPath(path).name)
+            where, kind = Where(line, name or PurePosixPath(path).name), BadRow
             try:
                 rollout = read_row(row, form, str(where))
                 problem_of(rollout)
                 if chat:
+                    kind = UnshownRow
                     add_tokens(rollout, chat)
                 rollouts.append(rollout)
-            except ValueError as error:  # that of the template, too
-                bad.append(BadRow(where, str(error)))
+            except ValueError as error:
+                bad.append(kind(where, str(error)))
     return rollouts, bad
 
 
 def _load_chat(folder: str) -> Chat | None:
     try:
-        return Chat(load_tokenizer(Path(folder))) if folder else None
+        path = Path(folder)
+        ends = engine_ends(path) if (path / "config.json").exists() else ()
+        return Chat(load_tokenizer(path), ends=ends) if folder else None
     except Exception as error:  # the library raises no narrower error
         raise ValueError(f"--tokenizer={folder} needs a tokenizer and a chat template: {error}") from error
 
