@@ -13,9 +13,12 @@ stored texts tell by themselves what is thought.
 
 import re
 
-_TAGS = "think|thinking|thought|reasoning"
-_OPENED = rf"<(?:{_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>|<\|START_THINKING\|>"
-_CLOSED = rf"</(?:{_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>|<\|END_THINKING\|>"
+_TAGS = r"(?:\w{1,9}:)?(?:think|thinking|thought|reasoning)"
+_HARMONY = r"<\|channel\|>{}<\|message\|>"  # of two tokens and a word
+_OPENED = rf"<{_TAGS}>|◁think▷|\[THINK\]|<\|begin_of_thought\|>|<\|START_THINKING\|>|{_HARMONY.format('analysis')}"
+_CLOSED = rf"</{_TAGS}>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>|<\|END_THINKING\|>|{_HARMONY.format('final')}"
+PIECE = re.compile(rf"{_OPENED}|{_CLOSED}|<\|(?:channel|message)\|>", re.IGNORECASE)
+"""A token of a tag."""
 TAG = re.compile(rf"(?P<opened>{_OPENED})|{_CLOSED}", re.IGNORECASE)
 _BEGIN = re.compile(rf"\s*(?:(?:{_OPENED})\s*)+", re.IGNORECASE)
 _END = re.compile(_CLOSED, re.IGNORECASE)

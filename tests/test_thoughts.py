@@ -103,6 +103,15 @@ def test_a_template_may_open_thoughts_in_some_conversations_only() -> None:
     assert [chat.decode(chat.encode("3"), ids) for ids in prompts] == ["<think>\n3", "3"]
 
 
+def test_thoughts_may_stand_between_several_tokens() -> None:
+    """Those of the format harmony, whose answers begin with such tokens, too."""
+    chat = Chat(tokenizer_of("harmony"))
+    final = "<|channel|>final<|message|>It is 3.<|end|>"
+    for said in (final, f"<|channel|>analysis<|message|>4?<|end|><|start|>assistant{final}"):
+        assert split(chat.decode(chat.encode(said)))[1] == "It is 3."
+    assert split(chat.decode(chat.encode("<|channel|>analysis<|message|>It is 3")))[1] == ""
+
+
 def learnt(chat: Chat, message: dict[str, Any], folder: Path) -> str:
     """Return what is learnt from a message with its thought, as the import makes it."""
     path = folder / "rows.jsonl"

@@ -24,7 +24,7 @@ from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
 from tasks.agents.control import JOINT, TurnEnds, exact_text, quoted
 from tasks.agents.template import Message, Messages, Template, Tools
-from tasks.thoughts import TAG, after, opened_by, split
+from tasks.thoughts import PIECE, TAG, after, opened_by, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +80,7 @@ class Chat:
         self.opening = self.opening_of(self.prompt([{"role": "user", "content": "?"}]))
         self.opens_thoughts = bool(self.opening)
         special = ((number, token) for number, token in tokenizer.added_tokens_decoder.items() if token.special)
-        self._vanishing = frozenset(number for number, token in special if not TAG.fullmatch(token.content))
+        self._vanishing = frozenset(number for number, token in special if not PIECE.fullmatch(token.content))
 
     def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins.

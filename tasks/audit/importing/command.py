@@ -72,10 +72,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError("score.type: only flows ask models: import with another scorer, then use flows.score")
     store = Store(config.storage.root)
     rollouts, bad = read(files, arguments.format, chat)
-    unshown = [row for row in bad if rollouts and isinstance(row, UnshownRow)]
-    bad = [row for row in bad if not (rollouts and isinstance(row, UnshownRow))]
+    faulty = [row for row in bad if not (rollouts and isinstance(row, UnshownRow))]
     remedy = f"check that --format={arguments.format} is right"
-    refuse_bad_rows(", ".join(files), len(rollouts), bad, config.problems.max_bad_share, remedy)
+    refuse_bad_rows(", ".join(files), len(rollouts), faulty, config.problems.max_bad_share, remedy)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
     if lacks["golds"]:
         config = load(arguments.config, ["score.type=environment", *knobs])
@@ -85,10 +84,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
     root = shlex.quote(config.storage.root)
-    said = [f"bad row, left out: {line}" for line in listed(bad)]
-    if unshown:
-        of_all = f"{len(unshown)} of {len(unshown) + len(rollouts) + len(bad)} rows"
-        said += [f"left out, since they have no tokens: {of_all}", *(f"  {line}" for line in listed(unshown))]
+    of_all = f"{len(bad)} of {len(bad) + len(rollouts)} rows are left out"
+    said = [f"{of_all}, {len(bad) - len(faulty)} of them without tokens"] if bad else []
+    said += [f"left out: {line}" for line in listed(bad)]
     said += [
         f"scored by {config.score.type}. Next:",
         f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",

@@ -58,7 +58,7 @@ def _without_nulls(value: Any) -> Any:
 def _objects(given: Any) -> list[Any]:
     """Return the objects in a list; some programs write the list, or each object, as a text of JSON."""
     listed = json.loads(given) if isinstance(given, str) and given else given
-    return [_without_nulls(json.loads(each) if isinstance(each, str) else each) for each in listed or ()]
+    return [json.loads(each) if isinstance(each, str) else _without_nulls(each) for each in listed or ()]
 
 
 def _as_tools(given: Any) -> list[dict[str, Any]]:
