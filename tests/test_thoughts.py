@@ -140,9 +140,10 @@ def test_a_thought_is_learnt_as_it_is_sampled(message: dict[str, Any], tmp_path:
         end = "[/THINK]" if name == "special" else "</think>"
         expected = f"{'1, 2' + chr(10) if has_thought else ''}{end}\n\n3{END}"
         assert learnt(CHATS[name], message, tmp_path) == expected, name
-    if not str(message["content"]).startswith("1"):
-        thought = "<think>\n1, 2\n</think>\n\n" if "reasoning_content" in message else ""
-        assert learnt(CHATS["plain"], message, tmp_path) == f"{thought}{message['content']}{END}"
+    thought = "<think>\n1, 2\n</think>\n\n" if "reasoning_content" in message else ""
+    for name in ("plain", "closed"):  # the second has ended its own
+        if not str(message["content"]).startswith("1"):
+            assert learnt(CHATS[name], message, tmp_path) == f"{thought}{message['content']}{END}", name
 
 
 def test_texts_of_other_programs_are_thoughts_after_a_prompt_that_opens_one() -> None:

@@ -81,14 +81,14 @@ class AnswerReader:
 
     def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
-        thought, said = split(self.text(prompt_ids, completion_ids))
+        thought, said = self.said(prompt_ids, completion_ids)
         calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
         content = _CALL.sub("", said) if tools else said
         return ParsedAnswer(content.strip(), thought, calls)
 
-    def text(self, prompt_ids: Sequence[int], completion_ids: list[int]) -> str:
-        """Return the text of a completion with special tokens, and with the tag of a thought that its prompt opened."""
-        return self._chat.opening_of(prompt_ids) + self._chat.completion_text(completion_ids)
+    def said(self, prompt_ids: Sequence[int], completion_ids: list[int]) -> tuple[str, str]:
+        """Return the thought of a completion and what it says, special tokens included."""
+        return split(self._chat.opening_of(prompt_ids) + self._chat.completion_text(completion_ids))
 
 
 def _call(body: str, *, closed: bool) -> Call:

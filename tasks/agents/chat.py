@@ -152,7 +152,7 @@ class Chat:
         for end in (end for end, token in enumerate(ids, 1) if token in self._ends):
             shown = exact_text(self.tokenizer, ids[:end]).removeprefix(before)
             if all(shown.count(name) >= count for name, count in names.items()):
-                return ids[:end]
+                return ids[:end]  # some templates write each call as a message of its own, with an end
         return []
 
     def encode(self, text: str) -> list[int]:

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -299,6 +301,21 @@ def test_thoughts_calls_and_old_calls_are_learnt_together(tmp_path: Path) -> Non
     calls = f"{HERMES}\n{HERMES}<|im_end|>"
     assert texts == [f"{begun}I <|im_end|>add.\n{calls}", begun + calls, f"{HERMES}<|im_end|>"]
     assert [(rollouts[0].turns[0].token_ids or []).count(end) for end in chat.encode("<|im_end|>")] == [1]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_thoughts_are_no_differing_texts(store: Store, verifier: Verifier, tmp_path: Path, *, special: bool) -> None:
+    """The text of a turn has the tag that its prompt ends with, and those that the tokenizer calls special."""
+    tokenizer = deepcopy(chat_of("opening").tokenizer)
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    said = ANSWER | {"reasoning_content": "Hm"}, ANSWER
+    path = write(tmp_path / "a.jsonl", [{"messages": [*ASKED, each], "reward": 1} for each in said])
+    imported(store, path, "--format=messages", f"--tokenizer={tmp_path / 'tokenizer'}", "--name=mine")
+    check = checks_of(store, verifier, "mine", only=["text_differs"])["text_differs"]
+    assert (check.verdict, check.of) == ("pass", 2)
+    texts = [row.turns[0].text for row in rows_of(store, layout.trajectories("mine", 0))]
+    assert texts == ["<think>\nHm\n</think>\n\nIt is 7.\n", "<think>\n</think>\n\nIt is 7.\n"]
 
 
 def test_nulls_of_arrow_are_no_arguments(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tasks.agents.endpoint.tree import Node, Position, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext, EpisodeEngine
 from tasks.inference.api import BundledGenerationOutputs
-from tasks.thoughts import split
 
 T = TypeVar("T")
 
@@ -217,7 +216,7 @@ class Completions:
             latency_s=outputs.latency_s,
             text=chat.decode(completion.token_ids, outputs.prompt_ids),
             messages=request.messages,
-            message=_message(answer, calls, request.stop_texts, split(self.reader.text(*tokens))[1]),
+            message=_message(answer, calls, request.stop_texts, self.reader.said(*tokens)[1]),
             cut=completion.finish_reason == "length"
             and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
