@@ -21,6 +21,7 @@ from tasks.score.golds import gold_text, interval, read_list, read_words, writte
 from tasks.score.numbers import read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 from tasks.score.reading import Statement, final_statement, last_formula, last_numbers, last_words
+from tasks.thoughts import after, opened_by, split, without_thoughts
 
 LENGTH = 40_000
 LIMIT_S = 1.0
@@ -60,6 +61,8 @@ READERS: dict[str, Callable[[str], object]] = {
         for read in (in_ascii, unescaped, unstyled, unmarked, read_number, gold_text, read_list, read_words, written)
     },
     **{read.__name__: read for read in (interval, is_placeholder, program_in, tokens, visible, printable)},
+    **{read.__name__: read for read in (split, without_thoughts, opened_by)},
+    "what follows an opened thought": partial(after, "<think>"),
     "calls of the template": answers._CALL.findall,
     "second checker": lambda text: opinion(text, ["5"]),
     "second checker's comparison": lambda text: compare(text, "5"),

@@ -9,13 +9,14 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from storage.records import Call
 from tasks.agents.chat import Chat
 from tasks.agents.control import TOY_CALL, TOY_TOOLS
+from tasks.thoughts import split
 
 ChatMessage = dict[str, Any]
 """A message as in OpenAI's chat completions: {"role": "user", "content": "…"}; contents are texts."""
@@ -72,24 +73,21 @@ def _is_text(text: str) -> bool:
 
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_OPEN, _CLOSE = "<think>", "</think>"
 
 
 class AnswerReader:
-    """Reads calls as JSON between `<tool_call>` and `</tool_call>`, and thoughts that end with `</think>`."""
+    """Reads calls as JSON between `<tool_call>` and `</tool_call>`, and thoughts as `tasks.thoughts` knows them."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
     def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
-        text = self._chat.completion_text(completion_ids)
-        thoughts, closed, said = text.partition(_CLOSE)
-        if not closed or not (self._chat.opens_thoughts or text.lstrip().startswith(_OPEN)):
-            thoughts, said = "", text
+        # Special tokens included: they may be the tags.
+        thought, said = split(self._chat.opening_of(prompt_ids) + self._chat.completion_text(completion_ids))
         calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
         content = _CALL.sub("", said) if tools else said
-        return ParsedAnswer(content.strip(), thoughts.strip().removeprefix(_OPEN).strip(), calls)
+        return ParsedAnswer(content.strip(), thought, calls)
 
 
 def _call(body: str, *, closed: bool) -> Call:
@@ -126,6 +124,9 @@ class FamilyReader(AnswerReader):
             return ParsedAnswer("", "", [read_call(None, None, str(self._chat.tokenizer.decode(said)))])
         # A name that no tool has is the agent's business.
         calls = [read_call(call.name, call.arguments, call.raw) for call in parsed.tool_calls]
+        plain = super().read(prompt_ids, completion_ids, tools)
+        if plain.reasoning and not parsed.reasoning_content:  # the library does not see that the prompt opened it
+            return replace(plain, calls=calls)
         return ParsedAnswer(parsed.content, parsed.reasoning_content or "", calls)
 
 

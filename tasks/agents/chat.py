@@ -9,6 +9,7 @@ Contents are text. Only the template writes control tokens, see `tasks.agents.co
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +22,9 @@ from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint, manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
-from tasks.agents.control import TurnEnds, exact_text
+from tasks.agents.control import JOINT, TurnEnds, exact_text, quoted
 from tasks.agents.template import Message, Messages, Template, Tools
+from tasks.thoughts import PIECE, TAG, after, opened_by, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +55,8 @@ class Chat:
         readable: number of token ids that the policy knows and the tokenizer can have; the others are padding.
         control: the tokens that only the template may write.
         toy_calls: calls as the template writes them, see `Written.toy_calls`.
-        opens_thoughts: whether the template itself writes the `<think>` with which an answer begins.
+        opens_thoughts: whether the template itself opens the thought with which an answer begins.
+        opening: the tag with which it does so, and the blanks after it; otherwise empty.
         stop_token_ids: tokens that end a turn: the tokenizer's end of text, `ends`, and the template's ends of turns.
 
     Raises:
@@ -73,7 +76,11 @@ class Chat:
         written = self._ends.template if self._template.keeps_plain() else ()
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*engine, *written}))
         self.toy_calls = self.encode(self._template.written.toy_calls)
-        self.opens_thoughts = "<think>" in self._template.lead
+        self._words = TAG.split(self._template.lead)[-1].lstrip()  # those with which the template begins a thought
+        self.opening = self.opening_of(self.prompt([{"role": "user", "content": "?"}]))
+        self.opens_thoughts = bool(self.opening)
+        special = ((number, token) for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self._vanishing = frozenset(number for number, token in special if not PIECE.fullmatch(token.content))
 
     def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins.
@@ -88,8 +95,8 @@ class Chat:
         return list(self._encode_cached(self._template.render(messages, tools)))
 
     def whole(self, messages: Messages) -> list[int]:
-        """Return the ids of a conversation that ends with the assistant's answer."""
-        text = self.tokenizer.apply_chat_template(self.control.apart(messages), tokenize=False)
+        """Return the ids of a conversation that ends with the assistant's answer; tags of thoughts in it are text."""
+        text = self.tokenizer.apply_chat_template(self.control.apart(quoted(messages)), tokenize=False)
         return self.control.encode(str(text))
 
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
@@ -126,24 +133,44 @@ class Chat:
             return None
         return None if rest is None else self._ends.following(list(self._encode_cached(rest)), completion_ids)
 
-    def answer(self, text: str) -> list[int]:
-        """Return a completion that says `text`, with the end of its turn, as a policy would sample it."""
-        ends = *self._ends.template, *self.stop_token_ids
-        return [*self.encode("</think>\n\n" * self.opens_thoughts + text), *ends[:1]]
+    def answer(self, text: str, calls: Sequence[dict[str, Any]] = (), tools: Tools = ()) -> list[int]:
+        r"""Return a completion that says `text` and makes calls, with the end of its turn, as a policy would sample it.
 
-    def call(self, name: str, arguments: dict[str, Any], tools: Tools) -> list[int]:
-        """Return a completion that calls a tool as the template writes it; none if the template writes no calls."""
-        ids = self.answer(self._template.call({"name": name, "arguments": arguments}, tools))
-        ends = (end for end, token in enumerate(ids, 1) if token in self._ends)
-        return next((ids[:end] for end in ends if name in exact_text(self.tokenizer, ids[:end])), [])
+        Where the template opens a thought, that of the text goes on: `<think>\nHm</think>42` becomes `Hm</think>42`.
+
+        Args:
+            text: a thought with its tags, if there is one, and what is said.
+            calls: as in OpenAI's chat completions; nothing is returned if the template does not write them.
+            tools: those of the conversation.
+        """
+        body = self.control.said_apart(after(self.opening, text) if self.opening else text)
+        if not calls:
+            ends = *self._ends.template, *self.stop_token_ids
+            return [*self.control.encode(body), *ends[:1]]
+        ids = self.control.encode(body + self._template.calls(calls, tools, said=bool(split(text)[1])))
+        names, before = Counter(call["function"]["name"] for call in calls), body.replace(JOINT, "")
+        for end in (end for end, token in enumerate(ids, 1) if token in self._ends):
+            shown = exact_text(self.tokenizer, ids[:end]).removeprefix(before)
+            if all(shown.count(name) >= count for name, count in names.items()):
+                return ids[:end]  # some templates write each call as a message of its own, with an end
+        return []
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text` and add no special tokens; those in the text are recognised."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Return the text of a completion, without its end and without special tokens."""
-        return str(self.tokenizer.decode(self.without_end(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: list[int], prompt_ids: Sequence[int] = ()) -> str:
+        """Return the text of a completion, without its end and without special tokens, but with the tags of thoughts.
+
+        That of a thought which the prompt opened is put before it. Without `prompt_ids`, it is a usual one.
+        """
+        kept = [number for number in self.without_end(token_ids) if number not in self._vanishing]
+        return self.opening_of(prompt_ids) + str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+    def opening_of(self, prompt_ids: Sequence[int] = ()) -> str:
+        """Return the tag with which a prompt opens a thought; "" if it opens none: templates may decide by messages."""
+        end = exact_text(self.tokenizer, prompt_ids[-64:])  # the words with which the template begins an answer
+        return opened_by(end.removesuffix(self._words)) if prompt_ids else self.opening
 
     def without_end(self, completion_ids: Sequence[int]) -> list[int]:
         """Return a completion without the token that ended it."""

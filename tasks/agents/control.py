@@ -11,19 +11,19 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from tasks.thoughts import TAG
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 JOINT = "\ufdd0"
 """A character that Unicode leaves to programs, and that no text should contain."""
-_THOUGHTS = ("<think>", "</think>")
 
-_ASKED, SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
+_ASKED, SAID, _GIVEN, NEXT = "(asked)", "(said)", "(given)", "(next)"
 TOY_CALL: dict[str, Any] = {"name": "look", "arguments": {"x": _GIVEN}}
 _FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
 TOY_TOOLS = [{"type": "function", "function": _FUNCTION}]
-CALL_IDS = "look00001", "look00002"
 _ROLES = "user", "tool", "system", "assistant"
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str | None]
@@ -64,8 +64,8 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
     after, around = dict[str, str](), list[str]()
     for role in _ROLES:
         said = _message("assistant", lead + SAID)
-        text = render([_message("user", _ASKED), said, _message(role, _NEXT)], []) or ""
-        gap, follows, closing = text.partition(SAID)[2].partition(_NEXT)
+        text = render([_message("user", _ASKED), said, _message(role, NEXT)], []) or ""
+        gap, follows, closing = text.partition(SAID)[2].partition(NEXT)
         if not follows:
             continue
         after[role] = gap
@@ -73,7 +73,7 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
         if role != "assistant" and not within_users:
             around.extend([text.partition(_ASKED)[0], gap, closing.removesuffix(lead)])
     # Templates may refuse system messages elsewhere than at the beginning, and outputs of tools without calls.
-    begun = render([_message("system", _NEXT), _message("user", _ASKED)], []) or ""
+    begun = render([_message("system", NEXT), _message("user", _ASKED)], []) or ""
     around.append(begun.partition(_ASKED)[0])
     in_calls, after_call, outputs = _find_calls(render, lead)
     closing, end, gap = _split(after_call, "\n".join(in_calls), after.values(), "\n".join(around), marks)
@@ -87,12 +87,12 @@ def _find_calls(render: Render, lead: str) -> tuple[list[str], str, list[str]]:
 
     They are those of two calls, or of one if the template refuses two.
     """
-    for ids in (CALL_IDS, CALL_IDS[:1]):
-        text = render(with_calls(ids, lead), TOY_TOOLS) or ""
-        before, *others = text.partition(_NEXT)[0].split(_GIVEN)
+    for calls in ([TOY_CALL] * 2, [TOY_CALL]):
+        text = render(with_calls(calls, lead), TOY_TOOLS) or ""
+        before, *others = text.partition(NEXT)[0].split(_GIVEN)
         if others:
             *between, after = others
-            return [before.partition(SAID)[2], *between], after, text.removesuffix(lead).split(_NEXT)[1:]
+            return [before.partition(SAID)[2], *between], after, text.removesuffix(lead).split(NEXT)[1:]
     return [], "", []
 
 
@@ -112,11 +112,12 @@ def _split(
     return after_call[: end.start()], end[0], after_call[end.end() :]
 
 
-def with_calls(ids: Sequence[str], lead: str, call: Mapping[str, Any] = TOY_CALL) -> list[dict[str, Any]]:
-    """Return a conversation in which the assistant says `SAID`, and makes a call once for each id, with outputs."""
-    calls = [{"id": number, "type": "function", "function": call} for number in ids]
-    results = [_message("tool", _NEXT) | {"name": call["name"], "tool_call_id": number} for number in ids]
-    return [_message("user", _ASKED), _message("assistant", lead + SAID) | {"tool_calls": calls}, *results]
+def with_calls(calls: Sequence[Mapping[str, Any]], lead: str, said: str = SAID) -> list[dict[str, Any]]:
+    """Return a conversation in which the assistant says `lead` and `said`, and makes calls, with their outputs."""
+    named = {f"look{number:05}": call for number, call in enumerate(calls, 1)}  # some templates refuse other ids
+    made = [{"id": name, "type": "function", "function": call} for name, call in named.items()]
+    results = [_message("tool", NEXT) | {"name": call["name"], "tool_call_id": name} for name, call in named.items()]
+    return [_message("user", _ASKED), _message("assistant", lead + said) | {"tool_calls": made}, *results]
 
 
 def _message(role: str, content: str) -> dict[str, Any]:
@@ -145,8 +146,8 @@ class ControlTokens:
       ends turns, such as `<|user|>`, unless they are words;
     - in outputs of tools and in calls all other added tokens, too, such as `<think>` and `</tool_response>`, unless
       they are words;
-    - in what the assistant says not `<think>`, `</think>` and those around calls, since a policy samples them itself,
-      unless they begin and end turns, too.
+    - in what the assistant says not the tags of thoughts and those around calls, since a policy samples them itself,
+      unless they begin and end turns, too. For models that only read what a policy said, see `quoted`.
 
     `apart` puts a joint into each text of a control token. Templates copy it like other characters, and `encode` makes
     no token of it. A text without such marks has exactly the tokens that the tokenizer gives. Example:
@@ -168,7 +169,7 @@ class ControlTokens:
 
         turns = marks_in(*written.around)
         everywhere = turns.union(mark for mark, special in marks.items() if special)
-        own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
+        own = set(filter(TAG.fullmatch, marks)) | marks_in(lead) | (marks_in(*written.in_calls) - turns)
         self._others, self._returned = _joiner(everywhere), _joiner(marks)
         self.said_apart = _joiner(everywhere - own)
         """Returns what the policy said as it stands in messages that are `apart`."""
@@ -225,6 +226,14 @@ def _joiner(texts: Collection[str]) -> Callable[[str], str]:
     patterns = [f"{first}(?={'|'.join(others)})" for first, others in rests.items()]
     pattern = re.compile("|".join([*patterns, f'(?<![^"])(?={"|".join(begun)})']))
     return lambda text: pattern.sub(rf"\g<0>{JOINT}", text)
+
+
+def quoted(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in whose contents the tags of thoughts are text, so that no template drops words for them."""
+    return [
+        {**message, "content": TAG.sub(lambda tag: f"{tag[0][0]}{JOINT}{tag[0][1:]}", message["content"])}
+        for message in messages
+    ]
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

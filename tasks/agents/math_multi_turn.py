@@ -10,6 +10,7 @@ from tasks.agents.interface import Actions, AgentContext, EpisodeEngine, Episode
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment, verdict_of
 from tasks.problems.messages import first_messages, with_instructions
+from tasks.thoughts import split
 
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
 CORRECT_FEEDBACK = "Your answer is correct."
@@ -56,9 +57,9 @@ class MathMultiTurnAgent:
         for turn in range(self.num_turns):
             await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
             outputs = await act_queue.get()
-            answer = chat.decode(outputs.output_ids[0])
-            episode.add_completion(outputs, answer)
-            _, reward, terminated, _, info = await env.step(answer)
+            text = chat.decode(outputs.output_ids[0], episode.prompt_ids)
+            episode.add_completion(outputs, text)
+            _, reward, terminated, _, info = await env.step(split(text)[1])
             episode.set_verdict(verdict_of(info), reward, info.get("parts"))
             if (terminated and self.stop_on_success) or turn == self.num_turns - 1:
                 break
@@ -102,5 +103,5 @@ class NullAgent:
         chat = self.context.chat
         episode = Episode(prompt, chat.prompt(first_messages(prompt.problem, prompt.problem.prompt)))
         outputs = await engine.generate(episode.prompt_ids, self.context.gconfig, prompt.qid)
-        episode.add_completion(outputs, chat.decode(outputs.output_ids[0]))
+        episode.add_completion(outputs, chat.decode(outputs.output_ids[0], outputs.prompt_ids))
         return [episode.trajectory()]

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from tasks.agents.control import CALL_IDS, JOINT, SAID, ControlTokens, find_written, marks_of, with_calls
+from tasks.agents.control import JOINT, NEXT, SAID, ControlTokens, find_written, marks_of, with_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,17 +124,23 @@ class Template:
         self._warned = True
         return None
 
-    def call(self, call: Mapping[str, Any], tools: Tools) -> str:
-        """Return what the template writes for a call, and all that follows it; "" if it writes no calls.
+    def calls(self, calls: Sequence[dict[str, Any]], tools: Tools, *, said: bool) -> str:
+        """Return what the template writes for calls in one turn, up to the first output; "" if it writes no such calls.
 
         Args:
-            call: name of the tool, and the arguments as an object.
+            calls: as in OpenAI's chat completions.
             tools: those of the conversation.
+            said: whether there are words before the calls.
         """
-        asked, *others = with_calls(CALL_IDS[:1], self.lead, call)
-        before, text = (self._try(each, list(tools)) or "" for each in ([asked], [asked, *others]))
-        rest = text.partition(SAID)[2] or text.removeprefix(before)  # some templates show no words beside a call
-        return rest if call["name"] in rest else ""
+        functions = [call["function"] for call in _with_objects({"tool_calls": list(calls)})["tool_calls"]]
+        for words in (SAID,) if said or self.lead else ("", SAID):
+            asked, *others = with_calls(functions, self.lead, words)
+            before, text = (self._try(each, list(tools)) or "" for each in ([asked], [asked, *others]))
+            shown = text.partition(words)[2] if words else ""  # some templates show no words beside a call
+            rest = (shown or (text.removeprefix(before) if text.startswith(before) else "")).partition(NEXT)[0]
+            if all(function["name"] in rest for function in functions):
+                return rest.lstrip() if words and not said else rest
+        return ""
 
     def keeps_plain(self) -> bool:
         """Return whether the template keeps the plainest completion unchanged.

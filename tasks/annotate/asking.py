@@ -13,6 +13,7 @@ from configs.models import Judge, Role
 from storage.records import Annotation
 from storage.visible import described
 from tasks.agents.chat import Chat, engine_ends, load_tokenizer
+from tasks.agents.control import quoted
 from tasks.inference.api import ContextLengthError, GenerationConfig, RefusedError
 from tasks.inference.client import Client
 from tasks.score.by_model import JudgeScorer, messages_of
@@ -157,10 +158,12 @@ class JudgeAsker(_OfTurns):
             temperature=scorer.temperature, max_new_tokens=scorer.max_new_tokens, stop_token_ids=ends
         )
         try:
-            (completion,) = await client.generate(self._chat.prompt(messages), gconfig, seed)
+            prompt_ids = self._chat.prompt(quoted(messages))
+            (completion,) = await client.generate(prompt_ids, gconfig, seed)
         except ContextLengthError as error:
             return Said(prompt, problem=str(error).replace("inference.", "models.judge."))
-        return Said(prompt, self._chat.completion_text(completion.token_ids), problem=_cut(completion.finish_reason))
+        text = self._chat.decode(completion.token_ids, prompt_ids)
+        return Said(prompt, text, problem=_cut(completion.finish_reason))
 
 
 def _cut(end: str) -> str:

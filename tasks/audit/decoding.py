@@ -31,7 +31,7 @@ _WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"
 
 
 class Decoder:
-    """A tokenizer that decodes many sequences at once, with the same text for each as `Chat.decode`."""
+    """A tokenizer that decodes many sequences at once, with the texts of `Chat.decode`, but for tags of thoughts."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer

@@ -162,7 +162,7 @@ class Collector:
                 episode.start_sequence("", outputs.prompt_ids)
             elif len(outputs.prompt_ids) > len(sequence):
                 episode.add_feedback("", outputs.prompt_ids[len(sequence) :])
-            episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
+            episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0], outputs.prompt_ids))
         return episode.trajectory(status=status, reason=reason)
 
 

@@ -6,6 +6,7 @@ say other things: what fails before the first completion fails for all of them, 
 fault.
 """
 
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class Script(Chat):
             function = self._tools[0]["function"]
             schema, self.called = function.get("parameters") or {}, function["name"]
             known, required = schema.get("properties", {}), schema.get("required", [])
-            ids = self.call(self.called, {name: _value(known.get(name, {})) for name in required}, self._tools)
+            arguments = json.dumps({name: _value(known.get(name, {})) for name in required})
+            ids = self.answer("", [{"function": {"name": self.called, "arguments": arguments}}], self._tools)
             self.unwritten = not ids
         self.reached = f"after a call of {self.called!r}" if ids else f"after the answer {self.text!r}"
         ids = ids or self.answer(self.text)

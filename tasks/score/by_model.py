@@ -19,6 +19,7 @@ from configs.models import Role
 from storage.records import Annotation, VerdictName
 from tasks.score.interface import Answer, ScorerContext
 from tasks.score.verdict import Verdict, storable
+from tasks.thoughts import split
 
 PROMPT = """\
 You grade an answer to a problem.
@@ -181,12 +182,12 @@ def _parser(pattern: str) -> "re.Pattern[str]":
 
 
 def messages_of(answer: Answer) -> list[dict[str, Any]]:
-    """Return the conversation up to a turn, which is its last message: what a reward model reads."""
+    """Return the conversation up to a turn, which is its last message, without thoughts: what a reward model reads."""
     row, turn = answer.row, answer.turn
     follows = row["follows"] or [index - 1 for index in range(len(row["turns"]))]
     messages = list[dict[str, Any]]()
     while turn >= 0:
-        messages.insert(0, {"role": "assistant", "content": row["turns"][turn]["text"]})
+        messages.insert(0, {"role": "assistant", "content": split(row["turns"][turn]["text"])[1]})
         turn = follows[turn]
         messages.insert(0, {"role": "user", "content": row["turns"][turn]["feedback"] if turn >= 0 else row["prompt"]})
     return messages

@@ -25,6 +25,7 @@ from pydantic import Field
 from tasks.problems.problem_set import HIDDEN_TESTS
 from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
 from tasks.score.verdict import Verdict, storable
+from tasks.thoughts import TAG, split
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.sandbox import Sandboxes
 
@@ -58,7 +59,7 @@ class CodeScorer:
     """
 
     columns: Sequence[str] = ("metadata",)
-    version = 3  # 1: True was 1; 2: decimals had to be equal
+    version = 3  # 1: True was 1; 2: decimals had to be equal, and programs in thoughts were run
     private: Sequence[str] = (HIDDEN_TESTS,)
 
     def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
@@ -93,13 +94,19 @@ def judge_program(answer: Answer, run: RunProgram) -> Verdict:
 def program_in(text: str) -> str | None:
     r"""Return the last block of Python in a text, between fences as in Markdown, or else the last one of no language.
 
+    What stands in thoughts is no program, and tags of thoughts in a program are its text.
+
     >>> program_in("First:\n```python\nprint(1)\n```\nNo:\n```python\nprint(2)\n```\nIt prints:\n```\n2\n```")
     'print(2)'
     """
     blocks, fence, language = defaultdict[str, list[list[str]]](list), "", ""
-    block = list[str]()
-    for line in text.splitlines():
-        mark = _FENCE.fullmatch(line)
+    block, thinking = list[str](), False
+    for line in split(text)[1].splitlines():
+        for tag in TAG.finditer("" if fence else line):
+            if not (tag["opened"] or thinking):  # a thought without a beginning
+                blocks.clear()
+            thinking = bool(tag["opened"])
+        mark = None if thinking else _FENCE.fullmatch(line)
         if mark and not fence:
             fence, language, block = mark[1], mark[2].lower(), []
         elif mark and mark[1].startswith(fence) and not mark[2]:

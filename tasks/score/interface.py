@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from configs.models import Role
 from storage.records import Annotation
 from tasks.score.verdict import Verdict
+from tasks.thoughts import split
 
 if TYPE_CHECKING:
     from tasks.score.verifier import Verifier
@@ -48,14 +49,14 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The completion."""
+        """The completion, with its thoughts between their tags."""
         return str(self.row["turns"][self.turn]["text"])
 
     @property
     def given(self) -> str:
-        """What the agent gave to the environment as its answer: with structured output a part of the completion."""
+        """What the agent gave to the environment as its answer, without thoughts: at times a part of the completion."""
         answers = self.row.get("answers")
-        return self.text if not answers or answers[self.turn] is None else str(answers[self.turn])
+        return split(self.text if not answers or answers[self.turn] is None else str(answers[self.turn]))[1]
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@ r"""What is read as the final answer of a text: the contract in front of the com
 
 | text | read |
 |---|---|
-| thoughts (`<think>…</think>`, also without an end or a beginning), calls of tools | never |
+| thoughts (`tasks.thoughts`, also without an end or a beginning), calls of tools | never |
 | `… \boxed{41} … so it is \boxed{42}` | the last complete box; also `\fbox`, `boxed{42}`, `\boxed(42)` |
 | `\boxed{2} and \boxed{3}` | boxes that are joined by a comma, `and`, `or` or nothing are one list |
 | `<answer>42</answer>`, `#### 42`, `A: 42`, `Answer: 42`, `the answer is 42` | what follows the last of these |
@@ -22,11 +22,8 @@ from dataclasses import dataclass
 from tasks.score.languages import ALTERED, JOINED, NEGATIVE, SCRIPT, is_denied, patterns, spaced, words_of
 from tasks.score.numbers import SCALE, UNITS
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
+from tasks.thoughts import without_thoughts
 
-_THOUGHT_TAGS = "think|thinking|thought|reasoning"
-_OPENED = rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>"
-_CLOSED = rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>"
-_THOUGHT = re.compile(rf"(?P<opened>{_OPENED})|{_CLOSED}", re.IGNORECASE)
 _TOKENS = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>")
 _CALL = re.compile(r"<(tool_call|function_call)>.*?(?:</\1>|\Z)", re.DOTALL)
 
@@ -52,32 +49,13 @@ def final_statement(text: str) -> Statement | None:
     >>> final_statement("The answer is 42.").text, final_statement("<think>42</think>")
     ('42', None)
     """
-    text = _TOKENS.sub("", unescaped(without_thoughts(text)))
+    text = _TOKENS.sub("", unescaped(_CALL.sub("", without_thoughts(text))))
     if (box := _last_box(text)) is not None:
         return Statement(box, boxed=True)
     text = text.strip()
     if (cued := _after_cue(text)) is not None:
         return Statement(cued, boxed=False, cued=True)
     return Statement(text, boxed=False) if text else None
-
-
-def without_thoughts(text: str) -> str:
-    r"""Remove thoughts and calls of tools; a thought or call that never ends reaches to the end of the text.
-
-    >>> without_thoughts("a</think>b<think>c</think>d<tool_call>e</tool_call>f<think>g")
-    'b\ndf'
-    """
-    kept, begin, thinking = list[str](), 0, False
-    for mark in _THOUGHT.finditer(text):
-        if mark["opened"] and not thinking:
-            kept.append(text[begin : mark.start()])
-        elif not mark["opened"]:
-            if begin and not thinking:  # a thought without a beginning reaches back to the one before
-                kept.append("")
-            begin = mark.end()
-        thinking = bool(mark["opened"])
-    kept += [] if thinking else [text[begin:]]
-    return _CALL.sub("", "\n".join(kept).lstrip("\n") if begin else "".join(kept))
 
 
 _BRACES = re.compile(r"(\\?\b(?:boxed|fbox|framebox)\s{0,9}([{(]))|\\boxed\s{1,9}([^\s{}\\$]+)|\\.|[{}()]", re.DOTALL)

@@ -85,6 +85,11 @@ def thought(name: str, answer: str) -> str:
     return f"{'' if name in OPENED else '<think>' + chr(10)}Hmm\n</think>\n\n{answer}"
 
 
+def said(name: str, answer: str) -> str:
+    """Return a completion without a thought; one that the template opens has to end."""
+    return f"{'</think>' * (name in OPENED)}{answer}"
+
+
 @lru_cache
 def chat_of(name: str) -> Chat:
     """Return one Chat for all conversations, as in a run."""
@@ -238,7 +243,7 @@ def test_what_a_template_raises_is_reported_as_its_refusal() -> None:
 def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int = 256) -> Trajectory:
     """Play an episode with a wrong answer and then a right one."""
     chat = Chat(make_tokenizer(TEMPLATES[name]))
-    replies = [thought(name, WRONG) if thinks else WRONG, RIGHT]
+    replies = [thought(name, WRONG) if thinks else WRONG, said(name, RIGHT)]
     agent = MathMultiTurnAgent(context(chat, max_model_len), num_turns=2)
     return play(ScriptedEngine(chat, lambda turn, _: replies[turn]), agent, verifier)[0]
 
@@ -255,7 +260,10 @@ def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
     texts = tokenizer.decode(trajectory.token_ids[:start]), tokenizer.decode(trajectory.token_ids[start:])
     assert texts[0] == render(tokenizer, [QUESTION]) + thought(name, WRONG) + END
     answered = [QUESTION, {"role": "assistant", "content": thought(name, WRONG)}]
-    assert texts[1] == render(tokenizer, [*answered, {"role": "user", "content": WRONG_FEEDBACK}]) + RIGHT + END
+    assert (
+        texts[1]
+        == render(tokenizer, [*answered, {"role": "user", "content": WRONG_FEEDBACK}]) + said(name, RIGHT) + END
+    )
     sampled = {*range(first.start, first.end), *range(second.start, second.end)}
     assert trajectory.action_mask == [index in sampled for index in range(len(trajectory.token_ids))]
     assert [version == 3 for version in trajectory.versions] == trajectory.action_mask

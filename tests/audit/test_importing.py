@@ -4,6 +4,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -27,13 +29,14 @@ from tasks.audit import comparing
 from tasks.audit.data_sets import select
 from tasks.audit.importing import command
 from tasks.audit.importing.formats import read_row
-from tasks.audit.importing.rollout import problem_of
+from tasks.audit.importing.rollout import problem_of, to_trajectory
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.problems.problem_set import ProblemError, RowError
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import FEEDBACK, Play
 from tests.support.chain_helpers import commit_rows
+from tests.support.chat_formats import chat_of
 from tests.support.train_helpers import make_scores, make_trajectory
 
 CALL: dict[str, Any] = {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}
@@ -243,6 +246,128 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     assert [row.logprobs[turn.start : turn.end] for turn in row.turns] == [[-0.5] * len(ids)] * 2
     checks = checks_of(store, verifier, "kept", only=of_tokens)
     assert (checks["text_differs"].cases, checks["bad_logprobs"].verdict) == (1, "pass")
+
+
+ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4 and 1 + 1?"}]
+CALLS: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "b"}]}
+OLD: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None, "function_call": CALL["function"], "tool_calls": None}
+]
+OLD += [{"role": "function", "name": "add", "content": "seven"}]
+OUTPUTS = [{"role": "tool", "tool_call_id": number, "content": "seven"} for number in ("b", "a")]
+ANSWER = {"role": "assistant", "content": "It is 7.\n"}
+LOG: dict[str, Any] = {"messages": [*ASKED, CALLS, *OUTPUTS, ANSWER], "tools": [ADD], "reward": 1}
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+GLM = '\n<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
+SPOKEN = {
+    "qwen3": (f"{HERMES}\n{HERMES}<|im_end|>", "<|im_end|>"),
+    "llama": ('{"name": "add", "parameters": {"x": 1}}' * 2 + "<|eom_id|>", "<|eot_id|>"),
+    "glm": (f"{GLM * 2}<|observation|>", "<|user|>"),
+    "strict": (f"{GLM * 2}<|observation|>", "<|user|>"),
+    "single": ("", ""),  # refuses two calls
+    "opening": ("", ""),  # writes no calls
+    "harmony": ("", ""),  # has no end behind calls that the template tells
+}
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_calls_and_answers_are_learnt_with_their_ends(name: str, tmp_path: Path) -> None:
+    """As the chat template writes them; outputs of tools are not. What it does not write is left out."""
+    chat, (calls, end) = chat_of(name), SPOKEN[name]
+    path = write(tmp_path / "a.jsonl", [LOG, {"messages": [*ASKED, ANSWER]}])
+    rollouts, bad = command.read([path], "messages", chat)
+    if not calls:
+        assert [(str(row.where), type(row)) for row in bad] == [("line 1 of a.jsonl", command.UnshownRow)]
+        return
+    row, _ = [to_trajectory(each, Counter(), "r", "p", "messages") for each in rollouts]
+    texts = [str(chat.tokenizer.decode(row.token_ids[turn.start : turn.end])) for turn in row.turns]
+    assert texts == [calls, f"It is 7.\n{end}"]
+    shown = [number for number, learnt in zip(row.token_ids, row.action_mask, strict=True) if not learnt]
+    assert str(chat.tokenizer.decode(shown)).count("seven") == 2
+    assert len(row.sequence_starts) == 1 + (name == "llama")  # which writes the tools behind all messages
+    assert [call.output for call in row.calls] == ["seven"] * 2
+
+
+def test_thoughts_calls_and_old_calls_are_learnt_together(tmp_path: Path) -> None:
+    """After a thought, with words before the call or without, and as OpenAI wrote calls before there were tools."""
+    chat, thought = chat_of("qwen3"), {"reasoning_content": "Hm"}
+    said = [CALLS | thought | {"content": "I <|im_end|>add."}], [CALLS | thought], OLD
+    path = write(tmp_path / "a.jsonl", [LOG | {"messages": [*ASKED, *each, ANSWER]} for each in said])
+    rollouts, bad = command.read([path], "messages", chat)
+    assert not bad
+    texts = [str(chat.tokenizer.decode(each.turns[0].token_ids or [])) for each in rollouts]
+    begun = "<think>\nHm\n</think>\n\n"
+    calls = f"{HERMES}\n{HERMES}<|im_end|>"
+    assert texts == [f"{begun}I <|im_end|>add.\n{calls}", begun + calls, f"{HERMES}<|im_end|>"]
+    assert [(rollouts[0].turns[0].token_ids or []).count(end) for end in chat.encode("<|im_end|>")] == [1]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_thoughts_are_no_differing_texts(store: Store, verifier: Verifier, tmp_path: Path, *, special: bool) -> None:
+    """The text of a turn has the tag that its prompt ends with, and those that the tokenizer calls special."""
+    tokenizer = deepcopy(chat_of("opening").tokenizer)
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    said = ANSWER | {"reasoning_content": "Hm"}, ANSWER
+    path = write(tmp_path / "a.jsonl", [{"messages": [*ASKED, each], "reward": 1} for each in said])
+    imported(store, path, "--format=messages", f"--tokenizer={tmp_path / 'tokenizer'}", "--name=mine")
+    check = checks_of(store, verifier, "mine", only=["text_differs"])["text_differs"]
+    assert (check.verdict, check.of) == ("pass", 2)
+    texts = [row.turns[0].text for row in rows_of(store, layout.trajectories("mine", 0))]
+    assert texts == ["<think>\nHm\n</think>\n\nIt is 7.\n", "<think>\n</think>\n\nIt is 7.\n"]
+
+
+def test_nulls_of_arrow_are_no_arguments(tmp_path: Path) -> None:
+    """Each struct of a column has the members of all others. Nulls in arguments that are JSON stay."""
+    arguments: list[Any] = [{"x": 1, "at": {"y": 2}}, {"z": [{"a": 1}, {"b": 2}]}, '{"n": null}']
+    chat, learnt = chat_of("qwen3"), list[Any]()
+    for number, made in enumerate([arguments[:2], arguments[2:], [None]]):
+        said = [{"id": "", "function": {"name": "add", "arguments": each}} for each in made]
+        path = tmp_path / f"{number}.parquet"
+        rows = [{"messages": [*ASKED, {"role": "assistant", "tool_calls": said}], "tools": [ADD], "reward": True}]
+        rows += [
+            {"messages": [*ASKED, ANSWER], "tools": [{"type": "function", "function": {"name": "b", "extra": "c"}}]}
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        (rollout, _), bad = command.read([str(path)], "messages", chat)
+        assert not bad
+        assert rollout.tools == [ADD]
+        text = str(chat.tokenizer.decode(rollout.turns[0].token_ids or []))
+        learnt += [json.loads(part.partition("</tool_call>")[0])["arguments"] for part in text.split("<tool_call>")[1:]]
+    assert learnt == [*arguments[:2], {"n": None}, {}]
+
+
+def test_rows_without_tokens_are_counted_and_named(store: Store, tmp_path: Path) -> None:
+    """They are no bad rows, of which few are allowed; the others can be trained on."""
+    folder, broken = (
+        tmp_path / "tokenizer",
+        [CALLS | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "x=1"}}]}],
+    )
+    chat_of("qwen3").tokenizer.save_pretrained(folder)
+    path = write(tmp_path / "a.jsonl", [LOG, LOG | {"messages": [*ASKED, *broken]}])
+    made = imported(store, path, "--format=messages", f"--tokenizer={folder}", "--name=mine")
+    said = " ".join(made["says"])
+    assert "1 of 2 rows are left out, 1 of them without tokens" in said
+    assert "line 2 of a.jsonl: message 1 has a call without a name, or whose arguments are no JSON object" in said
+    (row,) = rows_of(store, layout.trajectories("mine", 0))
+    assert "token ids" not in {what for what, _, _ in made["lacks"]}
+    assert (sum(row.action_mask) > 0, row.ungraded) == (True, [0])
+
+
+@pytest.mark.parametrize(("given", "reward"), [({"label": False}, 0.0), ({"thumb": True}, 1.0), ({"score": 3.5}, 3.5)])
+def test_thumbs_without_a_pair_are_rewards(given: dict[str, Any], reward: float) -> None:
+    """A conversation with an opinion and no partner; prompt and completion may be texts, or messages."""
+    said = (
+        {"prompt": ASKED, "completion": [ANSWER]},
+        {"prompt": "3 + 4?", "completion": "7"},
+        {"messages": [*ASKED, ANSWER]},
+    )
+    for row in said:
+        rollout = read_row(row | given, "messages", "")
+        assert (rollout.reward, len(rollout.turns)) == (reward, 1)
+        score = to_trajectory(rollout, Counter(), "r", "p", "messages").turns[-1]
+        assert (score.reward, score.verdict) == (reward, {0.0: "wrong", 1.0: "correct"}.get(reward, ""))
 
 
 def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> None:

@@ -102,10 +102,15 @@ def test_programs(text: str, tests: dict[str, Any], name: str) -> None:
         ("~~~\nx\n~~~", "x"),
         ("```python\ncut off", None),
         ("`x`", None),
+        ("<think>Perhaps\n```python\nx\n```\n</think>I cannot solve it.", None),
+        ("<think>Perhaps\n```python\nx\n```\nor", None),
+        ("```python\nx\n```\n</think>\nNo.", None),
+        ("So:\n```python\nx\n```\n[THINK]\n```python\ny\n```\n[/THINK] it is.", "x"),
+        ("<think>\n```python\nx\n</think>\n```python\nprint('</think><think>')\n```", "print('</think><think>')"),
     ],
 )
 def test_the_last_block_of_python_counts(text: str, program: str | None) -> None:
-    """Fences are those of Markdown: what stands between two blocks is none, nor is a block of another language."""
+    """Fences are those of Markdown: what stands between two blocks or in thoughts is none, nor is another language."""
     assert program_in(text) == program
 
 

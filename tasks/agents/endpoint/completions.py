@@ -213,7 +213,7 @@ class Completions:
             completion=completion,
             seed=outputs.seeds[index],
             latency_s=outputs.latency_s,
-            text=chat.decode(completion.token_ids),
+            text=chat.decode(completion.token_ids, outputs.prompt_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts),
             cut=completion.finish_reason == "length"

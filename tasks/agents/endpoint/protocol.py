@@ -97,7 +97,7 @@ class ChatRequest(BaseModel):
     @field_validator("messages")
     @classmethod
     def _one_form(cls, messages: list[dict[str, Any]]) -> list[ChatMessage]:
-        forms = [_message(number, message) for number, message in enumerate(messages)]
+        forms = [message_of(number, message) for number, message in enumerate(messages)]
         number_calls(forms)
         return forms
 
@@ -166,8 +166,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
     return request
 
 
-def _message(number: int, message: dict[str, Any]) -> ChatMessage:
-    """Return a message in its one form.
+def message_of(number: int, message: dict[str, Any]) -> ChatMessage:
+    """Return message `number` of a conversation in its one form.
 
     Raises:
         ValueError: it has an unknown role, a content that is no text, or a call without a name or arguments.

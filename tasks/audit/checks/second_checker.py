@@ -1,4 +1,5 @@
-r"""A second checker for answers. It shares with the verifier only what a plain number is (`tasks.score.numbers`).
+r"""A second checker for answers. It shares with the verifier only what a plain number is (`tasks.score.numbers`),
+and what is thought (`tasks.thoughts`).
 
 It finds the final answer by rules of its own, compares numbers and lists of numbers by a comparison of its own, and
 everything else as normalised strings. It knows no algebra: if one side is not a number and the strings differ, its
@@ -13,6 +14,7 @@ from typing import Literal
 
 from tasks.problems.columns import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
+from tasks.thoughts import without_thoughts
 
 Opinion = Literal["right", "wrong", "cannot say"]
 
@@ -43,8 +45,7 @@ def final_answer(text: str) -> str | None:
     >>> final_answer(r"so \boxed{\frac{1}{2}}"), final_answer("It is 3 + 4 = 7."), final_answer("none")
     ('\\frac{1}{2}', '7', None)
     """
-    after_thoughts = re.split(r"(?i)</think(?:ing)?>", text)[-1]
-    text = re.split(r"(?i)<think(?:ing)?>", after_thoughts)[0][-_LAST:]  # nothing if a thought has no end
+    text = without_thoughts(text)[-_LAST:]
     if (boxed := _last_boxed(text)) is not None or "\\boxed" in text:
         return boxed  # None if the box was never closed
     cues = list(_CUE.finditer(text))

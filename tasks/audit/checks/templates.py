@@ -6,12 +6,14 @@ Example: the prompt "<user>What is 1 + 1?<end>" of the problem "What is 1 + 1?" 
 
 import sys
 from collections import Counter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.decoding import Decoded, Decoder, Decoders, lists
+from tasks.thoughts import TAG
 
 
 def create_distinct_prompts(evidence: AuditEvidence) -> None:
@@ -58,10 +60,16 @@ def text_differs(evidence: AuditEvidence) -> Measured:
 def _differing(batch: Decoded, decoder: Decoder) -> pa.RecordBatch:
     rows = batch.rows.append_column("decoded", pa.array(batch.texts, pa.string()))
     rows = rows.filter(pc.not_equal(rows["text"], rows["decoded"]))
-    rows = rows.filter(pc.not_equal(rows["text"], pa.array(decoder.unended(lists(rows["ids"])), pa.string())))
+    unended = pa.array(decoder.unended(lists(rows["ids"])), pa.string())
+    rows = rows.filter(pc.not_equal(_without_tags(rows["text"]), _without_tags(unended)))
     names = ["trajectory_id", "data_set", "turn", "text", "decoded"]
     shown = [pc.utf8_slice_codeunits(rows[name], 0, _SHOWN) for name in names[3:]]
     return pa.RecordBatch.from_arrays([*(rows[name] for name in names[:3]), *shown], names)
+
+
+def _without_tags(texts: Any) -> Any:
+    """Remove the tags of thoughts, of which a prompt may have the first, and tokenizers call some special."""
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, f"(?i){TAG.pattern}", ""))
 
 
 _MARK = "⟨problem⟩"

@@ -25,7 +25,7 @@ from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
 from storage.version_names import TrajectoriesVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
-from tasks.agents.chat import Chat, load_tokenizer
+from tasks.agents.chat import Chat, engine_ends, load_tokenizer
 from tasks.audit.checks import LACKED, all_checks
 from tasks.audit.importing.formats import FORMATS, read_row
 from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_trajectory
@@ -39,6 +39,10 @@ _STEP = re.compile(
 )
 """In the name of a file, such as `step_3/rows.jsonl` or `3.jsonl`."""
 _KNOB = re.compile(r"[a-z_][a-z0-9_.]*=")
+
+
+class UnshownRow(BadRow):
+    """A row as it should be, whose conversation the chat template does not show: it counts as no bad row."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +76,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError("score.type: only flows ask models: import with another scorer, then use flows.score")
     store = Store(config.storage.root)
     rollouts, bad = read(files, arguments.format, chat)
+    faulty = [row for row in bad if not (rollouts and isinstance(row, UnshownRow))]
     remedy = f"check that --format={arguments.format} is right"
-    refuse_bad_rows(", ".join(files), len(rollouts), bad, config.problems.max_bad_share, remedy)
+    refuse_bad_rows(", ".join(files), len(rollouts), faulty, config.problems.max_bad_share, remedy)
     numbered = _keep_apart(rollouts)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
     if lacks["golds"]:
@@ -84,7 +89,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
     root = shlex.quote(config.storage.root)
-    said = [*numbered, *(f"bad row, left out: {line}" for line in listed(bad))]
+    of_all = f"{len(bad)} of {len(bad) + len(rollouts)} rows are left out"
+    said = [*numbered, *([f"{of_all}, {len(bad) - len(faulty)} of them without tokens"] if bad else [])]
+    said += [f"left out: {line}" for line in listed(bad)]
     said += [
         f"scored by {config.score.type}. Next:",
         f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",
@@ -111,15 +118,16 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
     unique = len({*found.values()}) == len(found)
     for path, name in found.items():
         for line, row in read_parquet(path) if path.endswith((".parquet", ".pq")) else read_jsonl(path):
-            where = Where(line, name if unique else path)
+            where, kind = Where(line, name if unique else path), BadRow
             try:
                 rollout = read_row(row, form, str(where))
                 problem_of(rollout)
                 if chat:
+                    kind = UnshownRow
                     add_tokens(rollout, chat)
                 rollouts.append(rollout)
-            except ValueError as error:  # that of the template, too
-                bad.append(BadRow(where, str(error)))
+            except ValueError as error:
+                bad.append(kind(where, str(error)))
     return rollouts, bad
 
 
@@ -152,7 +160,9 @@ def _keep_apart(rollouts: Sequence[Rollout]) -> list[str]:
 
 def _load_chat(folder: str) -> Chat | None:
     try:
-        return Chat(load_tokenizer(Path(folder))) if folder else None
+        path = Path(folder)
+        ends = engine_ends(path) if (path / "config.json").exists() else ()
+        return Chat(load_tokenizer(path), ends=ends) if folder else None
     except Exception as error:  # the library raises no narrower error
         raise ValueError(f"--tokenizer={folder} needs a tokenizer and a chat template: {error}") from error
 

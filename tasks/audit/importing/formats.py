@@ -1,7 +1,8 @@
 """The formats of dumps: for each a function from a row to the fields of a `Rollout`, as the programs write them.
 
-messages         `messages`, and if you like `answer`, `reward`, `id`, `step`, `truncated`, `tools`, `data_source` and
-                 `metadata`; an assistant's message may have `prompt_token_ids`, `token_ids` and `logprobs`
+messages         `messages`, or `prompt` and `completion`, and if you like `answer`, `reward` (or a number, or true or
+                 false, as `score`, `label` or `thumb`), `id`, `step`, `truncated`, `tools`, `data_source`, `metadata`;
+                 an assistant's message may have `prompt_token_ids`, `token_ids` and `logprobs`
 openai-finetune  the same: `messages` with `tool_calls` and `weight`, and `tools`
 verifiers        `results.jsonl`; with tokens if the state column `trajectory` was saved
 verl             what `trainer.rollout_data_dir` and `trainer.validation_data_dir` hold: one text for all turns
@@ -27,33 +28,41 @@ def _messages(row: Row) -> Fields:
     cut = {None: None, True: "truncated", False: "completed"}[row.get("truncated")]
     reason = "the row says so" if cut == "truncated" else ""
     given = {name: row[name] for name in names if row.get(name) is not None}
+    given.setdefault("messages", [each for part in _asked_and_said(row) for each in part])
+    rewards = (row.get(name) for name in ("score", "label", "thumb"))
+    given.setdefault("reward", next((each for each in rewards if isinstance(each, int | float)), None))
     return {"golds": _golds(row, "answer"), "status": cut, "reason": reason, **given}
 
 
 def _verifiers(row: Row) -> Fields:
     """Read a `RolloutOutput`: prompt and completion are messages or texts, `metrics` what the reward functions gave."""
-    prompt, said = (
-        [{"role": role, "content": row[name]}] if isinstance(row.get(name), str) else row.get(name) or []
-        for name, role in (("prompt", "user"), ("completion", "assistant"))
-    )
+    prompt, said = _asked_and_said(row)
     steps, assistant = row.get("trajectory") or [], [each for each in said if each.get("role") == "assistant"]
     for message, step in zip(assistant, steps, strict=False) if len(steps) == len(assistant) else ():
         tokens = step.get("tokens") or {}
         message["prompt_token_ids"], message["token_ids"] = tokens.get("prompt_ids"), tokens.get("completion_ids")
         message["logprobs"] = tokens.get("completion_logprobs")
-    tools = row.get("tool_defs") or []
     status = "failed" if row.get("error") else "truncated" if row.get("is_truncated") else "completed"
     return {
-        "messages": [*(each | {"weight": 0} for each in prompt), *said],
+        "messages": [*prompt, *said],
         "reward": row.get("reward"),
         "parts": _numbers(row.get("metrics") or {}),
         "golds": _golds(row, "answer"),
         "id": row.get("example_id", ""),
         "metadata": {"info": row["info"]} if row.get("info") else {},
-        "tools": [each if "function" in each else {"type": "function", "function": each} for each in tools],
+        "tools": row.get("tool_defs") or [],
         "status": status,
         "reason": "" if status == "completed" else str(row.get("error_chain") or row.get("stop_condition"))[:1000],
     }
+
+
+def _asked_and_said(row: Row) -> tuple[list[Row], list[Row]]:
+    """Return the messages of prompt, which are no turns, and completion; each may be a text."""
+    prompt, said = (
+        [{"role": role, "content": row[name]}] if isinstance(row.get(name), str) else row.get(name) or []
+        for name, role in (("prompt", "user"), ("completion", "assistant"))
+    )
+    return [each | {"weight": 0} for each in prompt], said
 
 
 def _verl(row: Row) -> Fields:

@@ -15,9 +15,12 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from storage.records import Call, Problem, Status, Trajectory, Turn
 from tasks.agents.chat import Chat
+from tasks.agents.endpoint.protocol import message_of
+from tasks.agents.endpoint.tree import number_calls
 from tasks.problems.columns import as_json
 from tasks.problems.messages import MESSAGES
 from tasks.problems.problem_set import key
+from tasks.thoughts import opened_by
 
 _Number = Annotated[float, Field(ge=-3e38, le=3e38)]
 """Finite in 32 bits."""
@@ -41,12 +44,34 @@ class _ToolCall(TypedDict):
     function: _Function
 
 
+def _without_nulls(value: Any) -> Any:
+    """Remove members that are null: Arrow gives every struct of a column the members of all others.
+
+    >>> _without_nulls({"a": 1, "b": None, "c": [{"d": None}, None]})
+    {'a': 1, 'c': [{}, None]}
+    """
+    if isinstance(value, dict):
+        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+    return [_without_nulls(member) for member in value] if isinstance(value, list) else value
+
+
+def _objects(given: Any) -> list[Any]:
+    """Return the objects in a list; some programs write the list, or each object, as a text of JSON."""
+    listed = json.loads(given) if isinstance(given, str) and given else given
+    return [json.loads(each) if isinstance(each, str) else _without_nulls(each) for each in listed or ()]
+
+
+def _as_tools(given: Any) -> list[dict[str, Any]]:
+    """Return tools as in OpenAI's chat completions; some programs write functions alone."""
+    return [each if "function" in each else {"type": "function", "function": each} for each in _objects(given)]
+
+
 def _as_calls(given: Any) -> list[dict[str, Any]]:
-    """Return calls as in OpenAI's chat completions; some programs write them without `function`, or as JSON texts."""
-    calls = [json.loads(call) if isinstance(call, str) else call for call in given or ()]
+    """Return calls as in OpenAI's chat completions; some programs write them without `function`."""
+    calls = _objects(given)
     functions = [call.get("function", call) for call in calls]
-    given = [each.get("arguments") for each in functions]
-    written = [each if isinstance(each, str | None) else json.dumps(each) for each in given]
+    given = [each.get("arguments", "{}") for each in functions]
+    written = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in given]
     return [
         {"id": str(call.get("id") or ""), "function": {"name": each.get("name"), "arguments": text}}
         for call, each, text in zip(calls, functions, written, strict=True)
@@ -63,7 +88,7 @@ class Message(BaseModel):
 
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
-        BeforeValidator(lambda given: "system" if given == "developer" else given),
+        BeforeValidator(lambda given: {"developer": "system", "function": "tool"}.get(str(given), given)),
     ]
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: str | None = None
@@ -75,6 +100,13 @@ class Message(BaseModel):
     prompt_token_ids: _Ids | None = None  # the whole prompt of this completion, as vLLM returns it
     token_ids: _Ids | None = None  # N
     logprobs: list[_Number] | None = None  # N
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_tool_call(cls, given: Any) -> Any:
+        """Read `function_call`, in whose place `tool_calls` came."""
+        old = given.get("function_call") if isinstance(given, dict) else None
+        return given | {"tool_calls": [old]} if old else given
 
     @property
     def text(self) -> str:
@@ -101,7 +133,7 @@ class Rollout(BaseModel):
     step: Annotated[int, Field(ge=0, lt=10**6)] = 0  # of the training; each step becomes a data set
     data_source: str = ""
     metadata: dict[str, Any] = {}
-    tools: list[dict[str, Any]] = []  # as in OpenAI's chat completions
+    tools: Annotated[list[dict[str, Any]], BeforeValidator(_as_tools)] = []  # as in OpenAI's chat completions
     status: Status | None = None  # None: the dump does not say how it ended
     reason: str = ""  # why the status is not `completed`
     row: str = ""  # where it was read
@@ -166,29 +198,36 @@ def problem_of(rollout: Rollout) -> Problem:
 
 
 def add_tokens(rollout: Rollout, chat: Chat) -> None:
-    """Add the tokens of prompts and answers, unless they are there; show what calls were sampled as.
+    """Add the tokens of prompts and answers, unless they are there; show what calls and thoughts were sampled as.
 
-    Those of messages are what a policy would have sampled under this chat template. Messages with calls get none.
+    Those of messages are what a policy would have sampled under this chat template.
+
+    Raises:
+        ValueError: the template does not show the conversation, or does not write its calls.
     """
     turns = rollout.turns
-    if not rollout.rendered and not any(turn.token_ids or turn.tool_calls for turn in turns):
+    if not rollout.rendered and not any(turn.token_ids for turn in turns):
         _render(rollout, chat)
     for turn in turns:
+        prompt = turn.prompt_token_ids or []
         if rollout.rendered and not turn.token_ids:
             turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), chat.encode(turn.content)
-        if turn.tool_calls and turn.token_ids:  # the content is only a part of what was sampled
-            turn.content, turn.reasoning_content = chat.decode(turn.token_ids), None
+        elif turn.token_ids and (turn.tool_calls or chat.opening_of(prompt)):  # the content is only a part of it
+            turn.content, turn.reasoning_content = chat.decode(turn.token_ids, prompt), None
 
 
 def _render(rollout: Rollout, chat: Chat) -> None:
     """Add the tokens of a conversation in messages, each turn after what was said before it."""
-    messages = [{"role": each.role, "content": each.text} for each in rollout.messages]
+    given = [each.model_dump(exclude={"reasoning_content"}) | {"content": each.text} for each in rollout.messages]
+    messages = [message_of(number, each) for number, each in enumerate(given)]
+    number_calls(messages)
     ids, said, before = list[int](), list[int](), 0
     for place, turn in zip(rollout.places, rollout.turns, strict=True):
         new = messages[before + 1 : place]
         following = chat.continuation(messages[:before], said, new, rollout.tools) if before else None
         ids = chat.prompt(messages[:place], rollout.tools) if following is None else [*ids, *following]
-        said = chat.answer(turn.text)
+        if not (said := chat.answer(turn.text, messages[place].get("tool_calls", ()), rollout.tools)):
+            raise ValueError("the chat template does not write its calls of tools, or no end after them")
         turn.prompt_token_ids, turn.token_ids = ids, said
         ids, before = [*ids, *said], place
 
@@ -220,7 +259,8 @@ def to_trajectory(rollout: Rollout, samples: Counter[str], run: str, problem_set
             told |= {"verdict": verdict, "reward": rollout.reward or 0.0}
             told |= {"finish_reason": "length"} if status == "truncated" else {}
         feedback = "\n".join(each.text for each in reply)
-        told |= {"start": len(ids) - len(said), "end": len(ids), "text": turn.text, "feedback": feedback}
+        text = opened_by(rollout.prompt[0].content) * rollout.rendered + turn.text
+        told |= {"start": len(ids) - len(said), "end": len(ids), "text": text, "feedback": feedback}
         turns.append(Turn(**told, latency_s=0.0, seed=0))
     is_graded = rollout.reward is not None or bool(rollout.golds)
     return Trajectory(
