@@ -449,7 +449,7 @@ class OwnAlgorithm(Clipped):
         return name
 
 
-_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, KTO, OPD, Echo)
+_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo, KTO)
 """The sections of the algorithms of this program: a new one is added here."""
 _TAGS = {name: tags(of_type)[0] for of_type in _CLASSES for name in tags(of_type)}
 NAMES = tuple(_TAGS)
