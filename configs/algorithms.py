@@ -14,6 +14,7 @@ from configs.knobs import Knobs, NonNegativeFloat, Share, nearest, refuse_idle, 
 KLEstimator = Literal["k1", "k2", "k3"]
 Credit = Literal["causes", "order"]
 Clip = Annotated[float, Field(gt=0, lt=1)]
+DualClip = Annotated[float, Field(gt=1)] | None
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """The name of a class or function of the user's."""
 
@@ -82,7 +83,7 @@ class KL(Knobs):
     """Subtract the penalty from the rewards of the tokens, or add it to the loss."""
     estimator: KLEstimator | None = None
     """Estimator of the KL from d = logp - logp_reference: d (k1), d²/2 (k2) or exp(-d) - 1 + d (k3). Empty: k1 in the
-    reward, k3 in the loss, because the gradient of k1 in the loss is 0 on average."""
+    reward, k3 in the loss. k1 in the loss is refused, because its gradient is 0 on average."""
     adaptive: bool = False
     """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
     target: PositiveFloat = 6.0
@@ -148,11 +149,13 @@ class Algorithm(Knobs):
 
     on_policy_only: ClassVar[bool] = False
     """True if nothing corrects for tokens that an older policy sampled."""
+    in_groups: ClassVar[bool] = True
+    """True if the episodes of a group are compared with each other, unless a knob decides (`compares`)."""
 
     @property
     def compares(self) -> bool:
         """True if the episodes of a group are compared with each other."""
-        return True
+        return self.in_groups
 
     @property
     def credit(self) -> Credit:
@@ -203,7 +206,7 @@ class PPO(PolicyGradient):
     """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
     eps_clip_higher: PositiveFloat | None = None
     """Sets another upper bound, 1 + eps_clip_higher (asymmetric clip); empty: eps_clip."""
-    c_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    c_clip: DualClip = 3.0
     """Dual clip: if A < 0, the surrogate is never below c_clip * A; empty: no dual clip."""
     objective: Literal["decoupled", "recomputed", "behaviour"] = "decoupled"
     """Policy that a ratio is taken to, and around which it is clipped. decoupled: the proximal policy, whose logprobs
@@ -251,7 +254,7 @@ class PPO(PolicyGradient):
 class _WithoutCritic:
     @property
     def kl(self) -> KL:
-        return KL()
+        return KL(kl_ctl=getattr(self, "kl_ctl", 0.0))
 
     @property
     def critic(self) -> None:
@@ -262,12 +265,20 @@ class Published(_WithoutCritic, PolicyGradient):
     """An algorithm without a critic, whose ratios are to the policy that sampled."""
 
 
-class GRPO(Published):
+class Clipped(Published):
+    """An algorithm with the clip of PPO."""
+
+    eps_clip: Clip = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    c_clip: DualClip = 10.0
+    """Dual clip: if A < 0, the surrogate is never below c_clip * A, so that one wrong logprob of the engine cannot be
+    the whole step; empty: no dual clip, as in the papers. It is wide enough to change nothing else."""
+
+
+class GRPO(Clipped):
     """GRPO (arXiv 2402.03300): advantages divided by the group's standard deviation, the mean over each episode."""
 
     type: Literal["grpo"]
-    eps_clip: Clip = 0.2
-    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
     kl_ctl: NonNegativeFloat = 0.04
     """Coefficient of the KL to policy version 0 in the loss (k3); 0: none, and no reference policy."""
 
@@ -276,12 +287,10 @@ class GRPO(Published):
         return KL(kl_ctl=self.kl_ctl, place="loss") if self.kl_ctl else KL()
 
 
-class DrGRPO(Published):
+class DrGRPO(Clipped):
     """Dr. GRPO (arXiv 2503.20783): GRPO without the two divisions, by standard deviation and by length."""
 
     type: Literal["dr_grpo"]
-    eps_clip: Clip = 0.2
-    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
 
 
 class RLOO(Published):
@@ -292,43 +301,28 @@ class RLOO(Published):
     kl_ctl: NonNegativeFloat = 0.03
     """Coefficient of the KL to policy version 0 in the reward (k1); 0: none, and no reference policy."""
 
-    @property
-    def kl(self) -> KL:
-        return KL(kl_ctl=self.kl_ctl)
 
-
-class ReinforcePP(Published):
+class ReinforcePP(Clipped):
     """REINFORCE++ (arXiv 2501.03262): returns, normalised over the whole batch in place of a baseline, and a clip."""
 
     type: Literal["reinforce_pp"]
-    eps_clip: Clip = 0.2
-    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    in_groups: ClassVar[bool] = False
     kl_ctl: NonNegativeFloat = 0.001
     """Coefficient of the KL to policy version 0 in the reward of each token (k1); 0: none, and no reference policy."""
 
-    @property
-    def compares(self) -> bool:
-        return False
 
-    @property
-    def kl(self) -> KL:
-        return KL(kl_ctl=self.kl_ctl)
-
-
-class DAPO(Published):
+class DAPO(Clipped):
     """DAPO (arXiv 2503.14476): a wider clip above, the mean over tokens, no KL; groups that agree are replaced.
 
     Its punishment for length is `reward.overlong_tokens`.
     """
 
     type: Literal["dapo"]
-    eps_clip: Clip = 0.2
-    """The ratio is at least 1 - eps_clip."""
     eps_clip_higher: PositiveFloat = 0.28
     """The ratio is at most 1 + eps_clip_higher."""
 
 
-class GSPO(Published):
+class GSPO(Clipped):
     """GSPO (arXiv 2507.18071): one ratio for each sequence. With `gspo_token` tokens keep advantages of their own."""
 
     type: Literal["gspo", "gspo_token"]
@@ -336,6 +330,10 @@ class GSPO(Published):
     """The ratio of a sequence is at least 1 - eps_clip."""
     eps_clip_higher: PositiveFloat = 4e-4
     """The ratio of a sequence is at most 1 + eps_clip_higher."""
+    ratio_to: Literal["recomputed", "sampling"] = "recomputed"
+    """Logprobs that the ratio is taken to. recomputed: the trainer's own before the update; a sequence is weighted by
+    their ratio to those of sampling, at most 5. sampling: those of the engine, whose rounding alone is more than these
+    limits in half precision: it clipped 28 to 54 % of the sequences of a model served in bfloat16."""
 
 
 class CISPO(Published):
@@ -346,12 +344,10 @@ class CISPO(Published):
     """Largest weight; there is no smallest one. The paper names no number; this is ScaleRL's (arXiv 2510.13786)."""
 
 
-class MaxRL(Published):
+class MaxRL(Clipped):
     """MaxRL (arXiv 2602.02710): advantages divided by the group's success rate, the gradient of the log-likelihood."""
 
     type: Literal["max_rl"]
-    eps_clip: Clip = 0.2
-    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
 
 
 class MIS(Published):
@@ -372,12 +368,10 @@ class MIS(Published):
         return self
 
 
-class Echo(Published):
-    """ECHO: dr_grpo's policy loss, and cross-entropy on what tools said, so that the policy learns its environment."""
+class Echo(Clipped):
+    """ECHO: a clipped policy loss, and cross-entropy on what tools said, so that the policy learns its environment."""
 
     type: Literal["echo"]
-    eps_clip: Clip = 0.2
-    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
     weight: PositiveFloat = 0.1
     """Weight of the cross-entropy."""
     observations: Literal["tools", "all"] = "tools"
@@ -388,18 +382,14 @@ class RFT(_WithoutCritic, Algorithm):
     """Rejection sampling fine-tuning (arXiv 2308.01825): cross-entropy on turns that were right; expert iteration."""
 
     type: Literal["rft"]
+    in_groups: ClassVar[bool] = False
     distinct: bool = True
     """Train on equal completions of a problem once only."""
 
-    @property
-    def compares(self) -> bool:
-        return False
 
+class Preferred(_WithoutCritic, Algorithm):
+    """An algorithm that likes episodes better or worse, with policy version 0 as reference."""
 
-class DPO(_WithoutCritic, Algorithm):
-    """DPO (arXiv 2305.18290): pairs of a better and a worse episode of a group, and policy version 0 as reference."""
-
-    type: Literal["dpo"]
     beta: PositiveFloat = 0.1
     """Strength with which the reference holds the policy."""
 
@@ -408,18 +398,36 @@ class DPO(_WithoutCritic, Algorithm):
         return True
 
 
+class DPO(Preferred):
+    """DPO (arXiv 2305.18290): pairs of a better and a worse episode of a group, and policy version 0 as reference."""
+
+    type: Literal["dpo"]
+
+
+class KTO(Preferred):
+    """KTO (arXiv 2402.01306): good and bad episodes without pairs, and policy version 0 as reference."""
+
+    type: Literal["kto"]
+    in_groups: ClassVar[bool] = False
+    good_above: float | None = None
+    """An episode is good if it earned more than this; empty: if one of its answers was right by the scorer."""
+    good_weight: PositiveFloat = 1.0
+    """Weight of good episodes. The paper wants good_weight * good episodes to be 1 to 4/3 of bad_weight * bad ones."""
+    bad_weight: PositiveFloat = 1.0
+    """Weight of bad episodes."""
+
+
 class OPD(Published):
     """On-policy distillation (arXiv 2306.13649): the reverse KL to `models.teacher`, token by token."""
 
     type: Literal["opd"]
+    in_groups: ClassVar[bool] = False
+    c_clip: DualClip = 10.0
+    """Largest ratio: a token above it has no gradient; empty: no limit."""
 
-    @property
-    def compares(self) -> bool:
-        return False
 
-
-class OwnAlgorithm(Published):
-    """An algorithm of your own (CONTRIBUTING.md says how to write one)."""
+class OwnAlgorithm(Clipped):
+    """An algorithm of your own (CONTRIBUTING.md says how to write one). The clips are those of the base's loss."""
 
     type: str
     """`package.module:Class`."""
@@ -441,7 +449,7 @@ class OwnAlgorithm(Published):
         return name
 
 
-_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo)
+_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo, KTO)
 """The sections of the algorithms of this program: a new one is added here."""
 _TAGS = {name: tags(of_type)[0] for of_type in _CLASSES for name in tags(of_type)}
 NAMES = tuple(_TAGS)

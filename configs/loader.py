@@ -58,7 +58,11 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except _REFUSALS as error:
         raise ConfigError(f"configuration {name} cannot be resolved: {error}") from None
-    return _validated(values, f"configuration {name}:")
+    config = _validated(values, f"configuration {name}:")
+    if config.algorithm.kl.in_loss and config.algorithm.kl.estimator == "k1":  # in stored ones it may still be
+        told = "has no gradient with place=loss: use k2 or k3, in a run that has begun by policy.fork=RUN@N run.name=…"
+        raise ConfigError(f"configuration {name}: algorithm.kl.estimator=k1 {told}")
+    return config
 
 
 def read_stored(values: dict[str, Any], what: str) -> Config:

@@ -98,8 +98,8 @@ class Reward(Knobs):
     """Subtracted from x."""
     scaling: PositiveFloat = 1.0
     """Factor that multiplies the result after the bias."""
-    max_clip: PositiveFloat = 20.0
-    """Largest absolute reward."""
+    max_clip: PositiveFloat | None = None
+    """Largest absolute reward; empty: no limit. `reward/clipped_share` in the metrics says how many reach it."""
     overlong_tokens: NonNegativeInt = 0
     """Number of tokens before `sampling.max_new_tokens` over which the penalty for length rises from 0 to its full
     size, and fewer in proportion where a request had a lower limit; 0: no penalty."""

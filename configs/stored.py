@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from configs.algorithms import OwnAlgorithm
 from configs.inference import FLOAT32_TOLERANCE
 from configs.knobs import section_of
 from configs.schema import Config
@@ -238,8 +239,11 @@ BEFORE: Mapping[str, Any] = {
     "algorithm.advantage.scale_penalties": True,
     "algorithm.behaviour_weight.cap": None,
     "algorithm.c_clip": None,
+    "algorithm.ratio_to": "sampling",
+    "problems.shares": "draws",
     "problems.without_room": "play",
     "retrain.gate.max_by_luck": None,
+    "reward.max_clip": 20.0,
     "reward.shape": "success",
     "reward.unfinished": "leave-out",
     "rollout.allow_own_sampling": True,
@@ -275,9 +279,12 @@ def as_begun(config: Config, begun: Values) -> Config:
 
 
 def _before(values: Values) -> list[str]:
-    """Return the keys of `BEFORE` that a configuration does not set; those of PPO only if that is its algorithm."""
-    is_ppo = _get(values, "algorithm.type") in (_ABSENT, "ppo")
-    return [key for key in BEFORE if _get(values, key) is _ABSENT and (is_ppo or not key.startswith("algorithm."))]
+    """Return the keys of `BEFORE` that a configuration does not set, and that its algorithm has."""
+    kind = _get(values, "algorithm.type")
+    own = section_of(Config.model_fields["algorithm"].annotation, {"type": "ppo" if kind is _ABSENT else kind})
+    known = {f"algorithm.{name}" for name in (own or OwnAlgorithm).model_fields}
+    keys = [key for key in BEFORE if not key.startswith("algorithm.") or ".".join(key.split(".")[:2]) in known]
+    return [key for key in keys if _get(values, key) is _ABSENT]
 
 
 def with_knobs(values: Values, others: Values, keys: Iterable[str]) -> Values:

@@ -9,7 +9,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError
-from configs.algorithms import DPO, PPO, RFT, OwnAlgorithm
+from configs.algorithms import PPO, RFT, OwnAlgorithm, Preferred
 from storage import layout
 from storage.errors import counted
 from storage.objects.store import Store
@@ -34,8 +34,8 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
         ConfigError: the algorithm trains on fresh episodes only.
         ValueError: see `select_data` and `check_condition`.
     """
-    if not isinstance(config.algorithm, RFT | DPO | PPO | OwnAlgorithm):
-        told = "trains on what the policy itself has just played: use rft, dpo or ppo"
+    if not isinstance(config.algorithm, RFT | Preferred | PPO | OwnAlgorithm):
+        told = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
         raise ConfigError(f"algorithm.type={config.algorithm.type} {told}")
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")

@@ -51,18 +51,19 @@ def iteration_line(row: Row, total: int, left_s: float | None) -> str:
 def cells(row: Row) -> dict[str, str]:
     """Format the main numbers of an iteration by label, without calls and returns that say nothing.
 
-    Of a mixture also the success of each member's episodes, in any turn.
+    Of a mixture also the success of each member's episodes, in any turn, and its share of the gradient.
 
-    >>> cells({"reward/mean": 0.231, "calls/mean": 0, "source/game/success/any_turn": 0.5})
-    {'reward': '+0.231', 'game': '0.500'}
+    >>> cells({"calls/mean": 0, "source/game/success/any_turn": 0.5, "source/game/gradient_share": 0.48})
+    {'game': '0.500', 'game gradient': '0.480'}
     """
     shown = {label: f"{row[name]:{form}}" for label, name, form in _PARTS if name in row}
     if not row.get("calls/mean"):
         shown.pop("calls", None)
     if row.get("return/mean") == row.get("success/any_turn"):
         shown.pop("return", None)
-    ends = re.compile(r"source/(.*)/success/any_turn")
-    return shown | {found[1]: f"{row[name]:.3f}" for name in row if (found := ends.fullmatch(name))}
+    ends = re.compile(r"source/(.*?)(?:/success/any_turn|/(gradient)_share)")
+    found = {name: match for name in row if (match := ends.fullmatch(name))}
+    return shown | {" ".join(filter(None, match.groups())): f"{row[name]:.3f}" for name, match in found.items()}
 
 
 def seconds_left(begun: datetime, rows: Sequence[Row], iterations: int) -> float | None:

@@ -80,15 +80,19 @@ def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
 def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     """Return whether each turn has one return in all episodes that reached it, so that no baseline differs from it.
 
-    The returns are those of training, if the scorer says what the environment said. Where rewards are
-    taken as they are, only training knows the least one, so an episode that the policy ended differs from the others.
+    The returns are those of training, if the scorer says what the environment said. Nobody knows those of another
+    scorer while playing, such as a judge's, so they count as different. Where rewards are taken as they are, only
+    training knows the least one, so an episode that the policy ended differs from the others.
 
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.
     """
+    scorer = config.score.of(group[0].source)
+    if scorer != "environment" and (scorer != "math-verify" or config.of_source(group[0].source).environment.type == "null"):
+        return False
     samples = _samples(group, config)
     faults = {row.fault for row in group if is_trainable(row, config.reward)}
-    reward, shape = config.reward, config.reward.shape_of(config.score.of(group[0].source))
+    reward, shape = config.reward, config.reward.shape_of(scorer)
     if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
         return False
     returns = defaultdict[int, set[float]](set)

@@ -37,7 +37,7 @@ from configs.algorithms import Advantage
 from configs.knobs import nearest
 from storage.errors import first_few
 from tasks.train.returns import Causes
-from tasks.train.samples import Bools, Floats, Logprobs, Sample, by_problem
+from tasks.train.samples import Bools, Floats, Logprobs, Sample, by_member, by_problem
 
 _FEW = 3
 """`mixed` compares a turn with whole episodes if at most so many episodes reached it (measured: README.md)."""
@@ -232,7 +232,8 @@ def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage)
     """Compute `(A - mean) / (std + 1e-5)`, or `A / (rms + 1e-5)` for `centred` advantages, in float64.
 
     Mean, population std and root mean square are over the action tokens in the loss, by `knobs.normalisation`: of all
-    samples (`batch`), or of the samples of each problem (`group`).
+    samples (`batch`), in a mixture whose members share the learning of those of each member, or of the samples of each
+    problem (`group`).
 
     Group baselines are centred by turn already, so their mean over tokens is not subtracted: long turns dominate that
     mean, and subtracting it would raise the advantages of groups whose returns are all equal, such as long wrong
@@ -248,7 +249,7 @@ def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage)
     if knobs.normalisation == "none":
         return advantages
     result = list(advantages)
-    for indices in by_problem(samples) if knobs.normalisation == "group" else [range(len(samples))]:
+    for indices in by_problem(samples) if knobs.normalisation == "group" else by_member(samples):
         in_loss = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
         mean = 0.0 if estimated.centred or not len(in_loss) else in_loss.mean()
         scale = np.sqrt(((in_loss - mean) ** 2).mean()) + _EPS if len(in_loss) else _EPS

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from configs.algorithms import KLEstimator
 
+_LARGEST = 20.0
+"""Largest log of a ratio."""
+
 
 class PolicyLoss(NamedTuple):
     """The policy loss of A action tokens. Only `loss` has a gradient."""
@@ -36,10 +39,10 @@ def policy_loss(
 ) -> PolicyLoss:
     """Compute decoupled PPO: `-w * min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)` for each token.
 
-    `ratio = exp(logp - proximal)`. The clip is centred on the proximal policy (the weights before the update), and w
-    corrects for tokens that an older or otherwise different policy sampled. With proximal = behaviour and w = 1
-    this is plain PPO. With `c_clip` the objective of a token with A < 0 is not below `c_clip * A` (before w), so one
-    bad token that became far more likely cannot dominate the minibatch.
+    `ratio = exp(logp - proximal)`, up to exp(20), since it would overflow. The clip is centred on the proximal policy
+    (the weights before the update), and w corrects for tokens that an older or otherwise different policy sampled. With
+    proximal = behaviour and w = 1 this is plain PPO. With `c_clip` the objective of a token with A < 0 is not below
+    `c_clip * A` (before w), so one bad token that became far more likely cannot dominate the minibatch.
     Source: PPO (arXiv 1707.06347, equation 7), AReaL's decoupled objective (2505.24298), clip-higher of DAPO
     (2503.14476), dual clip (1912.09729, equation 5).
 
@@ -52,27 +55,16 @@ def policy_loss(
         eps_clip_higher: width of the clip above 1.
         c_clip: the dual clip, more than 1; None: no dual clip.
     """
-    ratio = torch.exp(logp - proximal)
-    objective, clipped = clipped_objective(ratio, advantages, eps_clip, eps_clip_higher)
+    ratio = torch.exp((logp - proximal).clamp(max=_LARGEST))
+    surrogate, upper = ratio * advantages, 1 + (eps_clip if eps_clip_higher is None else eps_clip_higher)
+    at_clip = ratio.clamp(1 - eps_clip, upper) * advantages
+    objective, clipped = torch.minimum(surrogate, at_clip), (at_clip < surrogate).detach()
     dual_clipped = torch.zeros_like(objective, dtype=torch.bool)
     if c_clip is not None:
         bound = c_clip * advantages
         dual_clipped = (advantages < 0) & (objective < bound).detach()
         objective = torch.where(dual_clipped, bound, objective)
     return PolicyLoss(-weight * objective, ratio.detach(), clipped, dual_clipped)
-
-
-def clipped_objective(
-    ratio: Float[Tensor, " actions"],
-    advantages: Float[Tensor, " actions"],
-    eps_clip: float,
-    eps_clip_higher: float | None = None,
-) -> tuple[Float[Tensor, " actions"], Bool[Tensor, " actions"]]:
-    """Compute `min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)`, and where the clip decides."""
-    surrogate = ratio * advantages
-    upper = 1 + (eps_clip if eps_clip_higher is None else eps_clip_higher)
-    at_clip = ratio.clamp(1 - eps_clip, upper) * advantages
-    return torch.minimum(surrogate, at_clip), (at_clip < surrogate).detach()
 
 
 def behaviour_weights(

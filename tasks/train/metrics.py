@@ -5,7 +5,7 @@ metrics are means over action tokens.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tasks.train.losses import kl_estimate
+from tasks.train.losses import kl_estimate, sequence_means
 from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import OfTokens, Step
 
@@ -22,7 +22,7 @@ BINS = 30
 """Bins of a histogram."""
 
 
-def sample_metrics(samples: Sequence[Sample], version: int | None) -> Metrics:
+def sample_metrics(samples: Sequence[Sample], version: int | None, most: float | None = None) -> Metrics:
     """Compute the metrics that depend on the data alone, not on the weights.
 
     `success/fix_rate`: among the wrong turns that another turn follows, the fraction with a right next turn.
@@ -31,6 +31,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None) -> Metrics:
     `share/zero_variance`: fraction of the groups (turns of one problem at one position) whose returns are all equal.
     `reward/turn_k`: what turns were paid, 0 for an answer that a later one replaced (`score.tries`).
     `return/trained`: what episodes earned, with their endings, as training shapes rewards, but not discounted.
+    `reward/clipped_share`: fraction of the turns whose reward is `most` or its negative, if it was limited.
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token. None:
     the policies that sampled are not those of the run.
     """
@@ -48,6 +49,8 @@ def sample_metrics(samples: Sequence[Sample], version: int | None) -> Metrics:
         "length/correct": lengths[correct],
         "length/wrong": lengths[~correct],
     }
+    if most is not None:
+        observed["reward/clipped_share"] = np.abs(np.concatenate([sample.rewards for sample in samples])) >= most
     versions = np.concatenate([sample.versions for sample in samples])
     newest_first = {"min": versions.max(), "mean": versions.mean(), "max": versions.min()}
     return {
@@ -77,6 +80,9 @@ def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
     Means are over action tokens. What an algorithm's loss returns in `LossOutputs.metrics` is `policy/NAME`.
     `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
     `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
+    `policy/loss`: the minimised loss of a minibatch without the critic's, in the mean over minibatches.
+    `policy/first_clip_fraction`: the fraction of the first minibatch that was clipped, if ratios are to the engine's
+    logprobs. Where nothing is stale its weights are those that sampled, so it is rounding that was clipped.
     `weight/effective_share`: the effective sample size `(sum w)² / sum w²` divided by the number of tokens.
     `weight/masked_share`: the fraction of the tokens whose weight is 0, because it was above a cap that masks or below
     the floor.
@@ -84,6 +90,7 @@ def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
     `tokens/observed`: the number of observations with cross-entropy, and `policy/observed_loss` its mean.
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
+    `sequence_difference` is the mean size of a trajectory's mean mismatch, the noise of ratios of sequences.
 
     Args:
         steps: 1 or more.
@@ -94,14 +101,18 @@ def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
     if not len(of["logp"]):
         return _sizes(steps)
     first = results[0] if len(results[0]["logp"]) else of
-    mismatch = of["behaviour"] - of["proximal"] if recomputed else first["behaviour"] - first["logp"]
+    seen, now = (of, "proximal") if recomputed else (first, "logp")
+    mismatch = seen["behaviour"] - seen[now]
     metrics = {
-        "policy/loss": of["loss"].mean(),
+        "policy/loss": torch.stack([step.result["loss"].sum() for step in steps]).mean(),
         "policy/entropy": of["entropy"].mean(),
         "policy/kl_behaviour": _k3(of["behaviour"], of["logp"]),
         "proximal/mean_difference": mismatch.abs().mean(),
         "proximal/max_difference": mismatch.abs().max(),
+        "proximal/sequence_difference": sequence_means(mismatch, seen["samples"].long()).abs().mean(),
     }
+    if "clipped" in first and not recomputed:
+        metrics["policy/first_clip_fraction"] = first["clipped"].mean()
     if recomputed:
         metrics["policy/kl_proximal"] = _k3(of["proximal"], of["logp"])
     if "weight" in of:
@@ -116,7 +127,7 @@ def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
     return {name: value.item() for name, value in metrics.items()} | _sizes(steps)
 
 
-_GIVEN = {"samples", "sampled", "behaviour", "proximal", "reference", "logp", "entropy", "loss", "weight"}
+_GIVEN = {"samples", "sampled", "behaviour", "proximal", "reference", "logp", "entropy", "loss", "gradient", "weight"}
 """Columns with metrics of their own."""
 _NAMES = {
     "clipped": "policy/clip_fraction",
@@ -144,6 +155,22 @@ def _sizes(steps: Sequence[Step]) -> Metrics:
         "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
         "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
     }
+
+
+def gradient_shares(samples: Sequence[Sample], sources: Mapping[str, str], steps: Sequence[Step]) -> Metrics:
+    """Compute the share of each source of problems in the absolute gradient by the tokens' logprobs.
+
+    Args:
+        samples: those of the update.
+        sources: the source of each trajectory's problem.
+        steps: 1 or more.
+    """
+    sizes = defaultdict[str, float](float)
+    for step in steps:
+        for index, size in torch.stack([step.result["samples"], step.result["gradient"].abs()]).T.tolist():
+            sizes[sources[samples[int(index)].trajectory_id]] += size
+    total = sum(sizes.values()) if len(sizes) > 1 else 0.0
+    return {f"source/{name}/gradient_share": size / total for name, size in sizes.items() if total}
 
 
 def histograms(

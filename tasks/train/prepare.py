@@ -11,7 +11,7 @@ from torch import Tensor
 from storage.errors import first_few
 from storage.visible import Fleeting
 from tasks.train.advantages import Observed
-from tasks.train.algorithms.algorithm import Assignment, check_assignment
+from tasks.train.algorithms.algorithm import Assignment, check_assignment, shared_out
 from tasks.train.batches import Columns, batching_for
 from tasks.train.losses import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
@@ -70,6 +70,7 @@ class Preparation:
         observed = self._observed(self._penalties(proximal, reference), values, teacher)
         assigned = self._algorithm.assign(self._samples, observed)
         check_assignment(self._algorithm, self._samples, assigned)
+        assigned = shared_out(self._samples, assigned)
         columns = [
             Columns(
                 advantages=assigned.advantages[index],

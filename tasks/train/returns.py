@@ -33,6 +33,7 @@ If only the last answer is paid (`score.tries=last`), the missing answer is that
 reward, and none of its answers earns anything.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -88,10 +89,11 @@ def turn_rewards(
 
 
 def _shaped(value: float | None, penalty: float, reward: Reward) -> float:
+    most = math.inf if reward.max_clip is None else reward.max_clip
     if value is None:
-        return max(-reward.max_clip, -penalty) if reward.counts_unfinished and penalty else 0.0
+        return max(-most, -penalty) if reward.counts_unfinished and penalty else 0.0
     x = value if reward.shape == "raw" else (value - 0.5) * 2
-    return max(-reward.max_clip, min(reward.max_clip, (x - reward.bias) * reward.scaling - penalty))
+    return max(-most, min(most, (x - reward.bias) * reward.scaling - penalty))
 
 
 def overlong(length: int, limit: int, reward: Reward, usual: int | None = None) -> float:
@@ -208,8 +210,14 @@ class Causes:
         ahead = [after] * (len(turns) + 1)  # N + 1, return when the agent gets its k-th completion, and after the last
         for k in range(len(turns) - 1, -1, -1):
             ahead[k] = due[k + 1] + discount ** (deepest[k + 1] - deepest[k]) * ahead[k + 1]
-        steps = [max(0, deepest[k] - depth) for k, depth in zip(self.position, self.depth, strict=True)]
-        earned = [discount**step * ahead[k] for step, k in zip(steps, self.position, strict=True)]
+        # A turn that the agent never got may be deeper than what came next: until it is reached nothing is discounted.
+        at_once = np.bincount(self.paid, rewards, len(turns) + 1) + np.bincount(self.asked, own, len(turns) + 1)
+
+        def earned_by(k: int, depth: int) -> float:
+            level = next(n for n in range(k, len(deepest)) if deepest[n] >= depth)
+            return float(at_once[k + 1 : level + 1].sum() + discount ** (deepest[level] - depth) * ahead[level])
+
+        earned = [earned_by(k, depth) for k, depth in zip(self.position.tolist(), self.depth.tolist(), strict=True)]
         result: Floats = np.array(earned) + own
         return result
 

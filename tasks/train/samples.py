@@ -72,6 +72,7 @@ class Sample(Tokens):
     causes: Causes
     after: float | None = 0.0  # return after the last turn: 0 if the episode ended; None: only a critic can estimate it
     uncounted: bool = False  # the policy ended the episode, and nobody knows how many answers are missing
+    member: str = ""  # of a mixture whose members share the learning, the source of its problems
 
     @property
     def earned(self) -> float:
@@ -158,9 +159,18 @@ def _routed(sample: Sample, row: Trajectory) -> Sample:
 
 def by_problem(samples: Sequence[Tokens]) -> list[list[int]]:
     """List the indices of the samples of each problem, in the order in which problems occur."""
+    return _indices(sample.problem_id for sample in samples)
+
+
+def by_member(samples: Sequence[Sample]) -> list[list[int]]:
+    """List the indices of the samples of each member of a mixture; without one those of all samples."""
+    return _indices(sample.member for sample in samples)
+
+
+def _indices(names: Iterable[str]) -> list[list[int]]:
     groups = defaultdict[str, list[int]](list)
-    for index, sample in enumerate(samples):
-        groups[sample.problem_id].append(index)
+    for index, name in enumerate(names):
+        groups[name].append(index)
     return list(groups.values())
 
 

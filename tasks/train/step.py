@@ -22,8 +22,9 @@ from tasks.train.train_state import TrainState
 OfTokens = dict[str, Tensor]
 """The numbers of training passes for their A tokens in the loss, by name: tensors [A] of float64.
 
-`samples` (the index of the token's sample), `sampled`, `behaviour`, `proximal`, `logp`, `entropy`, `loss` (weighted, of
-all components but the critic's) and the metrics of the components' `LossOutputs`, which are 0 where a token does not
+`samples` (the index of the token's sample), `sampled`, `behaviour`, `proximal`, `logp`, `entropy`, `loss` (the token's
+part of the minibatch's loss, of all components but the critic's), `gradient` (of the minibatch's loss by the token's
+logprob) and the metrics of the components' `LossOutputs`, which are 0 where a token does not
 have the component; with a reference policy `reference`, with a critic `value_loss`.
 """
 
@@ -43,6 +44,8 @@ class Term:
 
 
 Terms = Mapping[str, Term]
+_OF_LARGEST = 1e-3
+"""If the gradient is not finite, the trajectories with this share of the largest gradient of a token are named."""
 
 
 def terms_of(
@@ -121,8 +124,9 @@ class Stepper:
         head = critic.parameters() if critic and critic.own is None else []
         shared = [*train_state.model.parameters(), *head]
         norm, own_norm = (self._mesh.as_first(_norm(parameters)) for parameters in (shared, own))
+        size = result["gradient"].abs().nan_to_num(torch.inf)
         for each in (own_norm,) if stopped else (norm, own_norm):
-            _refuse_not_finite("gradients", samples, result, each.cpu().expand_as(result["loss"]))
+            _refuse_not_finite("gradients", samples, result, each.cpu().where(size >= _OF_LARGEST * size.max(), 0.0))
         train_state.steps += 1
         if not stopped:
             self._apply(train_state.adamw, shared, norm)
@@ -166,7 +170,9 @@ class Stepper:
                 if name == "value":
                     inputs = self._with_values(inputs, states, batch)
                 total = total + self._add(columns, name, term, inputs, batch.weights[name])
+        logp.retain_grad()
         total.backward()
+        columns["gradient"] = torch.zeros_like(logp) if logp.grad is None else logp.grad
         if critic and critic.own is not None:  # after the policy's backward pass, which frees its memory
             own = critic.own
             with self._train_state.precision():
@@ -184,7 +190,7 @@ class Stepper:
         if name == "value":
             columns["value_loss"] = _spread(outputs.loss, has_it)
         else:
-            columns["loss"] = columns["loss"] + loss.detach()
+            columns["loss"] = columns["loss"] + loss.detach() / term.normaliser
         columns |= {key: _spread(values, has_it) for key, values in outputs.metrics.items()}
         return loss.sum() / term.normaliser
 

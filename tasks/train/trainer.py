@@ -23,7 +23,7 @@ from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Batching, Columns, batching_for, draw_minibatches, make_minibatch
 from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.metrics import histograms, sample_metrics, step_metrics
+from tasks.train.metrics import gradient_shares, histograms, sample_metrics, step_metrics
 from tasks.train.orders import Progress
 from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
@@ -74,6 +74,7 @@ class Trainer:
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
         scorers: who gave the scores.
         updates: number of updates of the whole run, over which the learning rate follows its schedule.
+        shares: whether the sources of problems are members of a mixture that share the learning, not only the draws.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Trainer:
         mesh: Mesh = ALONE,
         scorers: ScoreSettings = MATH_VERIFY,
         updates: int = 1,
+        shares: bool = False,
     ) -> None:
         self._algorithm, self._knobs, self._optimizer, self._reward = algorithm, train, optimizer, reward
-        self._temperature, self._updates = temperature, updates
+        self._temperature, self._updates, self._shares = temperature, updates, shares
         self._scorers, self._max_staleness, self._mesh = scorers, max_head_offpolicyness, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
@@ -100,9 +102,10 @@ class Trainer:
         """Make the trainer of a run."""
         oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
         algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
+        shares = bool(config.problems.members) and config.problems.shares == "learning"
         return cls(
             *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
-            *(config.score, config.run.iterations),
+            *(config.score, config.run.iterations, shares),
         )
 
     def load(
@@ -182,6 +185,9 @@ class Trainer:
                 report(f"{number} trajectories left out: {_REASONS[reason]}")
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
+        sources = {row.trajectory_id: row.source for row in rows}
+        if self._shares:
+            samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
         train_state, start = self._train_state, time.perf_counter()
         epochs = [
             draw_minibatches(samples, self._knobs.minibatches, train_state.generator) for _ in range(self._knobs.epochs)
@@ -195,9 +201,10 @@ class Trainer:
         seconds = time.perf_counter() - middle
         self._follow(prepared.get("kl/trajectory"), len(samples))
         return {
-            **sample_metrics(samples, None if chosen else version),
+            **sample_metrics(samples, None if chosen else version, self._reward.max_clip),
             **step_metrics(steps, recomputed=self._algorithm.recomputes),
             **of_steps,
+            **gradient_shares(samples, sources, steps),
             **prepared,
             **counts,
             "histograms": histograms(

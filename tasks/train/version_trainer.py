@@ -4,7 +4,7 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _SAME = 1e-3
 """Largest difference of a canary's logprobs at which a policy that was made again counts as the stored one."""
+_MOST_CLIPPED = 0.05
+"""Share of the first tokens of a run that may be clipped by rounding alone."""
 _NAMED = 20
 """Number of excluded trajectories that the log names."""
 
@@ -83,6 +85,8 @@ class VersionTrainer:
             self._load(order.policy, progress)
         taught = self._taught(order)
         metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects, taught=taught)
+        if order.policy.number == 0 and not order.selects:
+            check_noise(metrics, self._config.algorithm.type)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order)
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
@@ -254,6 +258,20 @@ def _as_sampled(row: Trajectory) -> Trajectory:
     logprobs = [0.0 if value is None else value for value in row.logprobs or [0.0] * len(row.token_ids)]
     versions = [0 if value is None else value for value in row.versions or [0] * len(row.token_ids)]
     return replace(row, logprobs=logprobs, versions=versions)
+
+
+def check_noise(metrics: Mapping[str, float], algorithm: str) -> None:
+    """Check the first update of a run: its first minibatch has the weights that sampled, so only rounding is clipped.
+
+    Raises:
+        ValueError: the limits of the algorithm's ratios clip it, because they are to the engine's logprobs.
+    """
+    if (clipped := metrics.get("policy/first_clip_fraction", 0.0)) > _MOST_CLIPPED:
+        of_token, of_sequence = metrics["proximal/mean_difference"], metrics["proximal/sequence_difference"]
+        told = f"{clipped:.0%} of the first minibatch, whose weights are those that sampled: its limits are below the"
+        noise = f"noise of the engine's logprobs, {of_token:.2g} a token and {of_sequence:.2g} a trajectory"
+        remedy = "Raise them, or take ratios to recomputed logprobs (gspo: ratio_to, ppo: objective)"
+        raise ValueError(f"algorithm.type={algorithm} clips {told} {noise}. {remedy}")
 
 
 def scratch_of_rank(config: Config, rank: int) -> Path:

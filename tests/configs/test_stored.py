@@ -16,6 +16,7 @@ from configs import (
     read_stored,
     up_to_date,
 )
+from configs.algorithms import read_algorithm
 from configs.loader import unknown
 from configs.stored import BEFORE, as_begun, changed, removed, renamed
 from storage import layout
@@ -50,7 +51,8 @@ def test_first_configurations_mean_the_same(commit: str) -> None:
     Their number of tokens in a micro-batch, which is empty in present configurations, is filled in when they continue.
     """
     assert differences(FIRST[commit], load("smoke").model_dump(mode="json"))
-    before = [f"{key}={'null' if value is None else value}" for key, value in BEFORE.items()]
+    of_ppo = {key: value for key, value in BEFORE.items() if key != "algorithm.ratio_to"}
+    before = [f"{key}={'null' if value is None else value}" for key, value in of_ppo.items()]
     present = load("smoke", ["train.micro_batch_tokens=16384", *before]).model_dump(mode="json")
     assert differences(up_to_date(FIRST[commit]), present) == []
 
@@ -64,6 +66,46 @@ def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.Mon
     assert (continued_config.rollout.group_size, continued_config.algorithm.kl.kl_ctl) == (3, 7.0)
     chosen = as_begun(load("smoke", ["rollout.group_size=4"]), begun)
     assert chosen.rollout.group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "begun"),
+    [
+        ("grpo", {"c_clip": None}),
+        ("gspo", {"c_clip": None, "ratio_to": "sampling"}),
+        ("opd", {"c_clip": None}),
+        ("my:Own", {"c_clip": None}),
+        ("rloo", {}),
+    ],
+)
+def test_every_algorithm_keeps_the_bounds_that_it_began_with(algorithm: str, begun: dict[str, Any]) -> None:
+    """A new bound is for new runs: a stored configuration without the knob had none."""
+    stored = up_to_date(without(dump(), "algorithm") | {"algorithm": {"type": algorithm}})["algorithm"]
+    names = ("c_clip", "ratio_to")
+    assert {name: stored[name] for name in names if name in stored} == begun
+    knobs = {"type": algorithm, **begun}
+    assert all(getattr(read_algorithm(knobs), name) == value for name, value in begun.items())
+    assert all(getattr(read_algorithm({"type": algorithm}), name) != value for name, value in begun.items())
+
+
+def test_a_mixture_and_a_limit_of_rewards_continue_as_they_began() -> None:
+    stored = up_to_date(without(dump(), "problems.shares", "reward.max_clip"))
+    assert (stored["problems"]["shares"], stored["reward"]["max_clip"]) == ("draws", 20.0)
+    now = load("smoke")
+    assert (now.problems.shares, now.reward.max_clip) == ("learning", None)
+
+
+def test_k1_in_the_loss_is_refused_but_still_read() -> None:
+    """Its mean gradient is 0. What a run stored is read all the same: it may be audited and proven."""
+    kl = ["algorithm.kl.kl_ctl=0.1", "algorithm.kl.place=loss"]
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.kl\.estimator=k1 has no gradient .* use k2 or k3, .* policy\.fork"
+    ):
+        load("smoke", [*kl, "algorithm.kl.estimator=k1"])
+    values = dump(*kl, "algorithm.kl.estimator=k2")
+    values["algorithm"]["kl"]["estimator"] = "k1"
+    assert read_stored(values, "a run").algorithm.kl.estimator == "k1"
+    assert load("smoke", [*kl[:1], "algorithm.kl.estimator=k1"]).algorithm.kl.in_reward
 
 
 @pytest.mark.parametrize(

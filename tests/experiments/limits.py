@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask outside 0.5 to 2": {"behaviour_weight": {"cap": 2, "mode": "mask", "floor": 0.5}},
     "plain PPO, no dual clip": {"objective": "behaviour", "c_clip": None},
     "plain PPO, dual clip 3": {"objective": "behaviour", "c_clip": 3},
+    "plain PPO, dual clip 10": {"objective": "behaviour", "c_clip": 10},
 }
 
 

@@ -266,3 +266,22 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
     assert losses[0] > losses[1] > losses[2]
     with pytest.raises(ValueError, match=r"lacks logprobs, which algorithm\.type=ppo needs"):
         select_data(run.store, run.config("fit.data=[mine]", "score.type=environment"))
+
+
+def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
+    """One answer to each question, of which some are good: `kto` makes these likelier, and the others less likely."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n} + 2"}, {"role": "assistant", "content": "3"}], "reward": thumb}
+        for n, thumb in enumerate((1, 0, -1, 1))
+    ]
+    (tmp_path / "thumbs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    importing = ["import", str(tmp_path / "thumbs.jsonl"), "--format=messages", "--name=thumbs"]
+    call_program(audit_main, "--root", run.root, *importing, f"--tokenizer={policy_folder}")
+    config = run.config("algorithm.type=kto", "fit.data=[thumbs]", "score.type=environment", "train.minibatches=1")
+    (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
+    made, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
+    trainer = Trainer.of(config)
+    trainer.load(policy_folder, None, seed=1)
+    told = [trainer.update(made, scores, number, chosen=True) for number in range(4)]
+    assert [each["kto/good"] for each in told] == [0.5] * 4
+    assert told[0]["policy/loss"] == 0.5 > told[1]["policy/loss"] > told[3]["policy/loss"]

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,25 @@ def test_groups_with_equal_returns_are_rejected(name: str, overrides: tuple[str,
     assert statuses(select_episodes(group, settings(*overrides))) == statuses(group)  # off by default
     if name in EQUAL:
         assert rows[0].reason == "the episodes of its group have equal returns"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rejected"),
+    [
+        (("score.type=judge", "models.judge.path=a"), False),
+        (("score.type=reward-model", "models.reward.path=a"), False),
+        (("score.type=my_module:score",), False),
+        (("score.type=code",), False),
+        (("score.type={default: environment, other: judge}", "models.judge.path=a"), True),
+        (("environment={type: 'null'}",), False),
+        ((), True),
+    ],
+)
+def test_a_scorer_that_the_environment_knows_nothing_of_decides_alone(overrides: Sequence[str], rejected: bool) -> None:
+    """The environment calls every answer wrong, because only a judge, a program's tests or a function can tell."""
+    group = [episode(number, 0) for number in range(4)]
+    config = settings(*overrides, reject_equal=True)
+    assert is_rejected(group, select_episodes(group, config), config) is rejected
 
 
 def test_an_unfinished_episode_beside_a_worthless_one_is_kept() -> None:

@@ -21,8 +21,10 @@ from tasks.train.advantages import Observed
 from tasks.train.algorithms import check_algorithm, make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.algorithms.dpo import DPO, pairs
+from tasks.train.algorithms.kto import KTO
 from tasks.train.components import Component, LossInputs, LossOutputs, register_component
 from tasks.train.samples import Sample, build_samples
+from tasks.train.version_trainer import check_noise
 from tests.support.train_helpers import (
     assert_near,
     gradients,
@@ -35,6 +37,7 @@ from tests.support.train_helpers import (
     tiny_model,
     weights,
 )
+from tests.support.trees import Tree
 
 LIMIT = 16
 """`max_new_tokens` of the trainers of these tests."""
@@ -123,13 +126,14 @@ class Naive:
         total = [loss(token) / self.length(token.row) for token in self.actions]
         return torch.stack(total).sum() / len(self.rows)
 
-    def sequence_ratio(self, token: Token) -> Tensor:
-        """Return the ratio of the sequence that the token is in."""
+    def sequence_ratio(self, token: Token, *, recomputed: bool = False) -> Tensor:
+        """Return the ratio of the sequence that the token is in: to sampling, or to the present weights, which is 1."""
         row = self.rows[token.row]
         own = [other for other in self.actions if other.row == token.row]
         if len(row.sequence_starts) > 1:  # each turn begins a sequence of its own
             own = [other for other in own if other.turn == token.turn]
-        return torch.stack([other.logp - other.behaviour for other in own]).mean().exp()
+        old = [other.logp.detach() if recomputed else other.behaviour for other in own]
+        return torch.stack([other.logp - before for other, before in zip(own, old, strict=True)]).mean().exp()
 
 
 def rows() -> tuple[list[Trajectory], list[Score]]:
@@ -194,18 +198,24 @@ def naive_dapo(data: Naive) -> Tensor:
     return data.mean(lambda token: clip(ratio_of(token), data.advantage(token, by_std=True), 0.2, 0.28), data.actions)
 
 
+def of_sequence(data: Naive, token: Token, ratio: Tensor) -> Tensor:
+    """Return the loss of GSPO, weighted by the trainer's ratio to the policy that sampled."""
+    weight = min(5.0, data.sequence_ratio(token).item())
+    return weight * clip(ratio, data.advantage(token, by_std=True), 3e-4, 4e-4)
+
+
 def naive_gspo(data: Naive) -> Tensor:
-    return data.mean_of_means(
-        lambda token: clip(data.sequence_ratio(token), data.advantage(token, by_std=True), 3e-4, 4e-4)
-    )
+    return data.mean_of_means(lambda token: of_sequence(data, token, data.sequence_ratio(token, recomputed=True)))
 
 
 def naive_gspo_token(data: Naive) -> Tensor:
-    def loss(token: Token) -> Tensor:
-        ratio = data.sequence_ratio(token).detach() * token.logp.exp() / token.logp.exp().detach()
-        return clip(ratio, data.advantage(token, by_std=True), 3e-4, 4e-4)
+    return data.mean_of_means(lambda token: of_sequence(data, token, token.logp.exp() / token.logp.exp().detach()))
 
-    return data.mean_of_means(loss)
+
+def naive_gspo_to_sampling(data: Naive) -> Tensor:
+    return data.mean_of_means(
+        lambda token: clip(data.sequence_ratio(token), data.advantage(token, by_std=True), 3e-4, 4e-4)
+    )
 
 
 def naive_cispo(data: Naive) -> Tensor:
@@ -260,6 +270,17 @@ def naive_dpo(data: Naive) -> Tensor:
     return torch.stack(losses).mean()
 
 
+def naive_kto(data: Naive) -> Tensor:
+    gained, losses = [], []
+    for row in range(len(data.rows)):
+        gained.append(torch.stack([t.logp - t.reference for t in data.actions if t.row == row]).sum())
+    z0 = max(0.0, sum(each.item() for each in gained) / len(gained))
+    for row, of_row in enumerate(gained):
+        good = data.right_ahead(row, 0) > 0
+        losses.append((1.5 if good else 0.5) * (1 - torch.sigmoid(0.2 * (of_row - z0) * (1 if good else -1))))
+    return torch.stack(losses).mean()
+
+
 def naive_opd(data: Naive) -> Tensor:
     return data.mean(lambda token: -ratio_of(token) * (token.teacher - token.behaviour), data.actions)
 
@@ -277,12 +298,14 @@ FORMULAS: dict[str, tuple[Callable[[Naive], Tensor], dict[str, Any]]] = {
     "dapo": (naive_dapo, {}),
     "gspo": (naive_gspo, {}),
     "gspo_token": (naive_gspo_token, {}),
+    "gspo, to sampling": (naive_gspo_to_sampling, {"type": "gspo", "ratio_to": "sampling"}),
     "cispo": (naive_cispo, {}),
     "max_rl": (naive_max_rl, {}),
     "mis": (naive_mis, {}),
     "mis, sequences": (naive_mis_sequence, {"type": "mis", "level": "sequence", "floor": 0.8, "cap": 1.2}),
     "rft": (naive_rft, {"distinct": False}),
     "dpo": (naive_dpo, {}),
+    "kto": (naive_kto, {"beta": 0.2, "good_weight": 1.5, "bad_weight": 0.5}),
     "opd": (naive_opd, {}),
     "echo": (naive_echo, {"observations": "all"}),
 }
@@ -295,19 +318,24 @@ def test_every_algorithm_has_a_formula() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_gradient_is_that_of_the_written_formula(tmp_path: Path, name: str) -> None:
-    """Losses, weights and normalisers equal autograd in float64, with trees and several micro-batches."""
+    """Losses, weights and normalisers equal autograd in float64, with trees and several micro-batches.
+
+    `policy/loss` in the metrics is the loss of the formula.
+    """
     formula, options = FORMULAS[name]
     folders = [tmp_path / each for each in ("now", "first", "teacher")]
     save_tiny(folders[0])
     for folder, seed in zip(folders[1:], (7, 8), strict=True):
         tiny_model(seed=seed).save_pretrained(folder)
     model = tiny_model().double()
-    formula(Naive(model, tiny_model(seed=7), tiny_model(seed=8))).backward()
+    loss = formula(Naive(model, tiny_model(seed=7), tiny_model(seed=8)))
+    loss.backward()
     expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     knobs = {"type": name, **options, "micro_batch_tokens": 50}
     trainer = make_trainer(folders[0], version_0=folders[1], teacher=folders[2], **knobs)
-    trainer.update(*rows(), version=2)
+    metrics = trainer.update(*rows(), version=2)
     assert_near(gradients(trainer), expected, 1e-5)
+    assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
     assert max(value.abs().max() for value in expected.values()) > 1e-5
 
 
@@ -412,7 +440,58 @@ def test_dpo_by_hand() -> None:
     factors, metrics = dpo.reweigh(chosen, gained, of_reference)
     assert (factors[0].item(), factors[1].item()) == pytest.approx((0.0426, 0.0426), abs=1e-4)
     assert metrics == pytest.approx(
-        {"dpo/pairs": 1, "dpo/loss": 0.5544, "dpo/margin": 0.3, "dpo/preferred": 1}, abs=1e-4
+        {"policy/loss": 0.5544, "dpo/pairs": 1, "dpo/loss": 0.5544, "dpo/margin": 0.3, "dpo/preferred": 1}, abs=1e-4
+    )
+
+
+def test_kto_by_hand() -> None:
+    """The reference point is (3 - 1) / 2 = 1: both z are 0.2, the losses 0.450, the factors 0.1 * 0.2475."""
+    kto, samples = algorithm("kto"), dict(enumerate(group([0, 1], [0])))
+    assert isinstance(kto, KTO)
+    assert [each[0] for each in kto.assign([*samples.values()], []).weights["ce"]] == [1.0, -1.0]
+    gained = {0: np.array([2.0, 0.5, 0.5], np.float32), 1: np.array([-1.0], np.float32)}
+    of_reference = {index: np.zeros_like(values) for index, values in gained.items()}
+    factors, metrics = kto.reweigh(samples, gained, of_reference)
+    assert (factors[0][0], factors[1][0]) == pytest.approx((0.02475, 0.02475), abs=1e-5)
+    assert metrics == pytest.approx(
+        {"policy/loss": 0.4502, "kto/kl": 1.0, "kto/good": 0.5, "kto/value": 0.5498}, abs=1e-4
+    )
+    bad = algorithm("kto", good_above=0.5)  # wrong, then right: -1 and 1 earn 0
+    assert [each[0] for each in bad.assign([*samples.values()], []).weights["ce"]] == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+def test_kto_learns_from_thumbs_without_pairs(rate: float) -> None:
+    """One answer to each question, of four, of which the second is good: learnt with few and many good ones."""
+    draw = np.random.default_rng(0)
+    logits, kto = np.zeros(4), algorithm("kto")
+    given = np.where(draw.random(64) < rate, 1, draw.choice([0, 2, 3], 64))
+    samples = group(*[[float(answer == 1)] for answer in given])
+    samples = [replace(sample, problem_id=sample.trajectory_id) for sample in samples]
+    answers = [given[int(sample.trajectory_id[1:])] for sample in samples]
+    signs = np.array([weights[0] for weights in kto.assign(samples, []).weights["ce"]])
+    for _ in range(400):
+        logp = logits - np.log(np.exp(logits).sum())
+        current = {n: np.array([logp[answer]], np.float32) for n, answer in enumerate(answers)}
+        start = {n: np.array([math.log(0.25)], np.float32) for n in current}
+        factors, _ = kto.reweigh(dict(enumerate(samples)), current, start)
+        for answer, sign, (_, factor) in zip(answers, signs, sorted(factors.items()), strict=True):
+            logits += 20 / 64 * sign * factor[0] * (np.eye(4)[answer] - np.exp(logp))
+    assert np.exp(logits[1]) / np.exp(logits).sum() > 0.9
+
+
+def test_reinforce_pp_charges_no_candidate_the_kl_of_its_siblings() -> None:
+    """A planner, two candidates of one request, and an answer; tokens of the turns cost 0.1, 0.2, 0.3 and 0.4."""
+    tree = Tree(follows=[-1, 0, 0, 2], rewards=[None, None, None, 0], asked=[0, 1, 1, 3], received=[0, 1, 2, 3])
+    tree = replace(tree, paid=[0, 0, 0, 4])
+    (sample,) = build_samples([tree.trajectory()], tree.scores(), Reward(shape="raw"))
+    costs = -0.1 * (1.0 + sample.turn_of_action.astype(np.float64))
+    other = replace(sample, trajectory_id="u", returns=sample.returns + 1)
+    of_both = algorithm("reinforce_pp").assign([sample, other], [Observed(costs), Observed(0 * costs)]).advantages
+    # Both tokens of the answer cost 0.4, of the second candidate 0.3, of the first 0.2, of the planner 0.1.
+    expected = np.array([-2.0, -1.9, -1.2, -1.0, -1.4, -1.1, -0.8, -0.4])
+    assert of_both[0] == pytest.approx(
+        (expected - (both := np.append(expected, np.ones(8))).mean()) / (both.std() + 1e-5)
     )
 
 
@@ -565,6 +644,34 @@ def test_a_loss_of_ones_own_replaces_the_policy_loss(tmp_path: Path) -> None:
         trainer.update(*rows(), version=2)
         found.append(gradients(trainer))
     assert_near(found[1], {name: 2 * value for name, value in found[0].items()}, 1e-5)
+
+
+@pytest.mark.parametrize("length", [2, 40])
+def test_gspo_does_not_clip_rounding(tmp_path: Path, length: int) -> None:
+    """The engine's logprobs are those of the same weights, 0.01 nats apart as in bfloat16: nothing has moved.
+
+    With ratios to sampling a third of the sequences lost their gradient.
+    """
+    made = [make_trajectory(f"t{n:02}", [[10 + n] * length], problem=f"p{n // 4}") for n in range(24)]
+    model, draw, noisy = tiny_model(), np.random.default_rng(0), []
+    for row in made:
+        with torch.no_grad():
+            logp = model(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
+        near = [logp[at - 1, row.token_ids[at]].item() + draw.normal(0, 0.01) for at in range(3, 3 + length)]
+        noisy.append(replace(row, logprobs=[0.0] * 3 + near))
+    scores = [score for n, row in enumerate(made) for score in make_scores(row.trajectory_id, float(n % 4 > 1))]
+    found = {}
+    for ratio_to in ("recomputed", "sampling"):
+        trainer = make_trainer(save_tiny(tmp_path), type="gspo", ratio_to=ratio_to)
+        found[ratio_to] = trainer.update(noisy, scores, version=0)
+    assert found["recomputed"]["policy/clip_fraction"] == 0
+    assert found["sampling"]["policy/clip_fraction"] > 0.2
+    assert 0.4 < found["recomputed"]["proximal/sequence_difference"] / (0.008 / length**0.5) < 1.6
+    check_noise(found["recomputed"], "gspo")
+    with pytest.raises(
+        ValueError, match=r"algorithm\.type=gspo clips \d+% of the first minibatch.* below the noise of the"
+    ):
+        check_noise(found["sampling"], "gspo")
 
 
 def test_nothing_chosen_changes_nothing(tmp_path: Path) -> None:

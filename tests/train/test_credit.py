@@ -172,6 +172,8 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
 ) -> None:
     """The definition, written out: pairs of turns, and the longest line of causes by recursion.
 
+    What comes at a depth that is no more than the turn's own is not discounted.
+
     The reward of a turn to which none was given is that for its length, a penalty.
     """
     received, asked, paid = columns
@@ -187,18 +189,18 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
         return max(depth(turn) for turn in turns if 0 <= received[turn] < place)
 
     got = max(received) + 1
-    expected = [0.0] * len(received)
+    expected = []
     for turn in turns:
         place = received[turn] if received[turn] >= 0 else asked[turn]
-        now = deepest(place + 1) if place < got else deepest(got) + 1
-        begun = max(0, now - depth(turn))
-        later = [other for other in turns if paid[other] > place]
-        caused = [other for other in turns if asked[other] > place]
-        expected[turn] = (
-            after * discount ** (begun + deepest(got) + 1 - now)
-            + sum(rewards[other] * discount ** (begun + deepest(paid[other]) - now) for other in later)
-            + sum(own[other] * discount ** (begun + depth(other) - now) for other in caused)
-            + own[turn]
+
+        def later(reached: int, begun: int = depth(turn)) -> float:
+            return discount ** max(0, reached - begun)
+
+        expected.append(
+            own[turn]
+            + after * later(deepest(got) + 1)
+            + sum(rewards[other] * later(deepest(paid[other])) for other in turns if paid[other] > place)
+            + sum(own[other] * later(depth(other)) for other in turns if asked[other] > place)
         )
     row = replace(
         make_trajectory("t", [[10]] * len(received)), received=received, asked=asked, paid=paid, turn_discount=discount
@@ -206,6 +208,13 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
     none = [replace(score, verdict="none") for score in make_scores("t", *[0.0] * len(received))]
     (sample,) = build_samples([row], none, RAW)
     assert sample.causes.returns(rewards, penalties, discount, after) == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_nobody_waited_for_is_discounted_as_often_as_what_follows_is_deeper() -> None:
+    """Asked for after the first answer, it lies as deep as the turn that is paid, which came after a shallower one."""
+    tree = Tree(follows=[-1, -1, 0, 0], rewards=[None, None, None, 1], asked=[0, 0, 1, 2], received=[0, 1, -1, 2])
+    tree = replace(tree, paid=[0, 0, 0, 3])
+    assert sample_of(tree, turn_discount=0.5).returns.tolist() == [0.5, 0.5, 1, 1]
 
 
 def test_an_order_that_is_not_possible_is_known() -> None:

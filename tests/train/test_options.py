@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,13 +15,17 @@ from safetensors.torch import load_file
 from configs.algorithms import PPO
 from configs.score import Reward
 from configs.train import Train
-from tasks.train.advantages import group, register_advantage
+from tasks.train.advantages import Observed, group, register_advantage
+from tasks.train.algorithms.algorithm import Algorithm, Assignment
+from tasks.train.components import LossInputs, LossOutputs
+from tasks.train.samples import Sample
 from tasks.train.train_state import ValueNorm, adapt
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     GAE,
     UNCLIPPED,
     divided,
+    gradients,
     is_unchanged,
     make_scores,
     make_trainer,
@@ -203,3 +209,47 @@ def test_moments_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     with pytest.raises(ValueError, match="moments=host is for models that are not divided"):
         Train.model_validate({"moments": "host", "parallel": {"shard": 2}})
+
+
+WITH_RATIOS = ("ppo", "dr_grpo", "reinforce_pp", "dapo", "gspo", "gspo_token", "cispo", "max_rl", "mis", "echo", "opd")
+
+
+@pytest.mark.parametrize(
+    ("name", "logprob"), [*(("grpo", far) for far in (-30.0, -60.0, -300.0)), *((name, -95.0) for name in WITH_RATIOS)]
+)
+def test_one_wrong_logprob_of_the_engine_is_no_whole_step(tmp_path: Path, name: str, logprob: float) -> None:
+    """A token that got worse than its group, whose ratio is exp(25) or overflows, moves the gradient by a bounded part.
+
+    At -95 the run stopped, and named all trajectories of the minibatch.
+    """
+    rows, scores = random_rows(longest=6)
+    scores = [replace(score, success=0.0, reward=0.0) if score.trajectory_id == "t005" else score for score in scores]
+    place = rows[5].turns[0].start
+    found = []
+    for wrong in (False, True):
+        logprobs = [logprob if at == place and wrong else value for at, value in enumerate(rows[5].logprobs)]
+        trainer = make_trainer(save_tiny(tmp_path), teacher=tmp_path if name == "opd" else None, type=name)
+        trainer.update([*rows[:5], replace(rows[5], logprobs=logprobs), *rows[6:]], scores, version=2)
+        found.append(torch.cat([value.flatten() for value in gradients(trainer).values()]))
+    assert torch.isfinite(found[1]).all()
+    assert (found[1] - found[0]).norm() < 10 * found[0].norm()
+
+
+class Steep(Algorithm):
+    """An algorithm of a user's whose gradient overflows where a token was very unlikely."""
+
+    def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
+        return self.share([np.ones(len(sample.actions)) for sample in samples])
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        return LossOutputs((inputs.logp - inputs.behaviour).exp())
+
+
+@pytest.mark.parametrize("logprob", [-85.0, -200.0])
+def test_a_gradient_that_overflows_names_the_trajectory_that_made_it(tmp_path: Path, logprob: float) -> None:
+    """Finite losses may have gradients whose norm is not finite: the largest ones are named, not all of 16."""
+    rows, scores = random_rows()
+    wrong = replace(rows[5], logprobs=[logprob if sampled else 0.0 for sampled in rows[5].action_mask])
+    trainer = make_trainer(save_tiny(tmp_path), type=f"{__name__}:Steep")
+    with pytest.raises(ValueError, match=r"infinite (gradients|losses) with the trajectories t005: the step was not"):
+        trainer.update([*rows[:5], wrong, *rows[6:]], scores, version=2)

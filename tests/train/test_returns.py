@@ -49,6 +49,7 @@ def test_a_turn_that_answers_nothing_earns_nothing() -> None:
 def test_raw_rewards_are_those_of_the_scorer(scored: list[float | None]) -> None:
     """With shape raw a reward stays as it is but for bias, scaling and clip."""
     assert turn_rewards(scored, Reward(shape="raw")) == [value or 0.0 for value in scored]
+    assert turn_rewards([250.0, -1e6], Reward(shape="raw")) == [250.0, -1e6]  # taken as they are
     shaped = turn_rewards(scored, Reward(shape="raw", bias=1.0, scaling=2.0, max_clip=4.0))
     assert shaped == [0.0 if value is None else max(-4.0, min(4.0, (value - 1) * 2)) for value in scored]
     assert least_reward(Reward(shape="raw")) == 0

@@ -163,12 +163,26 @@ def outcome(name: str, ratio: float, weight: float | None = None, value: ValueLo
     given = {"samples": zero, "sampled": zero + 1, "behaviour": behaviour, "logp": logp, "proximal": proximal}
     given |= {} if weight is None else {"weight": weights}
     values = {"value_loss": value.loss, "value_clipped": value.clipped} if value else {}
+    given["gradient"] = torch.tensor([0.5])
     columns = loss | given | {"entropy": torch.tensor([0.25]), "reference": behaviour} | values
     return gathered([{name: column.double() for name, column in columns.items()}], ALONE)
 
 
 def step(result: OfTokens, grad_norm: float, early_stopped: bool) -> Step:
     return Step(result, grad_norm, early_stopped, tokens=2, computed_tokens=1, padded_tokens=4)
+
+
+def test_rewards_that_reach_a_limit_are_counted() -> None:
+    rows = [make_trajectory(name, [[10]]) for name in "abcd"]
+    scores = [
+        replace(score, reward=reward)
+        for name, reward in zip("abcd", (1, 5, 9, -7), strict=True)
+        for score in make_scores(name, 1)
+    ]
+    for most, share in ((5.0, 0.75), (None, None)):
+        reward = Reward(shape="raw", max_clip=most)
+        metrics = sample_metrics(build_samples(rows, scores, reward), None, most)
+        assert metrics.get("reward/clipped_share") == share
 
 
 def test_step_metrics_by_hand() -> None:
@@ -193,6 +207,7 @@ def test_step_metrics_by_hand() -> None:
             "tokens/shared_share": 0.5,
             "proximal/mean_difference": math.log(3) / 2,
             "proximal/max_difference": math.log(3),
+            "proximal/sequence_difference": math.log(3) / 2,
             "weight/mean": 2.0,
             "weight/max": 3.0,
             "weight/effective_share": 16 / 10 / 2,
@@ -211,6 +226,8 @@ def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch
     metrics = step_metrics(steps, recomputed=False)
     assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
     assert metrics["policy/dual_clip_fraction"] == 0
+    assert metrics["proximal/sequence_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
+    assert metrics["policy/first_clip_fraction"] == 0
     assert not metrics.keys() & {"weight/mean", "policy/kl_proximal", "value/loss"}
 
 

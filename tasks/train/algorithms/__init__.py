@@ -3,7 +3,7 @@
 Add one with `register_algorithm("name", Class)`, or configure it as `package.module:Class`. R in their formulas is the
 return of a turn (`tasks.train.returns`), and means are over the episodes of a problem that `mixed` compares
 (`tasks.train.advantages`). With one turn and a reward at its end both are those of the papers. Ratios are to the policy
-that sampled, whose logprobs are stored; only `ppo` recomputes them.
+that sampled, whose logprobs are stored; only `ppo` and `gspo` recompute them.
 """
 
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ for name, place in {
     "mis": "mis:MIS",
     "rft": "rft:RFT",
     "dpo": "dpo:DPO",
+    "kto": "kto:KTO",
     "opd": "opd:OPD",
     "echo": "echo:Echo",
 }.items():

@@ -10,7 +10,7 @@ for 100 tokens:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -30,9 +30,9 @@ from tasks.train.components import (
     find_component,
     reference_kl,
 )
-from tasks.train.losses import policy_loss
+from tasks.train.losses import PolicyLoss, policy_loss
 from tasks.train.passes import broken, refuse_broken
-from tasks.train.samples import Floats, Ints, Logprobs, Sample
+from tasks.train.samples import Floats, Ints, Logprobs, Sample, by_member
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,14 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} must define assign")
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the policy loss (component `rl`) of tokens with a weight in `rl`."""
-        return clipped(inputs, getattr(self.knobs, "eps_clip", 0.2))
+        """Compute the policy loss (component `rl`) of tokens with a weight in `rl`.
+
+        It is `-min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)`, and at most `-c_clip * A` where
+        A < 0, with ratio = policy / sampling.
+        """
+        clips: Any = (getattr(self.knobs, name, None) for name in ("eps_clip", "eps_clip_higher", "c_clip"))
+        ones = torch.ones_like(inputs.logp)
+        return outputs_of(policy_loss(inputs.logp, inputs.behaviour, ones, inputs.advantages, *clips))
 
     def reweigh(
         self,
@@ -152,17 +158,44 @@ class Algorithm:
         return Assignment(advantages, parts, returns)
 
 
-def clipped(inputs: LossInputs, eps_clip: float, eps_clip_higher: float | None = None) -> LossOutputs:
-    """Compute `-min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)`, with ratio = policy / sampling."""
-    found = policy_loss(
-        inputs.logp, inputs.behaviour, torch.ones_like(inputs.logp), inputs.advantages, eps_clip, eps_clip_higher
-    )
-    return LossOutputs(found.loss, {"ratio": found.ratio, "clipped": found.clipped})
+def outputs_of(found: PolicyLoss) -> LossOutputs:
+    """Return a policy loss with its metrics."""
+    return LossOutputs(found.loss, {name: getattr(found, name) for name in ("ratio", "clipped", "dual_clipped")})
 
 
 def by_episode(samples: Sequence[Sample]) -> list[Floats]:
     """Return weights with which a sum over episodes is a sum of means: 1 / (tokens of the episode in the loss)."""
     return [np.full(len(sample.actions), 1 / max(1, sample.in_loss.sum())) for sample in samples]
+
+
+def shared_out(samples: Sequence[Sample], assigned: Assignment) -> Assignment:
+    """Multiply the whole loss of each member of a mixture by one number, so that all problems have the same size.
+
+    The size of a member is the sum of its weights times the root mean square of its advantages; without a policy loss
+    it is the sum alone. A problem without any weight, and a member without any advantage, has no share. The sum of the
+    sizes stays as it is.
+
+    Example: two problems, one with 256 tokens and advantages of ±1, one with 8 tokens and ±0.5, have the sizes 256 and
+    4. Their weights are multiplied by 130 / 256 and 130 / 4.
+    """
+    if len(members := by_member(samples)) == 1:
+        return assigned
+    is_policy = "rl" in assigned.weights
+    arrays = assigned.weights["rl" if is_policy else next(iter(assigned.weights))]
+    weights = [np.abs(array) * sample.in_loss for sample, array in zip(samples, arrays, strict=True)]
+    totals = np.array([of.sum() for of in weights])
+    squares = np.array([of @ values**2 for of, values in zip(weights, assigned.advantages, strict=True)])
+    squares = squares if is_policy else totals
+    sizes = np.sqrt([totals[own].sum() * squares[own].sum() for own in members])
+    problems = [len({samples[i].problem_id for i in own if totals[i] and squares[own].any()}) for own in members]
+    factors = np.ones(len(samples))
+    for own, size, count in zip(members, sizes, problems, strict=True):
+        factors[own] = sizes.sum() * count / sum(problems) / size if size else 1.0
+    shared = {name: [*map(np.multiply, of, factors)] for name, of in assigned.weights.items()}
+    seen = assigned.observations and [
+        each._replace(weights=each.weights * by) for each, by in zip(assigned.observations, factors, strict=True)
+    ]
+    return replace(assigned, weights=shared, observations=seen)
 
 
 def check_assignment(algorithm: Algorithm, samples: Sequence[Sample], assigned: Assignment) -> None:

@@ -58,6 +58,7 @@ class DPO(Algorithm):
         if not losses:
             return factors, {}
         told = {
+            "policy/loss": np.mean(losses),
             "dpo/loss": np.mean(losses),
             "dpo/margin": np.mean(margins),
             "dpo/preferred": np.mean(np.array(margins) > 0),

@@ -16,7 +16,7 @@ import torch
 
 from configs import algorithms
 from tasks.train.advantages import Observed, estimate
-from tasks.train.algorithms.algorithm import Algorithm, Assignment
+from tasks.train.algorithms.algorithm import Algorithm, Assignment, outputs_of
 from tasks.train.components import LossInputs, LossOutputs
 from tasks.train.losses import behaviour_weights, policy_loss
 from tasks.train.samples import Sample
@@ -44,24 +44,12 @@ class PPO(Algorithm):
     def loss(self, inputs: LossInputs) -> LossOutputs:
         knobs, weight = self.knobs, torch.ones_like(inputs.proximal)
         if knobs.objective == "decoupled":
-            limits = knobs.behaviour_weight
-            weight = behaviour_weights(
-                inputs.proximal,
-                inputs.behaviour,
-                inputs.sequences,
-                cap=limits.cap,
-                mode=limits.mode,
-                level=limits.level,
-                floor=limits.floor,
-            )
+            given = inputs.proximal, inputs.behaviour, inputs.sequences
+            weight = behaviour_weights(*given, **knobs.behaviour_weight.model_dump())
         clips = knobs.eps_clip, knobs.eps_clip_higher, knobs.c_clip
-        found = policy_loss(inputs.logp, inputs.proximal, weight, inputs.advantages, *clips)
-        metrics = {"ratio": found.ratio, "clipped": found.clipped}
-        if knobs.c_clip is not None:
-            metrics["dual_clipped"] = found.dual_clipped
+        loss, metrics = outputs_of(policy_loss(inputs.logp, inputs.proximal, weight, inputs.advantages, *clips))
         if knobs.objective == "decoupled":
-            metrics["weight"] = weight
-        loss = found.loss
+            metrics = {**metrics, "weight": weight}
         if knobs.entropy_coefficient:
             loss = loss - knobs.entropy_coefficient * inputs.entropy
         return LossOutputs(loss, metrics)

@@ -1,0 +1,138 @@
+"""Members of a mixture share the learning by their weights, whatever they are paid and however long they answer."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.algorithms import NAMES
+from configs.score import Reward
+from storage.records import Score
+from tasks.metrics.line import cells
+from tasks.train.algorithms.algorithm import shared_out
+from tasks.train.samples import Sample, build_samples
+from tests.support.train_helpers import make_trainer, make_trajectory, random_rows, save_tiny
+from tests.train.test_algorithms import assigned
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The episodes of a member: rewards between `low` and `high`, right above their middle."""
+
+    low: float = -1.0
+    high: float = 1.0
+    tokens: int = 8
+    verdicts: bool = True  # rewards are `low` or `high`
+    rate: float = 0.5  # of right ones
+
+    def scores(self, names: Sequence[str], draw: np.random.Generator) -> list[Score]:
+        at = draw.random(len(names))
+        right = at > 1 - self.rate
+        rewards = self.low + (self.high - self.low) * (right if self.verdicts else at)
+        return [
+            Score(name, 0, "correct" if ok else "wrong", float(ok), "", "", "", float(reward))
+            for name, ok, reward in zip(names, right, rewards, strict=True)
+        ]
+
+
+VERDICTS = Kind()
+CASES = {
+    "verdicts and a judge": (VERDICTS, Kind(0.0, verdicts=False)),
+    "verdicts and a game of 0 to 100": (VERDICTS, Kind(0.0, 100.0, verdicts=False)),
+    "answers of 256 tokens and of 8": (Kind(tokens=256), VERDICTS),
+}
+"""Two members with equal weights, which had 0.67 to 0.33, 0.09 to 0.91, and 0.94 to 0.06 of the advantages."""
+
+
+def mixture(*members: Kind, problems: Sequence[int] = (12, 12), shares: bool = True) -> list[Sample]:
+    """Make groups of eight episodes of one turn."""
+    draw, samples = np.random.default_rng(1), list[Sample]()
+    for number, (kind, count) in enumerate(zip(members, problems, strict=True)):
+        rows = [
+            make_trajectory(f"m{number}-{n:03}", [[10] * kind.tokens], problem=f"m{number}/{n // 8}", logprob=-0.5)
+            for n in range(8 * count)
+        ]
+        made = build_samples(rows, kind.scores([row.trajectory_id for row in rows], draw), Reward(shape="raw"))
+        samples += [replace(sample, member=f"m{number}" if shares else "") for sample in made]
+    return samples
+
+
+def sizes(name: str, samples: Sequence[Sample], **knobs: Any) -> list[float]:
+    """Return the share of each member in the sum of |weight x advantage|, or of |weight| in the cross-entropy."""
+    found, of_each = shared_out(samples, assigned(name, samples, **knobs)), Counter[str]()
+    for place, sample in enumerate(samples):
+        values = (
+            found.weights["rl"][place] * found.advantages[place]
+            if "rl" in found.weights
+            else found.weights["ce"][place]
+        )
+        of_each[sample.problem_id[:2]] += np.abs(values).sum()
+    return [size / of_each.total() for _, size in sorted(of_each.items())]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"opd"}))
+def test_equal_weights_have_equal_shares(name: str, case: str) -> None:
+    """Each algorithm, whose own normalisation may know nothing of members."""
+    assert sizes(name, mixture(*CASES[case])) == pytest.approx([0.5, 0.5], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "first"),
+    [
+        ("ppo", "verdicts and a judge", 0.79),
+        ("ppo", "verdicts and a game of 0 to 100", 0.04),
+        ("ppo", "answers of 256 tokens and of 8", 0.97),
+        ("dr_grpo", "answers of 256 tokens and of 8", 0.97),
+        ("grpo", "answers of 256 tokens and of 8", 0.5),
+    ],
+)
+def test_without_sharing_rewards_and_lengths_decide(name: str, case: str, first: float) -> None:
+    """What `problems.shares=draws` keeps, as mixtures began earlier."""
+    assert sizes(name, mixture(*CASES[case], shares=False))[0] == pytest.approx(first, abs=0.03)
+
+
+def test_shares_are_those_of_the_problems() -> None:
+    """Weights of 2, 1 and 1 draw as many problems, and share the learning as much."""
+    members = (VERDICTS, Kind(0.0, 100.0, verdicts=False), Kind(tokens=64))
+    assert sizes("ppo", mixture(*members, problems=(24, 12, 12))) == pytest.approx([0.5, 0.25, 0.25], abs=0.05)
+
+
+def test_a_member_that_is_solved_leaves_the_learning_to_the_others() -> None:
+    """Without any difference it has no share, and the few wrong answers of 96 do not get half of the gradient."""
+    assert sizes("dr_grpo", mixture(VERDICTS, Kind(rate=1.0))) == [1.0, 0.0]
+    assert 0.0 < sizes("dr_grpo", mixture(VERDICTS, Kind(rate=0.97)))[1] < 0.4
+
+
+def test_a_mixture_is_normalised_as_each_member_alone() -> None:
+    """REINFORCE++ takes the mean over the batch for a baseline: rewards of 0 to 100 make all verdicts bad ones."""
+    both = mixture(VERDICTS, Kind(0.0, 100.0, verdicts=False))
+    alone = [sample for sample in both if sample.member == "m0"]
+    for name in ("reinforce_pp", "ppo"):
+        expected = assigned(name, alone).advantages
+        found = assigned(name, both).advantages[: len(alone)]
+        assert np.concatenate(found) == pytest.approx(np.concatenate(expected))
+
+
+@pytest.mark.parametrize("name", ["ppo", "rft", "dpo", "kto"])
+def test_the_log_shows_each_members_share_of_the_gradient(tmp_path: Path, name: str) -> None:
+    """By the gradients of the tokens' logprobs; also where only the draws are shared, but not for a single source."""
+    rows, scores = random_rows()
+    long = [row for row in rows if row.problem_id in ("p0", "p1")]
+    mixed = [replace(row, source="sums" if row in long else "game") for row in rows]
+    found = []
+    for shares in (True, False):
+        trainer = make_trainer(save_tiny(tmp_path), type=name)
+        trainer._shares = shares
+        metrics = trainer.update(mixed, scores, version=2)
+        found.append([metrics[f"source/{member}/gradient_share"] for member in ("sums", "game")])
+        assert sum(found[-1]) == pytest.approx(1)
+    assert found[0] != found[1]
+    assert abs(found[0][0] - 0.5) < 0.25
+    row = {"source/sums/success/any_turn": 0.25, "source/sums/gradient_share": found[0][0]}
+    assert cells(row) == {"sums": "0.250", "sums gradient": f"{found[0][0]:.3f}"}
+    assert not any(key.startswith("source/") for key in trainer.update(rows, scores, version=2))
