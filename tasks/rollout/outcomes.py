@@ -87,8 +87,9 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.
     """
-    scorer = config.score.of(group[0].source)
-    if scorer != "environment" and (scorer != "math-verify" or config.of_source(group[0].source).environment.type == "null"):
+    source = group[0].source
+    scorer, environment = config.score.of(source), config.of_source(source).environment.type
+    if scorer != "environment" and (scorer != "math-verify" or environment == "null"):
         return False
     samples = _samples(group, config)
     faults = {row.fault for row in group if is_trainable(row, config.reward)}
