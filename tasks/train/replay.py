@@ -40,7 +40,8 @@ from tasks.train.version_trainer import VersionTrainer
 
 TOLERANCES = {"none": 1e-4, "bfloat16": 0.3}
 """By `train.autocast`, the largest share of a part's way by which rounding may make it differ: ten times what other
-micro-batches and vector instructions showed (9.1e-6 and 3.2e-2; float32 on a GPU: 4.9e-6)."""
+micro-batches and vector instructions showed (9.1e-6 and 3.2e-2; float32 on a GPU: 4.9e-6). A first update with
+`optimizer.eps=1e-8` showed 5.9e-5, one of a critic whose head is 0, in bfloat16, 0.21."""
 NEIGHBOUR = 2e-7
 """Share of its own size by which a part may differ besides, since each of its float32 numbers is rounded once more: ten
 times what was shown (2.1e-8). It counts where steps are tiny: a moving reference at a learning rate of 1e-6 differed by

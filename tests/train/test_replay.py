@@ -68,7 +68,7 @@ def test_a_checkpoint_is_made_again_bit_for_bit(run: TrainingRun) -> None:
     assert printed.count("the same bits") == 5
 
 
-@pytest.mark.parametrize("name", ["t000", "t101", "t202", "t303", "t404", "t505"])
+@pytest.mark.parametrize("name", ["t101", "t202", "t404"])
 def test_one_other_verdict_of_many_makes_another_policy(
     many: TrainingRun, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
