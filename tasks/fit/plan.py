@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from configs import Config
-from configs.algorithms import PPO
 from configs.loader import read_stored
 from storage import layout
 from storage.errors import first_few
@@ -30,6 +29,7 @@ from tasks.inference.location import identities, model_fingerprints
 from tasks.own_code import own_code
 from tasks.score.scorers import identity
 from tasks.score.scoring import scorer_fingerprint
+from tasks.train.algorithms import make_algorithm
 from tasks.train.orders import Part
 from tasks.train.samples import Ints
 
@@ -50,8 +50,9 @@ def select_data(store: Store, config: Config) -> list[DataSet]:
     if not config.fit.data:
         raise TargetError("nothing to train on: name runs or versions of trajectories with --data")
     data_sets = select(store, config.fit.data)
+    uses = _uses(config)
     for each in data_sets:
-        _check(each, config)
+        _check(each, config, uses)
     if not data_sets:
         raise TargetError(f"{first_few(config.fit.data, 5)} have no trajectories yet")
     named = {layout.trajectories(each.run, each.number): each for each in map(ScoresVersion, config.fit.scores)}
@@ -71,19 +72,33 @@ def select_data(store: Store, config: Config) -> list[DataSet]:
     return in_parallel(scored, data_sets)
 
 
-def _check(each: DataSet, config: Config) -> None:
+def _uses(config: Config) -> set[str]:
+    """Return what of data the algorithm declares to use (`Algorithm.uses`), and the tokens.
+
+    Raises:
+        ValueError: a word of its own means nothing.
+    """
+    uses = {"tokens", *make_algorithm(config.algorithm, config.sampling.max_new_tokens).uses}
+    if unknown := sorted(uses - LACKED.keys()):
+        told = f"declares that it uses {first_few(unknown, 3)}: give a tuple with words of {', '.join(LACKED)}"
+        raise ValueError(f"algorithm.type={config.algorithm.type} {told}")
+    return uses
+
+
+def _check(each: DataSet, config: Config, uses: set[str]) -> None:
     """Raise ValueError if a data set lacks what the algorithm needs."""
-    ratios, temperature = isinstance(config.algorithm, PPO), config.sampling.temperature
+    temperature = config.sampling.temperature
     if each.problem or each.manifest is None:
         raise ValueError(f"{each.version} cannot be trained on: {each.problem}")
-    if lacking := {"tokens", *(["logprobs"] if ratios else [])}.intersection(each.lacks):
+    if lacking := uses.intersection(each.lacks):
         words = ", ".join(LACKED[what] for what in sorted(lacking))
-        raise ValueError(f"{each.version} lacks {words}, which algorithm.type={config.algorithm.type} needs")
+        declared = f"algorithm.type={config.algorithm.type} needs (`uses` in its class says what it reads)"
+        raise ValueError(f"{each.version} lacks {words}, which {declared}")
     if each.is_evaluation:
         raise ValueError(f"{each.version} is an evaluation, on which nothing is trained")
     if not each.scores:
         raise ValueError(f"{each.version} has no scores: run `python -m flows.score` for it first")
-    if ratios and (sampled := each.manifest.number("sampling.temperature")) != temperature:
+    if "logprobs" in uses and (sampled := each.manifest.number("sampling.temperature")) != temperature:
         raise ValueError(f"{each.version} was sampled at the temperature {sampled:g}: set sampling.temperature to it")
 
 

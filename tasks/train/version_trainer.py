@@ -95,12 +95,13 @@ class VersionTrainer:
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 
-    def make_again(self, order: UpdateOrder, model: Path, state: Path) -> None:
-        """Run an update whose checkpoint exists, and write the files that it makes to two folders."""
+    def make_again(self, order: UpdateOrder, before: Path, made: Path) -> None:
+        """Run an update whose checkpoint exists; write model/ and state/ of before and after it to two folders."""
         if self._trainer.holds != order.policy or self._is_whole(order.policy):
             self._load(order.policy, lambda _: None)
+        self._trainer.save(before / "model", before / "state")
         self._repeat(order)
-        self._trainer.save(model, state)
+        self._trainer.save(made / "model", made / "state")
         self._trainer.holds = order.version
 
     def _is_whole(self, version: PolicyVersion) -> bool:

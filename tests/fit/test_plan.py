@@ -26,9 +26,14 @@ from tasks.fit.task import _check_tokens, _refuse_another_plan, _versions, with_
 from tasks.provenance.questions import training_data
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
+from tasks.train.advantages import Observed, against_group
+from tasks.train.algorithms import check_algorithm
+from tasks.train.algorithms.algorithm import Algorithm, Assignment
+from tasks.train.components import LossInputs, LossOutputs
 from tasks.train.orders import Made, Part, UpdateOrder, read_order
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.replay import replay
+from tasks.train.samples import Sample
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
 from tasks.warm_start.task import _check_teacher
@@ -158,6 +163,30 @@ def test_tokens_that_mean_something_else_are_refused(
         _check_teacher(Workspace(run.config("algorithm.type=opd", "models.teacher.checkpoint=smoke@7")), policy_folder)
 
 
+class Clipped(Algorithm):
+    """An algorithm of a user's with the loss of the base class, which reads the logprobs of sampling."""
+
+    def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
+        return self.share(against_group(samples, observed))
+
+
+class Aged(Clipped):
+    uses = ("versions",)
+
+
+class Unclear(Clipped):
+    uses = ("logprob",)
+
+
+class Plain(Clipped):
+    """One that reads none of what data may lack."""
+
+    uses = ()
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        return LossOutputs(-inputs.advantages * inputs.logp)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -167,6 +196,8 @@ def test_tokens_that_mean_something_else_are_refused(
         (["fit.data=[]"], "name runs or versions of trajectories with --data"),
         (["score.type=code"], r"another scorer than this .*: score\.type=math-verify, not code"),
         (["algorithm.type=ppo", "sampling.temperature=0.5"], "was sampled at the temperature 1"),
+        ([f"algorithm.type={__name__}:Clipped", "sampling.temperature=0.5"], "was sampled at the temperature 1"),
+        ([f"algorithm.type={__name__}:Unclear"], r"Unclear declares that it uses logprob: give a tuple with words of"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused(run: TrainingRun, overrides: list[str], message: str) -> None:
@@ -264,8 +295,16 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
     for number in range(3):
         losses.append(trainer.update(rows, scores, number, chosen=True)["policy/loss"])
     assert losses[0] > losses[1] > losses[2]
-    with pytest.raises(ValueError, match=r"lacks logprobs, which algorithm\.type=ppo needs"):
-        select_data(run.store, run.config("fit.data=[mine]", "score.type=environment"))
+    for of_type, lacking in (
+        ("ppo", "logprobs"),
+        (f"{__name__}:Clipped", "logprobs"),
+        (f"{__name__}:Aged", "policy v"),
+    ):
+        with pytest.raises(ValueError, match=rf"lacks {lacking}.*, which algorithm\.type={of_type} needs"):
+            select_data(run.store, run.config(f"algorithm.type={of_type}", "fit.data=[mine]", "score.type=environment"))
+    plain = f"algorithm.type={__name__}:Plain", "fit.data=[mine]", "score.type=environment", "sampling.temperature=0.5"
+    assert len(select_data(run.store, run.config(*plain))) == 1
+    check_algorithm(run.config(*plain).algorithm)
 
 
 def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:

@@ -555,6 +555,7 @@ class Halved(Algorithm):
         super().__init__(context)
         self.weight, self.name, self.mistake = weight, component, mistake
         self.per = "episode" if mistake == "per" else "tokens"  # type: ignore[assignment]
+        self.uses = () if mistake == "undeclared" else ("logprobs",)
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         if self.mistake == "raise":
@@ -569,6 +570,8 @@ class Halved(Algorithm):
         loss = -inputs.advantages * inputs.logp
         if self.mistake == "tensor":
             return loss  # type: ignore[return-value]
+        if self.mistake == "undeclared":
+            loss = loss * inputs.behaviour.exp()
         return LossOutputs(loss.mean() if self.mistake == "mean" else loss, {"surprise": -inputs.logp.detach()})
 
 
@@ -597,6 +600,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
         ({"mistake": "raise"}, r"failed on made-up episodes: ZeroDivisionError.*test_algorithms\.py, line \d+"),
         ({"mistake": "mean"}, r"the loss of the component rl: loss has the shape \[\], but there are 4 tokens"),
         ({"mistake": "tensor"}, r"the loss of the component rl returned Tensor: return LossOutputs"),
+        ({"mistake": "undeclared"}, r"its loss reads the logprobs of sampling: name them in its attribute `uses`"),
         ({"mistake": "per"}, r"per='episode': a loss is divided by 'tokens', 'sequences' or a number above 0"),
     ],
     ids=str,

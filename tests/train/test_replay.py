@@ -1,13 +1,18 @@
 """Checkpoints are made again from stored data, bit for bit; train states that were not kept come back the same way."""
 
+import json
+import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from storage import layout
 from storage.__main__ import main
@@ -17,7 +22,7 @@ from storage.records import Exclusion, Score, to_score
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.drafts import Provenance
 from tasks.problems.exclusions import commit_exclusions
-from tasks.train.replay import replay
+from tasks.train.replay import TOLERANCES, replay
 from tasks.train.version_trainer import VersionTrainer
 from tasks.warm_start.task import _state
 from tests.support.programs import call_program
@@ -44,9 +49,11 @@ def copied(run: TrainingRun, tmp_path: Path) -> TrainingRun:
     return other
 
 
-def turned(row: dict[str, Any]) -> Score:
-    """Turn a verdict round."""
+def turned(row: dict[str, Any], name: str | None = None) -> Score:
+    """Turn all verdicts round, or the first one of a trajectory."""
     score = to_score(row)
+    if name and (score.trajectory_id, score.turn) != (name, 0):
+        return score
     return replace(score, reward=1 - score.reward, success=1 - score.success)
 
 
@@ -61,12 +68,151 @@ def test_a_checkpoint_is_made_again_bit_for_bit(run: TrainingRun) -> None:
     assert printed.count("the same bits") == 5
 
 
-def test_other_verdicts_make_another_policy(copied: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["t101", "t202", "t404"])
+def test_one_other_verdict_of_many_makes_another_policy(
+    many: TrainingRun, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the update had trained on other scores than those in the store, its checkpoint would be found out."""
-    monkeypatch.setattr("tasks.train.version_trainer.to_score", turned)
-    results = replay(copied.store, "smoke@0..1", f"{copied.folder}/cache", print)
-    assert [(each.verdict, each.same) for each in results] == [("ANOTHER POLICY", False)]
-    assert (results[0].share or 0) > 0.1
+    monkeypatch.setattr("tasks.train.version_trainer.to_score", partial(turned, name=name))
+    (found,) = replay(many.store, "smoke@0..1", f"{many.folder}/cache", print)
+    assert (found.verdict, found.same) == ("ANOTHER POLICY", False)
+    assert (found.share or 0) > 10 * TOLERANCES["none"]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    """Return a run with an update on 512 trajectories with 760 verdicts."""
+    return updated(tmp_path_factory.mktemp("many"), [], {"problems": 32, "samples": 16})
+
+
+def updated(folder: Path, options: Sequence[str], data: dict[str, int] | None = None) -> TrainingRun:
+    run = TrainingRun(folder, 1, options=["rollout.max_head_offpolicyness=99", *options], data=data)
+    run.train(VersionTrainer(run.config()), 0)
+    return run
+
+
+Tensors = dict[str, Tensor]
+
+
+def noise(tensors: Tensors, *kinds: str) -> Tensors:
+    """Return other random numbers of the same size for the tensors whose names begin with one of `kinds`."""
+    draw = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(value.shape, generator=draw) * value.std()
+        if name.startswith(kinds) and value.numel() > 1
+        else value
+        for name, value in tensors.items()
+    }
+
+
+CORRUPTIONS: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
+    "it trained nothing": ("model/model.safetensors", lambda now, before: before, "model"),
+    "one weight is another": (
+        "model/model.safetensors",
+        lambda now, _: now | {"model.norm.weight": now["model.norm.weight"] + 1e-5 * (torch.arange(32) == 7)},
+        "model",
+    ),
+    "a weight is missing": (
+        "model/model.safetensors",
+        lambda now, _: {name: value for name, value in now.items() if name != "model.norm.weight"},
+        "model",
+    ),
+    "a weight is NaN": (
+        "model/model.safetensors",
+        lambda now, _: now | {"model.norm.weight": now["model.norm.weight"] * math.nan},
+        "model",
+    ),
+    "half precision": (
+        "model/model.safetensors",
+        lambda now, _: {name: value.bfloat16() for name, value in now.items()},
+        "model",
+    ),
+    "first moments": ("state/optimizer.safetensors", lambda now, _: noise(now, "exp_avg/"), "optimizer/exp_avg"),
+    "second moments": ("state/optimizer.safetensors", lambda now, _: noise(now, "exp_avg_sq"), "optimizer/exp_avg_sq"),
+    "no moments": ("state/optimizer.safetensors", lambda now, _: {"rng": now["rng"]}, "optimizer/step"),
+    "optimizer steps": (
+        "state/optimizer.safetensors",
+        lambda now, _: {name: value + name.startswith("step") for name, value in now.items()},
+        "optimizer/step",
+    ),
+    "generator": (
+        "state/optimizer.safetensors",
+        lambda now, _: now | {"rng": torch.Generator().manual_seed(7).get_state()},
+        "optimizer/rng",
+    ),
+    "critic": ("state/critic.safetensors", lambda now, _: noise(now, "weight"), "critic/weight"),
+    "the bias of the critic's head": (
+        "state/critic.safetensors",
+        lambda now, _: now | {"weight/head.bias": now["weight/head.bias"] / 2},
+        "critic/weight",
+    ),
+    "critic's moments": ("state/critic.safetensors", lambda now, _: noise(now, "exp_avg_sq"), "critic/exp_avg_sq"),
+    "moving reference": ("state/reference.safetensors", lambda now, _: noise(now, ""), "reference"),
+    "a reference that did not move": ("state/reference.safetensors", lambda now, before: before, "reference"),
+    "steps": ("state/state.json", lambda now, _: now | {"steps": now["steps"] + 1}, "state.json/steps"),
+    "coefficient": ("state/state.json", lambda now, _: now | {"kl_ctl": now["kl_ctl"] + 1e-9}, "state.json/kl_ctl"),
+    "value normaliser": ("state/state.json", lambda now, _: now | {"value_norm": [1, 0, 1]}, "state.json/value_norm"),
+    "no value normaliser": (
+        "state/state.json",
+        lambda now, _: {name: now[name] for name in ("steps", "kl_ctl")},
+        "state.json/value_norm",
+    ),
+    "parts that begin anew": ("state/state.json", lambda now, _: now | {"anew": ["critic"]}, "state.json/anew"),
+}
+"""What a stored checkpoint could have in place of what its update makes: file, change, and the part that shows it."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    """Return a run of one update, with critic and moving reference, and its train state."""
+    return updated(tmp_path_factory.mktemp("whole"), OPTIONS)
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_another_checkpoint_is_called_so(whole: TrainingRun, tmp_path: Path, corruption: str) -> None:
+    """Each part of the files has a share of its own, so right weights do not hide what else is wrong."""
+    shutil.copytree(whole.root, tmp_path / "store")
+    run = TrainingRun.reopened(tmp_path)
+    commit_changed(run, tmp_path / "changed", *CORRUPTIONS[corruption][:2])
+    (found,) = replay(run.store, "smoke@0..1", f"{tmp_path}/cache", print)
+    assert (found.verdict, found.same, found.part) == ("ANOTHER POLICY", False, CORRUPTIONS[corruption][2])
+
+
+def commit_changed(run: TrainingRun, folder: Path, file: str, change: Callable[[Any, Any], Any]) -> None:
+    """Commit checkpoint 1 again with another file."""
+    manifest, cache = manifests.read(run.store, run.policy(1)), run.folder / "cache"
+    opened = checkpoints.open_checkpoint(run.store, run.policy(1), cache, state=True)
+    first = checkpoints.open_checkpoint(run.store, run.policy(0), cache)
+    assert opened.state
+    shutil.copytree(opened.model, folder / "model")
+    shutil.copytree(opened.state, folder / "state")
+    path, before = folder / file, load_file(first.model / "model.safetensors")
+    if file.endswith(".json"):
+        path.write_text(json.dumps(change(json.loads(path.read_text()), before)))
+    else:
+        save_file(change(load_file(path), before), path, {"format": "pt"})
+    shutil.rmtree(Path(run.root) / run.policy(1))
+    made = folder / "model", folder / "state", opened.canary
+    checkpoints.commit(
+        run.store, run.policy(1), *made, Provenance(config=manifest.config), manifest.parent_names, manifest.metrics
+    )
+
+
+ROUNDING = {
+    "weights, critic and moving reference": OPTIONS,
+    "a learning rate at which a moving reference hardly moves": [*OPTIONS, "optimizer.lr=1e-6"],
+    "an adapter": ["policy.lora={}"],
+    "half precision": [*OPTIONS, "train.autocast=bfloat16"],
+}
+
+
+@pytest.mark.parametrize("options", ROUNDING.values(), ids=ROUNDING.keys())
+def test_rounding_is_called_so(options: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller micro-batches add up in another order, as other ranks and processors do."""
+    run = updated(tmp_path, options)
+    monkeypatch.setattr("tasks.train.replay._here", lambda *_: run.config("train.micro_batch_tokens=40"))
+    (found,) = replay(run.store, "smoke@0..1", f"{tmp_path}/cache", print)
+    assert (found.verdict, found.same) == ("the same up to rounding", True)
 
 
 @pytest.mark.parametrize("asked", ["smoke", "smoke@3", "smoke@3..3", "smoke@4..2", "@1..2"])

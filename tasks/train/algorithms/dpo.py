@@ -25,6 +25,7 @@ from tasks.train.samples import Floats, Logprobs, Sample
 
 class DPO(Algorithm):
     knobs: algorithms.DPO
+    uses = ()
     needs_current = True
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:

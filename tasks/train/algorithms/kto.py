@@ -27,6 +27,7 @@ from tasks.train.samples import Floats, Logprobs, Sample
 
 class KTO(Algorithm):
     knobs: algorithms.KTO
+    uses = ()
     needs_current = True
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:

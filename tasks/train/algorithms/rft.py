@@ -22,6 +22,7 @@ from tasks.train.samples import Bools, Floats, Sample
 
 class RFT(Algorithm):
     knobs: algorithms.RFT
+    uses = ()
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         weights, seen = list[Floats](), set[tuple[str, bytes]]()
