@@ -240,6 +240,7 @@ BEFORE: Mapping[str, Any] = {
     "algorithm.c_clip": None,
     "problems.without_room": "play",
     "retrain.gate.max_by_luck": None,
+    "reward.failed": "least",
     "reward.shape": "success",
     "reward.unfinished": "leave-out",
     "rollout.allow_own_sampling": True,
