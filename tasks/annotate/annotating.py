@@ -10,14 +10,14 @@ from typing import Any
 
 import aiohttp
 
-from configs import Config
+from configs import Config, ConfigError
 from configs.models import Judge, Role
 from storage import layout
 from storage.records import ANNOTATION_SCHEMA
 from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
-from storage.visible import Fleeting
+from storage.visible import Fleeting, visible
 from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
@@ -30,6 +30,9 @@ _ROWS_PER_SHARD = 256
 """Annotations that a killed stage asks for again, at most: each shard is stored as soon as it is full."""
 _ATTEMPTS = 9
 """Times that a question is sent, within about a minute: services refuse some that come too fast."""
+_TRIES = 5
+"""The same of the first question, within seconds: somebody waits for what is wrong."""
+_LONGEST = 20_000  # characters of a question or an answer that are told
 
 
 def asker(config: Config, role: Role) -> Asker:
@@ -44,6 +47,48 @@ def asker(config: Config, role: Role) -> Asker:
         return RewardAsker(config, folder_of(config, role))
     knobs = config.models.judge
     return JudgeAsker(config, None if isinstance(knobs, Judge) and knobs.name else folder_of(config, role))
+
+
+async def _answer(role: Role, asks: Asker, client: Client, question: Question, attempts: int) -> Said:
+    try:
+        return await retrying(attempts, slow=False)(asks.ask, client, question)
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        told = f"{client.url} does not answer: {type(error).__name__} {error}"
+        raise InferenceError(f"models.{role}: {told}") from error
+
+
+def try_out(
+    config: Config,
+    role: Role,
+    models: BesideModels | None,
+    rows: Iterable[dict[str, Any]],
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Ask a model one question about scripted episodes; return what may be wrong, but may be the script's fault.
+
+    Without `models` only the question is told.
+
+    Raises:
+        ConfigError: the model does not take the question.
+        InferenceError, ValueError, StorageError: see `BesideModels.connect`; or a server does not answer.
+    """
+    asks = asker(config, role)
+    questions = [each for some in asks.questions(rows) for of_row in some.values() for each in of_row]
+    findings = [f"models.{role}: {each.problem}" for each in questions if each.problem]
+    for question in [each for each in questions if not each.problem][-1:]:
+        tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
+        said = asyncio.run(_answer_one(models, role, asks, question)) if models else Said()
+        if said.problem:
+            raise ConfigError(f"models.{role} does not answer a question about a scripted episode: {said.problem}")
+        if models and isinstance(asks, JudgeAsker):
+            tell(f"models.{role} says: {visible(said.answer, _LONGEST)}")
+            findings += filter(None, [asks.scorer.verdict(said.about(question, "")).reason])
+    return findings
+
+
+async def _answer_one(models: BesideModels, role: Role, asks: Asker, question: Question) -> Said:
+    async with models.connect(role) as clients:
+        return await _answer(role, asks, clients[0], question, _TRIES)
 
 
 class Annotator:
@@ -116,11 +161,7 @@ class Annotator:
 
         async def ask(question: Question, server: int) -> Said:
             async with limits[server]:
-                try:
-                    return await retrying(_ATTEMPTS, slow=False)(self._asks.ask, clients[server], question)
-                except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                    told = f"{clients[server].url} does not answer: {type(error).__name__} {error}"
-                    raise InferenceError(f"models.{self._role}: {told}") from error
+                return await _answer(self._role, self._asks, clients[server], question, _ATTEMPTS)
 
         new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
         turns = itertools.cycle(range(len(clients)))

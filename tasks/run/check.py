@@ -1,7 +1,11 @@
-"""Play a scripted episode before anything expensive: `--check`, and the start of each new run."""
+"""Play a scripted episode, and ask models beside the policy about it, before anything expensive.
+
+`--check` does so, and the start of each new run.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from configs import Config, ConfigError
 from storage.errors import UnavailableError
@@ -11,15 +15,22 @@ from storage.visible import described, printable
 from tasks.inference.devices import check_split
 from tasks.problems.mixture import by_member, load_part, naming
 from tasks.run.resources import open_verifier
-from tasks.run.workspace import Workspace
+from tasks.run.workspace import Workspace, models_of
 from tasks.score.scorers import use_of_solutions
 from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
+
+Rows = list[dict[str, Any]]
 
 
 def check(config: Config) -> str:
     """Play one episode with a scripted policy, and say what happened."""
-    workspace = Workspace(config)
-    if findings := _try_out(workspace, problems_of(workspace), lambda line: print(printable(line))):
+    workspace, rows = Workspace(config), Rows()
+
+    def tell(line: str) -> None:
+        print(printable(line))
+
+    findings = _try_out(workspace, problems_of(workspace), tell, rows)
+    if findings := findings + _ask(workspace, rows, tell, start=False):
         raise ConfigError("\n".join(findings))
     return "the configuration plays"
 
@@ -29,25 +40,41 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
 
     Raises:
         InferenceError: a model beside the policy cannot be served, or its servers hold another one.
-        ConfigError: an episode fails before the policy is asked. With workers in other processes this is a warning,
-            since another machine may have what the episode lacks here.
+        ConfigError: a model beside the policy does not take a question; or an episode fails before the policy is asked,
+            which is a warning with workers in other processes: another machine may have what the episode lacks here.
     """
+    rows = Rows()
     try:
-        findings = _try_out(workspace, problems, lambda line: None)
+        findings = _try_out(workspace, problems, lambda line: None, rows)
     except ConfigError as error:
         if not workspace.config.plays_apart:
             raise
         findings = [str(error)]
     if workspace.models:
         workspace.models.start()
+        findings += _ask(workspace, rows, lambda line: None, start=True)
     for finding in findings:
         warn(f"check: {finding}. If the scripted policy is to blame, ignore this; `--check` shows its episode")
 
 
-def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None]) -> list[str]:
+def _ask(workspace: Workspace, rows: Rows, tell: Callable[[str], None], *, start: bool) -> list[str]:
+    """Ask each model beside the policy one question about scripted episodes; return what may be wrong.
+
+    Without `start` only those are asked whose servers run already.
+    """
+    from tasks.annotate.annotating import try_out
+
+    config, findings = workspace.config, list[str]()
+    with models_of(workspace):
+        for role, knobs in config.models.served().items():
+            findings += try_out(config, role, workspace.models if start or knobs.urls else None, rows, tell)
+    return findings
+
+
+def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None], rows: Rows) -> list[str]:
     """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played.
 
-    In a mixture do so for each member.
+    In a mixture do so for each member. Add the episodes to `rows`.
     """
     from tasks.annotate.annotating import asker
     from tasks.rollout.trial import try_out
@@ -63,7 +90,8 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
             for part, own in by_member(config.problems, problems):
                 few = [own[0], min(own, key=lambda problem: len(problem.prompt)), own[-1]]
                 with naming(part.where):
-                    findings += [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
+                    found = try_out(config, policy, verifier, few, tell, rows.extend)
+                    findings += [f"{part.where}{line}" for line in found]
             return findings
         except (UnavailableError, ConfigError):
             raise

@@ -133,9 +133,10 @@ class JudgeScorer:
         )
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
-        return [self._verdict(_said(self._annotations, self.role, answer)) for answer in answers]
+        return [self.verdict(_said(self._annotations, self.role, answer)) for answer in answers]
 
-    def _verdict(self, said: Annotation) -> Verdict:
+    def verdict(self, said: Annotation) -> Verdict:
+        """Return the verdict on the turn of which the judge has said this."""
         if said.problem:
             return Verdict("error", reason=storable(f"the judge said nothing: {said.problem}"))
         number, end = self._number(said.answer), said.answer[-300:]

@@ -226,6 +226,11 @@ def test_scores_are_named_by_the_model() -> None:
             ["score.type=judge", "models.judge={name: x, urls: ['http://x'], max_model_len: 9}"],
             "max_model_len=9 has no effect with name",
         ),
+        (["score.type=judge", "models.judge={path: x, request: {top_p: 1}}"], "'top_p': 1} has no effect without name"),
+        (
+            ["score.type=judge", "models.judge={name: x, urls: ['http://x'], request: {n: 2}}"],
+            "request={'n': 2}: leave out n",
+        ),
         (["models.teacher.path=x", "models.teacher.checkpoint=r@1"], "path='x' has no effect with checkpoint"),
         (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect"),
     ],
