@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from configs import Config, ConfigError
+from configs import Config
 from configs.models import Judge, Role
 from storage import layout
 from storage.records import ANNOTATION_SCHEMA
@@ -24,6 +24,8 @@ from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
 
+Rows = Iterable[dict[str, Any]]
+Tell = Callable[[str], None]
 _AT_ONCE = 32
 """Questions that a server has at the same time."""
 _ROWS_PER_SHARD = 256
@@ -57,38 +59,31 @@ async def _answer(role: Role, asks: Asker, client: Client, question: Question, a
         raise InferenceError(f"models.{role}: {told}") from error
 
 
-def try_out(
-    config: Config,
-    role: Role,
-    models: BesideModels | None,
-    rows: Iterable[dict[str, Any]],
-    tell: Callable[[str], None],
-) -> list[str]:
+def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows, tell: Tell) -> list[str]:
     """Ask a model one question about scripted episodes; return what may be wrong, but may be the script's fault.
 
-    Without `models` only the question is told.
+    Without `models` only tell the question.
 
     Raises:
-        ConfigError: the model does not take the question.
-        InferenceError, ValueError, StorageError: see `BesideModels.connect`; or a server does not answer.
+        InferenceError: the model does not take the question; or a server cannot be reached, or holds another model.
     """
     asks = asker(config, role)
     questions = [each for some in asks.questions(rows) for of_row in some.values() for each in of_row]
     findings = [f"models.{role}: {each.problem}" for each in questions if each.problem]
+
+    async def ask(models: BesideModels, question: Question) -> Said:
+        async with models.connect(role) as clients:
+            return await _answer(role, asks, clients[0], question, _TRIES)
+
     for question in [each for each in questions if not each.problem][-1:]:
         tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
-        said = asyncio.run(_answer_one(models, role, asks, question)) if models else Said()
+        said = asyncio.run(ask(models, question)) if models else Said()
         if said.problem:
-            raise ConfigError(f"models.{role} does not answer a question about a scripted episode: {said.problem}")
+            raise InferenceError(f"models.{role} does not answer a question about a scripted episode: {said.problem}")
         if models and isinstance(asks, JudgeAsker):
             tell(f"models.{role} says: {visible(said.answer, _LONGEST)}")
             findings += filter(None, [asks.scorer.verdict(said.about(question, "")).reason])
     return findings
-
-
-async def _answer_one(models: BesideModels, role: Role, asks: Asker, question: Question) -> Said:
-    async with models.connect(role) as clients:
-        return await _answer(role, asks, clients[0], question, _TRIES)
 
 
 class Annotator:
@@ -115,9 +110,7 @@ class Annotator:
         text = json.dumps({"role": self._role, "model": self._fingerprint, **self._asks.how}, sort_keys=True)
         return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
-    def annotate(
-        self, models: BesideModels, rows: Iterable[dict[str, Any]], draft: Draft, progress: Callable[[str], None]
-    ) -> dict[str, Any]:
+    def annotate(self, models: BesideModels, rows: Rows, draft: Draft, progress: Tell) -> dict[str, Any]:
         """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
 
         Raises:
@@ -125,9 +118,7 @@ class Annotator:
         """
         return asyncio.run(self._annotate(models, rows, draft, progress))
 
-    async def _annotate(
-        self, models: BesideModels, rows: Iterable[dict[str, Any]], draft: Draft, progress: Callable[[str], None]
-    ) -> dict[str, Any]:
+    async def _annotate(self, models: BesideModels, rows: Rows, draft: Draft, progress: Tell) -> dict[str, Any]:
         started, done = time.monotonic(), set(draft.notes)
         asked, problems = 0, list[str]()
         async with models.connect(self._role) as clients:

@@ -22,7 +22,6 @@ from tasks.score.scoring import batches
 from tasks.seeds import derive
 
 _BATCH_ROWS = 128
-_REQUEST = "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,10 @@ class JudgeAsker(_OfTurns):
             try:
                 text, end = await client.chat(self._service, messages, fields | self._fields)
             except RefusedError as error:
-                return Said(prompt, problem=f"{error}. If it does not know a field, {_REQUEST}")
+                told = (
+                    "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
+                )
+                return Said(prompt, problem=f"{error}. If it does not know a field, {told}")
             return Said(prompt, text, problem=_cut(end))
         ends = self._chat.stop_token_ids
         gconfig = GenerationConfig(
@@ -166,11 +168,7 @@ class JudgeAsker(_OfTurns):
 
 def _cut(end: str) -> str:
     """Return why what a judge said counts for nothing, since it did not come to its end; empty if it did."""
-    return (
-        f"it was cut ({end}): raise its limit (score.args.judge.max_new_tokens, models.judge.request)"
-        if end in ("length", "content_filter")
-        else ""
-    )
+    return f"it was cut ({end}): raise score.args.judge.max_new_tokens" if end in ("length", "content_filter") else ""
 
 
 class RewardAsker(_OfTurns):

@@ -96,13 +96,10 @@ def model_fingerprints(config: Config) -> dict[Role, str]:
 
     Number format, length of the context, further arguments of vLLM and fields of requests may change what it says.
     """
-    served, found = config.models.served(), identities(config)
-    how: dict[Role, list[Any]] = {
-        role: [each.dtype, each.max_model_len, each.extra_args] for role, each in served.items()
-    }
-    if (judge := config.models.judge) and judge.request:
-        how["judge"].append(judge.request)
-    return {role: identity + json.dumps(how[role], sort_keys=True) for role, identity in found.items()}
+    how = dict[Role, list[Any]]()
+    for role, each in config.models.served().items():
+        how[role] = [each.dtype, each.max_model_len, each.extra_args, *filter(None, [getattr(each, "request", {})])]
+    return {role: identity + json.dumps(how[role], sort_keys=True) for role, identity in identities(config).items()}
 
 
 def _identity(config: Config, role: Role, knobs: ServedModel) -> str:

@@ -23,6 +23,8 @@ from tasks.score.scorers import Scorers
 from tasks.score.scoring import scores_of
 from tasks.score.verifier import Verifier
 
+Rows = list[dict[str, Any]]
+Tell = Callable[[str], None]
 _MOST = 32
 """Most completions of the episode: some agents ask until the context is full."""
 _LONGEST = 20_000  # characters of an episode, or of a tool's output, that are told
@@ -75,12 +77,7 @@ def _value(schema: dict[str, Any]) -> Any:
 
 
 def try_out(
-    config: Config,
-    policy: Sequence[Any],
-    verifier: Verifier,
-    problems: Sequence[Problem],
-    tell: Callable[[str], None],
-    keep: Callable[[list[dict[str, Any]]], None],
+    config: Config, policy: Sequence[Any], verifier: Verifier, problems: Sequence[Problem], tell: Tell, kept: Rows
 ) -> list[str]:
     """Play and grade a scripted episode; return what may be wrong, but may be the script's fault.
 
@@ -93,7 +90,7 @@ def try_out(
         verifier: for environment and scorer.
         problems: some of the run's problems.
         tell: gets the story of the episodes.
-        keep: gets the rows of the last episode as they would be stored, for models beside the policy.
+        kept: the rows of the last episode are added, as they would be stored.
 
     Raises:
         ConfigError: all episodes fail before the policy is asked.
@@ -118,7 +115,7 @@ def try_out(
         raise ConfigError(f"an episode of problem {problem.problem_id!r} ends {end}")
     findings = _findings(script, [call for row in rows for call in row.calls])
     stored = to_table(rows, TRAJECTORY_SCHEMA).to_pylist()
-    keep(stored)
+    kept += stored
     if rows[-1].status in ("failed", "rejected"):
         return [*findings, end]
     if config.score.by_source.get(problem.source, config.score.by_source["default"]) in BY_MODEL:

@@ -61,7 +61,6 @@ _QUOTED = re.compile(
     r"""<(?P<tag>blockquote|quote|q|cite|pre|code)>.*?</(?P=tag)>""",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
-_EMPHASIS = re.compile(r"[*_$]|\\boxed")
 
 
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -167,7 +166,7 @@ def _own_number(text: str, most: float) -> float | None:
     >>> _own_number('**Score:** 8/10', 10), _own_number('Score: 4/5', 10), _own_number('It says "Score: 9".', 10)
     (8.0, None, None)
     """
-    *_, last = None, *_LINE.finditer(_EMPHASIS.sub("", _QUOTED.sub('""', in_ascii(text))))
+    *_, last = None, *_LINE.finditer(re.sub(r"[*_$]|\\boxed", "", _QUOTED.sub('""', in_ascii(text))))
     scale = last and (last["most"] or (last["percent"] and 100))
     return None if not last or (scale and float(scale) != most) else float(last["number"].replace(",", "."))
 

@@ -40,7 +40,7 @@ LIBRARY_VERSION = 1
 OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
 _NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
 _PART = "correct"
-_SAID = {
+SAID = {
     "timeout": f"{LIMIT_MET} the time that the environment gives",
     "error": "the environment said so while playing",
 }
@@ -113,7 +113,7 @@ class EnvironmentScorer:
             turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
             parts = dict(columns[answer.turn]) if columns else {}
             name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
-            verdicts.append(Verdict(name, reason=_SAID.get(name, ""), reward=turn["reward"], parts=parts))
+            verdicts.append(Verdict(name, reason=SAID.get(name, ""), reward=turn["reward"], parts=parts))
         return verdicts
 
 
