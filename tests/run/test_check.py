@@ -90,6 +90,17 @@ def test_each_model_is_asked_one_question_before_anything_is_paid_for(
         assert "the judge gave no number" in caplog.text
 
 
+def test_the_check_starts_no_server_of_a_model(
+    overrides: list[str], policy_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It tells the question, and what hinders that."""
+    judge = [*overrides[:-1], "score.type=judge", f"models.judge.path={policy_folder}"]
+    with pytest.raises(ConfigError, match="the question cannot be made: UndefinedError"):
+        check.check(resolve("smoke", [*judge, "score.args.judge.prompt='{{ metadata.level }}'"]))
+    assert check.check(resolve("smoke", judge)) == "the configuration plays"
+    assert "models.judge would be asked: You grade an answer" in capsys.readouterr().out
+
+
 def test_another_machine_may_have_what_the_episode_lacks(overrides: list[str]) -> None:
     """With workers in other processes, which may be on other nodes, a run is warned instead of refused."""
     config = resolve("smoke", [*overrides, "environment.args.broken=reset", "cluster.workers_per_node=2"])
