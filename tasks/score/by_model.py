@@ -48,10 +48,10 @@ with `text` and `feedback`), with `score.group` also `group` (the rows of all ep
 _RANGE = r"(?:[\d \t.,/-]|out|of|to|from|between|and)+"
 _LINE = re.compile(
     rf"""^(?![ ]{{4}}|\t) (?:[^\w\n"'`>|~「『]*\d+[.)][ \t])? [^\w\n"'`>|~「『]*
-    (?:(?:the|my|final|overall|total)[ \t]+)* score\b
+    (?:(?:the|my|your|final|overall|total|numeric|assigned)[ \t]+)* score\b
     (?:[ \t]*[(\[]{_RANGE}[)\]] | [ \t]+(?:out|of|from|between)\b{_RANGE})?
     (?:\s*(?:[:=]|\bis\b)\s* | [ \t]*\n\s*) [(\[{{]* (?P<number>[+-]?(?:\d+(?:\.\d+|,\d\d?)?|[.,]\d+))
-    (?:[ \t]*(?:/|out[ ]of|of)[ \t]*(?P<most>\d+(?:\.\d+)?) | [ \t]*(?P<percent>%))?
+    (?:[ \t]*\(?(?:/|out[ ]of|of)[ \t]*(?P<most>\d+(?:\.\d+)?) | [ \t]*(?P<percent>%))?
     (?:[ \t]*points?)? [^\w\n"'`>|~%^+-]*$""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )

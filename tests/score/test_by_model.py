@@ -37,9 +37,10 @@ FORMS = """
 Score: 8 | **Score: 8** | **Score:** 8 | **Score**: 8 | __Score:__ 8 | *Score*: **8** | # Score: 8 | - Score: 8
 ## Final Score: 8/10 | * **Score:** 8/10 | 3. Score: 8 | Score\uff1a 8 | Score\uff1a\uff18 | score = 8 | SCORE : 8
 Score:8 | Score: 8. | Score: 8! | Score: 8.0 | Score: 8,0 | Score: 8/10 | Score: 8 / 10 | Score: 8\uff0f10
-Score: 8 out of 10 | Score: 8 of 10 | Score: 8/10.0 | Score: 8 points | Score (0-10): 8 | Score (out of 10): 8
+Score: 8 out of 10 | Score: 8 (out of 10) | Score: 8 of 10 | Score: 8/10.0 | Score: 8 points | Score (0-10): 8
 Score from 0 to 10: 8/10 | Score [0, 10]: 8 | Score: [8] | Score: [[8]] | Score: (8/10) | Score: \\boxed{8} | Score: $8$
-The score is 8. | My overall score: +8 | ✅ Score: 8 | Score:; 8 | **Score:**;; **8** | ### Score; 8/10 | Score: 8\\
+Score (out of 10): 8 | The score is 8.
+My overall score: +8 | ✅ Score: 8 | Score:; 8 | **Score:**;; **8** | ### Score; 8/10 | Score: 8\\
 """
 
 
