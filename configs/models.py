@@ -1,6 +1,6 @@
 """The knobs of models beside the policy, which are never trained."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
@@ -74,6 +74,11 @@ class Judge(ServedModel):
     completions, such as `urls=[https://api.openai.com]`. Nothing proves which model answers, so its answers are
     stored under this name instead of a hash. Each question may cost money: every turn that this scorer grades is one,
     evaluations included."""
+    request: dict[str, Any] = {}
+    """Fields of each request to a service, over those that it gets otherwise: `max_tokens` and `temperature` of
+    `score.args.judge`, and a `seed`. Without a value (null) a field is left out. For a model that thinks, say
+    `request={max_tokens: null, max_completion_tokens: 2000, temperature: null}`. At a `score.args.judge.temperature` of
+    0 equal questions are still asked once."""
 
     @property
     def needs_path(self) -> bool:
@@ -85,6 +90,10 @@ class Judge(ServedModel):
             raise ValueError(f"name={self.name!r} is for servers without path: give urls, or path alone")
         if self.name:
             refuse_idle(self, *Servers.model_fields, why="with name: the servers are not the pipeline's")
+        else:
+            refuse_idle(self, "request", why="without name: requests to vLLM are the pipeline's")
+        if fixed := self.request.keys() & {"model", "messages", "n", "stream"}:
+            raise ValueError(f"request={self.request}: leave out {min(fixed)}, which is the pipeline's")
         return self
 
 

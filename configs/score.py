@@ -90,10 +90,14 @@ class Reward(Knobs):
     a scorer that pays the last answer only (`score.tries`). Episodes that an error ended are left out. Calls of tools
     are penalised for length, too, each by the limit of its request. leave-out: episodes that failed, and without a
     critic those with an unknown number of unplayed turns, are left out."""
+    failed: Literal["leave-out", "least"] = "leave-out"
+    """Trajectories with a verdict `error` or `timeout` that the answer is not to blame for: a judge said no number, a
+    service or a function of one's own failed. leave-out: they are in no loss and no baseline; more than 2 % of them
+    are an alarm, since a policy could learn to make graders fail. least: they are trained on with the least reward. An
+    answer that meets `score.timeout_s` or the limit of memory is to blame, and always gets the least reward."""
     least: float | None = None
     """The least reward in the scorer's units, such as -1 (with shape `raw` only; with `success` it is that of a wrong
-    answer). Empty: the lowest of the update's scores, or 0 if none is below 0. One's own function that ran out of time
-    or failed gives no more than this."""
+    answer). Empty: the lowest of the update's scores, or 0 if none is below 0."""
     bias: float = 0.0
     """Subtracted from x."""
     scaling: PositiveFloat = 1.0

@@ -243,6 +243,7 @@ BEFORE: Mapping[str, Any] = {
     "problems.shares": "draws",
     "problems.without_room": "play",
     "retrain.gate.max_by_luck": None,
+    "reward.failed": "least",
     "reward.max_clip": 20.0,
     "reward.shape": "success",
     "reward.unfinished": "leave-out",

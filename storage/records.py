@@ -187,7 +187,7 @@ class Annotation:
     """The answer of a model beside the policy about one turn, or about a trajectory.
 
     Example, of a judge: Annotation(trajectory_id="demo/3/12+7/0", turn=0, model="sha256:5c0e…", prompt="Grade …",
-    answer="It is right. Score: 10")
+    answer="Score: 10")
     """
 
     trajectory_id: str

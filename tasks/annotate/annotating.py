@@ -17,19 +17,24 @@ from storage.records import ANNOTATION_SCHEMA
 from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
-from storage.visible import Fleeting
+from storage.visible import Fleeting, visible
 from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
 
+Rows = Iterable[dict[str, Any]]
+Tell = Callable[[str], None]
 _AT_ONCE = 32
 """Questions that a server has at the same time."""
 _ROWS_PER_SHARD = 256
 """Annotations that a killed stage asks for again, at most: each shard is stored as soon as it is full."""
 _ATTEMPTS = 9
 """Times that a question is sent, within about a minute: services refuse some that come too fast."""
+_TRIES = 5
+"""The same of the first question, within seconds: somebody waits for what is wrong."""
+_LONGEST = 20_000  # characters of a question or an answer that are told
 
 
 def asker(config: Config, role: Role) -> Asker:
@@ -44,6 +49,41 @@ def asker(config: Config, role: Role) -> Asker:
         return RewardAsker(config, folder_of(config, role))
     knobs = config.models.judge
     return JudgeAsker(config, None if isinstance(knobs, Judge) and knobs.name else folder_of(config, role))
+
+
+async def _answer(role: Role, asks: Asker, client: Client, question: Question, attempts: int) -> Said:
+    try:
+        return await retrying(attempts, slow=False)(asks.ask, client, question)
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        told = f"{client.url} does not answer: {type(error).__name__} {error}"
+        raise InferenceError(f"models.{role}: {told}") from error
+
+
+def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows, tell: Tell) -> list[str]:
+    """Ask a model one question about scripted episodes; return what may be wrong, but may be the script's fault.
+
+    Without `models` only tell the question.
+
+    Raises:
+        InferenceError: the model does not take the question; or a server cannot be reached, or holds another model.
+    """
+    asks = asker(config, role)
+    questions = [each for some in asks.questions(rows) for of_row in some.values() for each in of_row]
+    findings = [f"models.{role}: {each.problem}" for each in questions if each.problem]
+
+    async def ask(models: BesideModels, question: Question) -> Said:
+        async with models.connect(role) as clients:
+            return await _answer(role, asks, clients[0], question, _TRIES)
+
+    for question in [each for each in questions if not each.problem][-1:]:
+        tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
+        said = asyncio.run(ask(models, question)) if models else Said()
+        if said.problem:
+            raise InferenceError(f"models.{role} does not answer a question about a scripted episode: {said.problem}")
+        if models and isinstance(asks, JudgeAsker):
+            tell(f"models.{role} says: {visible(said.answer, _LONGEST)}")
+            findings += filter(None, [asks.scorer.verdict(said.about(question, "")).reason])
+    return findings
 
 
 class Annotator:
@@ -70,9 +110,7 @@ class Annotator:
         text = json.dumps({"role": self._role, "model": self._fingerprint, **self._asks.how}, sort_keys=True)
         return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
-    def annotate(
-        self, models: BesideModels, rows: Iterable[dict[str, Any]], draft: Draft, progress: Callable[[str], None]
-    ) -> dict[str, Any]:
+    def annotate(self, models: BesideModels, rows: Rows, draft: Draft, progress: Tell) -> dict[str, Any]:
         """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
 
         Raises:
@@ -80,9 +118,7 @@ class Annotator:
         """
         return asyncio.run(self._annotate(models, rows, draft, progress))
 
-    async def _annotate(
-        self, models: BesideModels, rows: Iterable[dict[str, Any]], draft: Draft, progress: Callable[[str], None]
-    ) -> dict[str, Any]:
+    async def _annotate(self, models: BesideModels, rows: Rows, draft: Draft, progress: Tell) -> dict[str, Any]:
         started, done = time.monotonic(), set(draft.notes)
         asked, problems = 0, list[str]()
         async with models.connect(self._role) as clients:
@@ -116,11 +152,7 @@ class Annotator:
 
         async def ask(question: Question, server: int) -> Said:
             async with limits[server]:
-                try:
-                    return await retrying(_ATTEMPTS, slow=False)(self._asks.ask, clients[server], question)
-                except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                    told = f"{clients[server].url} does not answer: {type(error).__name__} {error}"
-                    raise InferenceError(f"models.{self._role}: {told}") from error
+                return await _answer(self._role, self._asks, clients[server], question, _ATTEMPTS)
 
         new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
         turns = itertools.cycle(range(len(clients)))

@@ -83,7 +83,7 @@ class _OfTurns:
     def __init__(self, config: Config, role: Role) -> None:
         score, name = config.score, config.score.models[role]
         self._by_source, self._name, self._by_group = score.by_source, name, score.group
-        self._scorer: Any = SCORERS.make(name, None, score.args.get(name, {}))
+        self.scorer: Any = SCORERS.make(name, None, score.args.get(name, {}))
         sources = sorted(source for source, scorer in score.by_source.items() if scorer == name)
         others = sorted(set(score.by_source) - set(sources)) if "default" in sources else []
         self.columns = ["trajectory_id", "turns", "source", "ungraded", "answers", *OWN_COLUMNS]
@@ -125,33 +125,36 @@ class JudgeAsker(_OfTurns):
         folder: of the model; None: a service, which is asked by the judge's name.
     """
 
-    _scorer: JudgeScorer
+    scorer: JudgeScorer
 
     def __init__(self, config: Config, folder: Path | None) -> None:
         super().__init__(config, "judge")
         knobs = config.models.judge
         assert isinstance(knobs, Judge)
-        self._service, self._seed = knobs.name, config.run.seed
+        self._service, self._fields, self._seed = knobs.name, knobs.request, config.run.seed
         self._chat = _chat_in(folder) if folder else None
-        scorer = self._scorer
+        scorer = self.scorer
         self.how |= {"max_new_tokens": scorer.max_new_tokens, "temperature": scorer.temperature, **scorer.asked}
         self.how |= {"group": True} if self._by_group else {}
 
     def _content(self, answer: Answer) -> Hashable:
-        question = self._scorer.question(answer)
-        return question if self._scorer.temperature == 0 else (question, answer.row["trajectory_id"], answer.turn)
+        question = self.scorer.question(answer)
+        return question if self.scorer.temperature == 0 else (question, answer.row["trajectory_id"], answer.turn)
 
     async def ask(self, client: Client, question: Question) -> Said:
         prompt = question.content if isinstance(question.content, str) else question.content[0]
-        scorer, seed = self._scorer, derive(self._seed, question.trajectory_id, question.turn, "judge")
+        scorer, seed = self.scorer, derive(self._seed, question.trajectory_id, question.turn, "judge")
         messages = [{"role": "user", "content": prompt}]
         if not self._chat:
             assert self._service
-            limits = scorer.max_new_tokens, scorer.temperature
+            fields = {"max_tokens": scorer.max_new_tokens, "temperature": scorer.temperature, "seed": seed}
             try:
-                text, end = await client.chat(self._service, messages, *limits, seed)
+                text, end = await client.chat(self._service, messages, fields | self._fields)
             except RefusedError as error:
-                return Said(prompt, problem=str(error))
+                told = (
+                    "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
+                )
+                return Said(prompt, problem=f"{error}. If it does not know a field, {told}")
             return Said(prompt, text, problem=_cut(end))
         ends = self._chat.stop_token_ids
         gconfig = GenerationConfig(

@@ -81,6 +81,8 @@ create table earnings as
             coalesce(d.tries = 'last', not is_verdicts(t.scorer) and t.scorer <> 'environment') as last,
             coalesce(r.unplayed_turns, -1) as unplayed, coalesce(r.fault, '') as fault,
             fault <> 'set-up' and (r.status in ('completed', 'truncated') or fault = 'policy') and r.status <> 'rejected'
+                and not bool_or(coalesce(t.verdict in ('timeout', 'error')
+                    and not starts_with(t.verdict_reason, 'needs more than'), false)) over (partition by t.row)
                 as trained,
             trained and (unplayed > 0 or (unplayed < 0 and r.reason <> 'the last turn reached sampling.max_new_tokens'))
                 and (r.status = 'truncated' or fault = 'policy') as unfinished

@@ -51,7 +51,7 @@ class BesideModels:
                 server.close()
 
     def start(self) -> None:
-        """Start and prove all servers now, for errors before anything expensive. Services are asked nothing.
+        """Start and prove all servers now, for errors before anything expensive.
 
         Raises:
             InferenceError, ValueError, StorageError: see `connect`.

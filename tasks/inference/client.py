@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -204,17 +205,17 @@ class Client:
         entries = answer["prompt_logprobs"][1:]
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
 
-    async def chat(
-        self, model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float, seed: int
-    ) -> tuple[str, str]:
+    async def chat(self, model: str, messages: list[dict[str, str]], fields: Mapping[str, Any]) -> tuple[str, str]:
         """Return what a service with OpenAI's chat completions answers to messages, and why it ended there.
+
+        Of the other `fields` of the request, those that are None are left out.
 
         Raises:
             RefusedError: it refuses this request.
             InferenceError: it refuses all, or its answer has another form.
         """
-        body = {"model": model, "messages": messages, "max_tokens": max_tokens}
-        answer = await self._post("/v1/chat/completions", body | {"temperature": temperature, "seed": seed})
+        given = {name: value for name, value in fields.items() if value is not None}
+        answer = await self._post("/v1/chat/completions", {"model": model, "messages": messages, **given})
         try:
             (choice,) = answer["choices"]
             return str(choice["message"]["content"] or ""), str(choice.get("finish_reason"))

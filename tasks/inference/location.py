@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from configs import Config
 from configs.models import Judge, Role, ServedModel
@@ -93,13 +94,12 @@ def identities(config: Config) -> dict[Role, str]:
 def model_fingerprints(config: Config) -> dict[Role, str]:
     """Return what names each served model in scores and annotations: its identity, and how it is served.
 
-    Number format, length of the context and further arguments of vLLM may change what it says.
+    Number format, length of the context, further arguments of vLLM and fields of requests may change what it says.
     """
-    named = config.models.served()
-    return {
-        role: identity + json.dumps([named[role].dtype, named[role].max_model_len, named[role].extra_args])
-        for role, identity in identities(config).items()
-    }
+    how = dict[Role, list[Any]]()
+    for role, each in config.models.served().items():
+        how[role] = [each.dtype, each.max_model_len, each.extra_args, *filter(None, [getattr(each, "request", {})])]
+    return {role: identity + json.dumps(how[role], sort_keys=True) for role, identity in identities(config).items()}
 
 
 def _identity(config: Config, role: Role, knobs: ServedModel) -> str:

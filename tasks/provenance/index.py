@@ -6,13 +6,15 @@ problem_contents  prompt, solutions, setting (metadata that may count), key (of 
                   distinct content
 played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
                   (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
-                  (lowest policy version of a sampled token), best (success of the best turn, null without scores)
+                  (lowest policy version of a sampled token), best (success of the best turn, null without scores),
+                  failed (whether a grader failed on a turn, false without scores)
 update_inputs     one row for each loaded trajectory and each update over its data set: checkpoint, data_set, version,
                   trajectory_id, key, tokens, entered (whether the update trained on it)
 
 The data sets say what was played. A checkpoint's manifest says which data sets its update had, and by which rules the
-update left trajectories out: status, staleness, unknown return, exclusions. With `train.mask_truncated` a trajectory
-counts as trained on although all its turns are masked, because its group was compared with it.
+update left trajectories out: status, staleness, unknown return, failed verdict, exclusions. With
+`train.mask_truncated` a trajectory counts as trained on although all its turns are masked, because its group was
+compared with it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import SETTING_SQL, key
+from tasks.score.verdict import FAILED, LIMIT_MET
 from tasks.train.orders import read_order
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
@@ -63,6 +66,7 @@ class Update:
     exclusions: Sequence[str]  # versions that the update honoured
     oldest: int = 0  # policy version; trajectories with an older token were left out
     cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
+    failed_too: bool = True  # also trained on trajectories that graders failed on
     unfinished_too: bool = False  # also trained on trajectories that failed by the policy's fault
     idle: bool = False  # no trajectory was left to train on, and the weights did not change
     selects: bool = False  # trained on chosen rows of its data sets (`flows.fit`)
@@ -97,6 +101,7 @@ def _told(manifest: Manifest) -> dict[str, Any]:
     known = {
         "selects": selects,
         "oldest": 0 if selects else number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
+        "failed_too": not manifest.metrics.get("trajectories/failed_verdict"),
         "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": knob("reward.unfinished") == "least",
         "idle": manifest.metrics.get("trajectories") == 0,
@@ -173,7 +178,8 @@ class TrainingIndex:
         Args:
             data_sets: versions of trajectories; attempts that were never committed are ignored. None: all data sets
                 and all problem sets of the store.
-            scored: read the scores, too. Without scores the success of trajectories is null.
+            scored: read all scores. Otherwise only those are read that say what an update left out; without scores the
+                success of trajectories is null.
 
         Raises:
             UnavailableError: the store does not answer.
@@ -181,7 +187,9 @@ class TrainingIndex:
         chosen, problem_sets = data_sets, list[str]()
         if chosen is None:
             chosen, problem_sets = self.data_sets, [each.version for each in self.entries if each.kind == "problems"]
-        scores = {version: self.scores[version] for version in chosen if version in self.scores} if scored else {}
+        needed = {each for update in self.updates.values() if not update.failed_too for each in update.data_sets}
+        needed = {version for version in chosen if scored or version in needed} & self.scores.keys()
+        scores = {version: self.scores[version] for version in sorted(needed)}
         trajectory_files = self._fetch(chosen, "trajectories")
         score_files = self._fetch(scores.values(), "scores")
         problem_files = self._fetch(problem_sets, "problems")
@@ -214,18 +222,22 @@ class TrainingIndex:
                 join problem_contents a using (prompt, solutions, setting) join sets s using (data_set)
                 where {condition}
             ), scored as (
-                select data_set, trajectory_id, max(success) as best
+                select data_set, trajectory_id, max(success) as best,
+                       bool_or(verdict in {FAILED} and not starts_with(reason, '{LIMIT_MET}')) as failed
                 from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
             )
-            select f.*, j.best from found f left join scored j using (data_set, trajectory_id)""",
+            select f.*, j.best, coalesce(j.failed, false) as failed
+            from found f left join scored j using (data_set, trajectory_id)""",
             parameters,
         )
-        # An update may leave out trajectories by status, fault, age, unknown return or exclusion.
+        # An update may leave out trajectories by status, fault, age, unknown return, failed verdict or exclusion.
         updates, database = self.updates.values() if updates is None else updates, self.database
         rows = [
-            (u.checkpoint, each, u.oldest, u.cut_too, u.unfinished_too, u.idle) for u in updates for each in u.data_sets
+            (u.checkpoint, each, u.oldest, u.cut_too, u.failed_too, u.unfinished_too, u.idle)
+            for u in updates
+            for each in u.data_sets
         ]
-        flags = "cut_too boolean, unfinished_too boolean, idle boolean"
+        flags = "cut_too boolean, failed_too boolean, unfinished_too boolean, idle boolean"
         _create(database, "updates", f"checkpoint varchar, version varchar, oldest integer, {flags}", rows)
         honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
         _create(database, "honoured", "checkpoint varchar, exclusions varchar", honoured)
@@ -247,7 +259,7 @@ class TrainingIndex:
             select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
                    {_TRAINABLE} and p.tokens > 0 and coalesce(p.oldest, 0) >= o.oldest and not o.idle
                    and (o.checkpoint not in (select checkpoint from chosen) or (o.checkpoint, p.row) in (from chosen))
-                   and (o.cut_too or o.unfinished_too or not p.cut)
+                   and (o.cut_too or o.unfinished_too or not p.cut) and (o.failed_too or not p.failed)
                    and not exists (from honoured h join excluded_trajectories e using (exclusions)
                                    where (h.checkpoint, e.version, e.trajectory_id)
                                        = (o.checkpoint, p.version, p.trajectory_id))

@@ -15,7 +15,7 @@ from configs import Config
 from storage.records import Score, Trajectory
 from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
-from tasks.score.scorers import SuccessRule
+from tasks.score.scorers import SAID, SuccessRule
 from tasks.train.returns import is_trainable
 from tasks.train.samples import Sample, build_samples, with_known_returns
 
@@ -116,7 +116,9 @@ def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
     for index, turn in enumerate(row.turns):
         verdict = rule.of(row, index) if index in graded else "none"
         reward = turn.reward if index in graded else 0.0
-        yield Score(row.trajectory_id, index, verdict, float(verdict == "correct"), "", "", "", reward)
+        yield Score(
+            row.trajectory_id, index, verdict, float(verdict == "correct"), "", "", SAID.get(verdict, ""), reward
+        )
 
 
 def answered(row: Trajectory) -> list[int]:

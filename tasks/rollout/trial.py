@@ -14,18 +14,18 @@ from configs import Config, ConfigError
 from configs.score import BY_MODEL
 from storage import layout
 from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
-from storage.visible import described, visible
+from storage.visible import visible
 from tasks.agents.chat import Chat
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import run_loop
 from tasks.rollout.workers import open_collector
-from tasks.score.by_model import JudgeScorer, messages_of
-from tasks.score.interface import Answer
-from tasks.score.scorers import SCORERS, Scorers
+from tasks.score.scorers import Scorers
 from tasks.score.scoring import scores_of
 from tasks.score.verifier import Verifier
 
+Rows = list[dict[str, Any]]
+Tell = Callable[[str], None]
 _MOST = 32
 """Most completions of the episode: some agents ask until the context is full."""
 _LONGEST = 20_000  # characters of an episode, or of a tool's output, that are told
@@ -79,7 +79,7 @@ def _value(schema: dict[str, Any]) -> Any:
 
 
 def try_out(
-    config: Config, policy: Sequence[Any], verifier: Verifier, problems: Sequence[Problem], tell: Callable[[str], None]
+    config: Config, policy: Sequence[Any], verifier: Verifier, problems: Sequence[Problem], tell: Tell, kept: Rows
 ) -> list[str]:
     """Play and grade a scripted episode; return what may be wrong, but may be the script's fault.
 
@@ -92,6 +92,7 @@ def try_out(
         verifier: for environment and scorer.
         problems: some of the run's problems.
         tell: gets the story of the episodes.
+        kept: the rows of the last episode are added, as they would be stored.
 
     Raises:
         ConfigError: all episodes fail before the policy is asked.
@@ -115,11 +116,13 @@ def try_out(
     else:
         raise ConfigError(f"an episode of problem {problem.problem_id!r} ends {end}")
     findings = _findings(script, [call for row in rows for call in row.calls])
+    stored = to_table(rows, TRAJECTORY_SCHEMA).to_pylist()
+    kept += stored
     if rows[-1].status in ("failed", "rejected"):
         return [*findings, end]
     if config.score.by_source.get(problem.source, config.score.by_source["default"]) in BY_MODEL:
-        return [*findings, *_ask_nobody(config, problem, rows[-1], tell)]
-    scores = list(scores_of(to_table(rows, TRAJECTORY_SCHEMA).to_pylist(), Scorers(config.score, verifier)))
+        return findings
+    scores = list(scores_of(stored, Scorers(config.score, verifier)))
     for score in scores:
         tell(f"scorer, turn {score.turn}: {score.verdict}, reward {score.reward:g} {score.reason}")
     failed = [f"{score.verdict}, {score.reason}" for score in scores if score.verdict in ("error", "timeout")]
@@ -128,20 +131,6 @@ def try_out(
         what = f"{script.text!r}, from the first solution of problem {problem.problem_id!r}"
         findings.append(f"{what}, is not right for the scorer: do your answers have another form?")
     return findings
-
-
-def _ask_nobody(config: Config, problem: Problem, row: Trajectory, tell: Callable[[str], None]) -> list[str]:
-    """Tell what a model beside the policy would be asked about an episode; return what hinders that."""
-    name = config.score.by_source.get(problem.source, config.score.by_source["default"])
-    scorer: Any = SCORERS.make(name, None, config.score.args.get(name, {}))
-    stored = to_table([row], TRAJECTORY_SCHEMA).to_pylist()[0]
-    answer = Answer(stored, len(row.turns) - 1, [stored])
-    try:
-        question = scorer.question(answer) if isinstance(scorer, JudgeScorer) else str(messages_of(answer))
-    except Exception as error:  # noqa: BLE001 - a template raises anything
-        return [f"score.args.judge.prompt cannot be filled in for problem {problem.problem_id!r}: {described(error)}"]
-    tell(f"models.{BY_MODEL[name]} would be asked: {visible(question, _LONGEST)}")
-    return []
 
 
 def _findings(script: Script, calls: Sequence[Call]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Play a scripted episode before anything expensive: `--check`, and the start of each new run."""
+"""Play a scripted episode, and ask models about it, before anything expensive: `--check`, and the start of new runs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from configs import Config, ConfigError
 from storage.errors import UnavailableError
@@ -11,7 +12,7 @@ from storage.visible import described, printable
 from tasks.inference.devices import check_split
 from tasks.problems.mixture import by_member, load_part, naming
 from tasks.run.resources import open_verifier
-from tasks.run.workspace import Workspace
+from tasks.run.workspace import Workspace, models_of
 from tasks.score.scorers import use_of_solutions
 from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
 
@@ -28,7 +29,7 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
     """Play a scripted episode, and `warn` of what may be wrong.
 
     Raises:
-        InferenceError: a model beside the policy cannot be served, or its servers hold another one.
+        InferenceError: a model beside the policy cannot be served or takes no question, or its servers hold another.
         ConfigError: an episode fails before the policy is asked. With workers in other processes this is a warning,
             since another machine may have what the episode lacks here.
     """
@@ -47,12 +48,13 @@ def check_new_run(workspace: Workspace, problems: Sequence[Problem], warn: Calla
 def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[str], None]) -> list[str]:
     """Play a scripted episode of the first problem, or of the shortest or the last if those before cannot be played.
 
-    In a mixture do so for each member.
+    In a mixture do so for each member. Then ask each model beside the policy one question about that, before any is
+    paid for. `--check` asks only those whose servers run already.
     """
-    from tasks.annotate.annotating import asker
+    from tasks.annotate.annotating import ask_once, asker
     from tasks.rollout.trial import try_out
 
-    config = workspace.config
+    config, rows, opened = workspace.config, list[dict[str, Any]](), workspace.models
     with open_verifier(workspace, workers=1) as verifier:
         try:
             if not config.inference.urls:
@@ -63,13 +65,16 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
             for part, own in by_member(config.problems, problems):
                 few = [own[0], min(own, key=lambda problem: len(problem.prompt)), own[-1]]
                 with naming(part.where):
-                    findings += [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell)]
-            return findings
+                    findings += [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell, rows)]
         except (UnavailableError, ConfigError):
             raise
         except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
             known = isinstance(error, ValueError | RuntimeError)
             raise ConfigError(str(error) if known else f"policy: no usable tokenizer: {described(error)}") from error
+    with models_of(workspace):
+        for role, knobs in config.models.served().items():
+            findings += ask_once(config, role, workspace.models if opened or knobs.urls else None, rows, tell)
+    return findings
 
 
 def problems_of(workspace: Workspace) -> Sequence[Problem]:

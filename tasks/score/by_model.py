@@ -18,8 +18,9 @@ from configs.knobs import Temperature
 from configs.models import Role
 from storage.records import Annotation, VerdictName
 from tasks.score.interface import Answer, ScorerContext
+from tasks.score.plain_text import in_ascii
 from tasks.score.verdict import Verdict, storable
-from tasks.thoughts import split
+from tasks.thoughts import split, without_thoughts
 
 PROMPT = """\
 You grade an answer to a problem.
@@ -44,8 +45,22 @@ where N is a number from {{ low }} (worthless) to {{ high }} (perfect).
 """The question of a judge, a template of Jinja. It may use `prompt`, `solutions`, `source`, `metadata` of the problem,
 `answer` (what the agent gave to the environment), `text` (the completion), `turns` (this one and those before it, each
 with `text` and `feedback`), with `score.group` also `group` (the rows of all episodes), and `low` and `high`."""
-PARSER = r"(?i)\bscore\b[^\n:=]*[:=][^\w\n-]*(-?\d+(?:\.\d+)?)"
-"""The regular expression whose last match has the judge's number, or word, as its only group."""
+_RANGE = r"(?:[\d \t.,/-]|out|of|to|from|between|and)+"
+_LINE = re.compile(
+    rf"""^(?![ ]{{4}}|\t) (?:[^\w\n"'`>|~「『]*\d+[.)][ \t])? [^\w\n"'`>|~「『]*
+    (?:(?:the|my|your|final|overall|total|numeric|assigned)[ \t]+)* score\b
+    (?:[ \t]*[(\[]{_RANGE}[)\]] | [ \t]+(?:out|of|from|between)\b{_RANGE})?
+    (?:\s*(?:[:=]|\bis\b)\s* | [ \t]*\n\s*) [(\[{{]* (?P<number>[+-]?(?:\d+(?:\.\d+|,\d\d?)?|[.,]\d+))
+    (?:[ \t]*\(?(?:/|out[ ]of|of)[ \t]*(?P<most>\d+(?:\.\d+)?) | [ \t]*(?P<percent>%))?
+    (?:[ \t]*points?)? [^\w\n"'`>|~%^+-]*$""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
+)
+"""A line that says the number and nothing else; see `JudgeScorer`."""
+_QUOTED = re.compile(
+    r"""^[ \t]*(?P<fence>```+|~~~+).*?(?:^[ \t]*(?P=fence)[ \t]*$|\Z)|"[^"]*"|「[^」]*」|『[^』]*』|"""
+    r"""<(?P<tag>blockquote|quote|q|cite|pre|code)>.*?</(?P=tag)>""",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
 
 
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -58,7 +73,9 @@ class JudgeScorer:
         context: what all scorers get; None only to ask.
         prompt: the question, see `PROMPT`.
         scale: the lowest and the highest number. An answer without a number between them gives the verdict `error`.
-        parser: finds the number in what the judge says, see `PARSER`.
+        parser: a regular expression whose last match in what the judge says after its thoughts has the number, or a
+            word, as its only group. None: the last line that holds nothing but `Score: N`, in usual forms such as
+            `**Score:** 8/10`, and that is in no code block, quotation or thought.
         words: numbers of words that the parser may find instead, such as {yes: 1, no: 0}; their case does not count.
         success_above: a turn is right if its number is above this one; default: the middle of the scale.
         max_new_tokens: most tokens of what the judge says.
@@ -69,7 +86,7 @@ class JudgeScorer:
     """
 
     columns: Sequence[str] = ()
-    version = 1
+    version = 2  # 1: the last number after the word, wherever it stood
     role: Role = "judge"
 
     def __init__(
@@ -78,7 +95,7 @@ class JudgeScorer:
         *,
         prompt: str = PROMPT,
         scale: tuple[float, float] = (0, 10),
-        parser: str = PARSER,
+        parser: str | None = None,
         words: dict[str, float] | None = None,
         success_above: float | None = None,
         max_new_tokens: Annotated[int, Field(gt=0)] = 512,
@@ -90,7 +107,7 @@ class JudgeScorer:
             raise ValueError(f"scale={list(scale)} is no range: give the lowest number and a higher one")
         self._above = (self._low + self._high) / 2 if success_above is None else success_above
         self._words = {word.lower(): number for word, number in (words or {}).items()}
-        self._prompt, self._template, self._parser = prompt, _template(prompt), _parser(parser)
+        self._prompt, self._template, self._parser = prompt, _template(prompt), parser and _parser(parser)
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
 
     @property
@@ -115,9 +132,10 @@ class JudgeScorer:
         )
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
-        return [self._verdict(_said(self._annotations, self.role, answer)) for answer in answers]
+        return [self.verdict(_said(self._annotations, self.role, answer)) for answer in answers]
 
-    def _verdict(self, said: Annotation) -> Verdict:
+    def verdict(self, said: Annotation) -> Verdict:
+        """Return the verdict on the turn of which the judge has said this."""
         if said.problem:
             return Verdict("error", reason=storable(f"the judge said nothing: {said.problem}"))
         number, end = self._number(said.answer), said.answer[-300:]
@@ -129,6 +147,9 @@ class JudgeScorer:
         return Verdict(name, extracted=storable(end), reward=reward, parts={"judge": number})
 
     def _number(self, text: str) -> float | None:
+        text = without_thoughts(text)
+        if not self._parser:
+            return _own_number(text, self._high)
         found = self._parser.findall(text)
         if not found:
             return None
@@ -137,6 +158,17 @@ class JudgeScorer:
             return self._words[last] if last in self._words else float(last)
         except ValueError:
             return None
+
+
+def _own_number(text: str, most: float) -> float | None:
+    """Return the number that a judge says in a line of its own words; None if there is none, or it has another scale.
+
+    >>> _own_number('**Score:** 8/10', 10), _own_number('Score: 4/5', 10), _own_number('It says "Score: 9".', 10)
+    (8.0, None, None)
+    """
+    *_, last = None, *_LINE.finditer(re.sub(r"[*_$]|\\boxed", "", _QUOTED.sub('""', in_ascii(text))))
+    scale = last and (last["most"] or (last["percent"] and 100))
+    return None if not last or (scale and float(scale) != most) else float(last["number"].replace(",", "."))
 
 
 class RewardModelScorer:

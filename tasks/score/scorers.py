@@ -30,7 +30,7 @@ from tasks.registry import Registry
 from tasks.score.by_model import JudgeScorer, RewardModelScorer
 from tasks.score.code import CodeScorer, sandboxed
 from tasks.score.interface import COLUMNS, Annotations, Answer, RunProgram, Scorer, ScorerContext
-from tasks.score.verdict import Verdict, checked, storable
+from tasks.score.verdict import LIMIT_MET, Verdict, checked, storable
 from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
 from tasks.tools.sandbox import check_host
 
@@ -39,8 +39,12 @@ LIBRARY_VERSION = 1
 """The version of `math-verify` with `score.reading=library`."""
 OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
 _NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
-FAILED = ("timeout", "error")
 _PART = "correct"
+SAID = {
+    "timeout": f"{LIMIT_MET} the time that the environment gives",
+    "error": "the environment said so while playing",
+}
+"""The reasons of an environment's verdicts."""
 
 
 class MathVerifyScorer:
@@ -109,8 +113,7 @@ class EnvironmentScorer:
             turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
             parts = dict(columns[answer.turn]) if columns else {}
             name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
-            reason = "the environment said so while playing" if name in FAILED else ""
-            verdicts.append(Verdict(name, reason=reason, reward=turn["reward"], parts=parts))
+            verdicts.append(Verdict(name, reason=SAID.get(name, ""), reward=turn["reward"], parts=parts))
         return verdicts
 
 

@@ -22,8 +22,8 @@ from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File
 from tasks.score.interface import Answer
-from tasks.score.scorers import FAILED, NO_MODELS, Scorers, identity
-from tasks.score.verdict import Verdict
+from tasks.score.scorers import NO_MODELS, Scorers, identity
+from tasks.score.verdict import FAILED, Verdict, has_failed
 from tasks.score.verifier import MEMORY_MB, Verifier
 
 NO_ANNOTATIONS: Mapping[Role, AnnotationsVersion] = {}
@@ -49,15 +49,15 @@ def scorer_fingerprint(settings: ScoreSettings, models: Mapping[Role, str] = NO_
 class Grades:
     """What the scorers have found in turns of trajectories, whose scores are added one trajectory after the other.
 
-    Means are those of the reward over graded turns, also of each source of problems (`source/game`), and of each part
-    (`parts/format`) over the turns that have it. The mean return is the sum of all rewards, divided by the number of
-    trajectories with a graded turn.
+    Means are those of the reward over graded turns on which no scorer failed (`has_failed`), also of each source of
+    problems (`source/game`), and of each part (`parts/format`) over the turns that have it. The mean return is the sum
+    of all rewards, divided by the number of trajectories with such a turn.
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)
     totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums, for the means
     counts: Counter[str] = field(default_factory=Counter)  # turns in each of the sums
-    episodes: int = 0  # trajectories with a graded turn
+    episodes: int = 0  # trajectories with such a turn
     example: str = ""  # the first timeout or error; empty if there was none
     _newest: str = ""  # id of the trajectory whose graded turn was added last, and the reward of this turn
     _reward: float = 0.0
@@ -66,7 +66,7 @@ class Grades:
         """Count a score; `last`: only the last answer of an episode is paid."""
         self.verdicts[score.verdict] += 1
         numbers = {f"parts/{name}": value for name, value in score.parts.items()}
-        if score.verdict != "none":
+        if score.verdict != "none" and not has_failed(score.verdict, score.reason):
             numbers["reward"] = numbers[f"source/{source}"] = score.reward
             again = score.trajectory_id == self._newest
             self.episodes += not again

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from storage.records import VerdictName
 
+FAILED = ("timeout", "error")
+LIMIT_MET = "needs more than"
+"""The beginning of the reason where the answer met a limit of time or memory."""
 _LONGEST_TEXT = 500  # characters of `extracted` and `reason`
 _LARGEST = 3e38  # rewards are stored as float32
 
@@ -26,6 +29,14 @@ class Verdict:
     def success(self) -> float:
         """1 for a right turn and 0 for any other."""
         return float(self.name == "correct")
+
+
+def has_failed(name: str, reason: str) -> bool:
+    """Return whether a grader failed by itself, so that a verdict says nothing about the answer.
+
+    An answer that meets a limit is to blame for that. Otherwise a policy would rather stop graders than be wrong.
+    """
+    return name in FAILED and not reason.startswith(LIMIT_MET)
 
 
 def checked(verdict: Verdict) -> Verdict:

@@ -43,7 +43,7 @@ from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
 from tasks.score import worker
 from tasks.score.interface import Answer, Reading
-from tasks.score.verdict import Verdict
+from tasks.score.verdict import LIMIT_MET, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -258,9 +258,9 @@ class Verifier(AbstractContextManager["Verifier"]):
         """Return the verdict on an answer that failed; None if a worker died or hung, which proves nothing yet."""
         name: VerdictName = "timeout"
         if isinstance(failure, ProcessExpired) and failure.exitcode == OUT_OF_TIME:
-            reason = f"needs more than {self._timeout_s:g} s of processor time"
+            reason = f"{LIMIT_MET} {self._timeout_s:g} s of processor time"
         elif isinstance(failure, MemoryError):
-            name, reason = "error", f"needs more than {failure}"
+            name, reason = "error", f"{LIMIT_MET} {failure}"
         elif request.lost < _TRIES:
             return None
         elif isinstance(failure, TimeoutError):

@@ -42,7 +42,8 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.score import Reward
-from storage.records import LAST_TURN_CUT, Trajectory
+from storage.records import LAST_TURN_CUT, Score, Trajectory
+from tasks.score.verdict import has_failed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -133,6 +134,16 @@ def is_trainable(row: Trajectory, reward: Reward) -> bool:
     if not reward.counts_unfinished:
         return row.status in _PLAYED
     return row.fault != "set-up" and (row.status in _PLAYED or (row.status == "failed" and row.fault == "policy"))
+
+
+def failed_by_graders(scores: Iterable[Score], reward: Reward) -> dict[str, str]:
+    """Return the trajectories that are left out because a grader failed on a turn, with its reason.
+
+    All of their turns are left out, since what a turn earns includes later rewards, and the missing one is not known.
+    """
+    if reward.failed == "least":
+        return {}
+    return {score.trajectory_id: score.reason for score in scores if has_failed(score.verdict, score.reason)}
 
 
 def is_unfinished(row: Trajectory, reward: Reward) -> bool:

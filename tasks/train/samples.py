@@ -90,7 +90,7 @@ def build_samples(
     mask_truncated: bool = False,
     replay: bool = False,
 ) -> list[Sample]:
-    """Build a sample from each trainable trajectory (`returns.is_trainable`) and its scores.
+    """Build a sample from each trainable trajectory (`returns.is_trainable`) that graders could judge, and its scores.
 
     The samples are sorted by trajectory id, so the order of the input does not matter. What a stored row says of itself
     was checked when it was admitted (`tasks.rollout.admission`).
@@ -108,11 +108,13 @@ def build_samples(
         ValueError: an id occurs twice, a turn has no score or two, a reward is not finite, or experts are missing; the
             message names the trajectories.
     """
-    rows = sorted((row for row in trajectories if returns.is_trainable(row, reward)), key=lambda row: row.trajectory_id)
     by_turn: dict[tuple[str, int], Score] = {}
     for score in scores:
         if by_turn.setdefault((score.trajectory_id, score.turn), score) is not score:
             raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
+    failed = returns.failed_by_graders(by_turn.values(), reward)
+    graded = (row for row in trajectories if row.trajectory_id not in failed and returns.is_trainable(row, reward))
+    rows = sorted(graded, key=lambda row: row.trajectory_id)
     scored = [_scores_of(row, by_turn) for row in rows]
     twice = [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id]
     # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
@@ -250,7 +252,7 @@ def _sample(
     successes = np.array([score.success for score in scores], np.float64)
     # The limit of the length of one turn, by the stored sampling settings.
     limit = int(json.loads(row.sampling)["max_new_tokens"]) if reward.overlong_tokens else None
-    # An answer that a custom scorer failed on gets the least reward at most.
+    # An answer that met a limit of a custom scorer, or that it failed on, gets the least reward at most.
     own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
     failed, least = ("timeout", "error") if own else (), reward.least or 0.0
     judged = reward.shape == "success" or last  # a success says that nothing is missing

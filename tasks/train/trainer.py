@@ -28,6 +28,7 @@ from tasks.train.orders import Progress
 from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
+from tasks.train.returns import failed_by_graders, is_trainable
 from tasks.train.samples import MATH_VERIFY, Sample, build_samples, with_known_returns, within_staleness
 from tasks.train.schedules import factor
 from tasks.train.step import Step, Stepper, terms_of
@@ -40,17 +41,21 @@ NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
 
 
 _REASONS = {
+    "failed_verdict": "a grader failed on a turn (reward.failed)",
     "too_old": "older than rollout.max_head_offpolicyness allows",
     "unknown_return": "the context had no room for an unknown number of turns; a critic could estimate them",
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
+_ALARMING = 0.02
+"""Share of trajectories without a verdict that is an alarm."""
+_FAILED = "ALARM: graders failed on %d of %d trajectories, such as %s. Read some: does the policy make graders fail?"
 _NOTHING_RIGHT = (
     "ALARM: not one of %d trajectories has a right turn. Read them: is format, verifier or difficulty wrong?"
 )
 _NOTHING = (
-    "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context with an "
-    "unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and _ub, "
-    "rollout.max_resampling_rounds, train.mask_truncated and inference.max_model_len"
+    "ALARM: nothing to train on: all of %d trajectories are rejected, masked, without a verdict, or were cut by "
+    "the context with an unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and "
+    "_ub, rollout.max_resampling_rounds, train.mask_truncated and inference.max_model_len"
 )
 _NOTHING_CHOSEN = (
     "ALARM: nothing to train on: algorithm.type=%s chose no token of %d trajectories. The policy is not changed"
@@ -243,11 +248,12 @@ class Trainer:
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter, and among rows that were `chosen` from the store an update may have only failed ones.
         """
-        oldest = None if chosen else self._max_staleness
+        oldest, scores = None if chosen else self._max_staleness, list(scores)
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
         samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
+        left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
                 most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
@@ -261,6 +267,15 @@ class Trainer:
         if not any(sample.successes.any() for sample in samples):
             logger.warning(_NOTHING_RIGHT, len(samples))
         return samples, left_out
+
+    def _without_verdict(self, trajectories: Sequence[Trajectory], scores: Iterable[Score]) -> int:
+        """Count the trajectories that are left out because a grader failed; many of them are an alarm."""
+        failed = failed_by_graders(scores, self._reward)
+        trainable = [row.trajectory_id for row in trajectories if is_trainable(row, self._reward)]
+        named = [f"{name} ({failed[name]})" for name in trainable if name in failed]
+        if len(named) > _ALARMING * len(trainable):
+            logger.warning(_FAILED, len(named), len(trainable), named[0])
+        return len(named)
 
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False

@@ -54,7 +54,7 @@ def turns(run: TrainingRun) -> int:
 
 
 def good(question: str) -> tuple[int, str]:
-    return 200, f"{question} Score: {len(question) % 11}"
+    return 200, f"{question}\nScore: {len(question) % 11}"
 
 
 def test_answers_are_stored_and_scores_are_made_of_them(
@@ -170,6 +170,19 @@ def test_a_judge_that_answers_rubbish_stops_the_stage(run: TrainingRun, verifier
     assert set(grades.verdicts) == {"error"}
     with pytest.raises(ValueError, match=r"max_failure_share.*the judge gave no number from 0 to 10: 'As a language"):
         metrics_of(grades, config.score, 1.0)
+
+
+def test_a_service_gets_the_fields_that_it_knows(run: TrainingRun) -> None:
+    """Newer models take neither max_tokens nor temperature 0; what is sent is a part of what names the answers."""
+    request = "models.judge.request={max_tokens: null, max_completion_tokens: 99, temperature: null, seed: null}"
+    with scripted_judge(good) as judge:
+        for knobs in ([], [request]):
+            with drafted(run) as draft:
+                annotate(run, judged(run, judge, *knobs), draft)
+        versions = {Annotator(judged(run, judge, *knobs), "judge").version(TRAJECTORIES) for knobs in ([], [request])}
+    assert {**judge.fields[0], "seed": 0} == {"model": "script", "max_tokens": 512, "temperature": 0.0, "seed": 0}
+    assert judge.fields[-1] == {"model": "script", "max_completion_tokens": 99}
+    assert len(versions) == 2
 
 
 def test_a_prompt_that_lacks_something_costs_its_turn(run: TrainingRun) -> None:

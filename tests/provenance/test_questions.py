@@ -16,6 +16,7 @@ from storage.versions import aliases, manifests
 from tasks.problems.problem_set import key
 from tasks.provenance import questions
 from tasks.provenance.questions import FirstTrained, affected, trained_on, training_data
+from tasks.score.verdict import LIMIT_MET
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -138,6 +139,17 @@ def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp
     place.checkpoint(layout.checkpoint("new", 1), [data_set], {"reward": {"unfinished": "least"}}, left_out)
     uses = trained_on(place.store, "1", tmp_path).uses
     assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1, "new": 2}
+
+
+def test_trajectories_that_graders_failed_on_were_not_trained_on(place: Place, tmp_path: Path) -> None:
+    """An update says whether it left any out; an answer that met a limit was trained on."""
+    place.begin("a")
+    slow = Played(ONE, timeout=f"{LIMIT_MET} 5 s of processor time")
+    played = place.play("a", 0, place.problems(ONE), Played(ONE), slow, Played(ONE, timeout="no answer"))
+    for run, left_out in (("before", {}), ("after", {"trajectories/failed_verdict": 1.0})):
+        place.checkpoint(layout.checkpoint(run, 1), [*played], {}, left_out)
+    uses = trained_on(place.store, "1", tmp_path).uses
+    assert {use.run: use.trained for use in uses} == {"before": 3, "after": 2}
 
 
 def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:

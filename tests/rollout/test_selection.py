@@ -102,7 +102,14 @@ def unfinished(sample: int) -> Trajectory:
     return replace(episode(sample, 0, status="failed"), ungraded=[0], fault="policy")
 
 
+def said(sample: int, verdict: str) -> Trajectory:
+    """Return an episode whose answer has this verdict of the environment."""
+    row = episode(sample, 0)
+    return replace(row, turns=[replace(turn, verdict=verdict) for turn in row.turns])
+
+
 EQUAL = {
+    "right, where graders did not fail": [episode(0, 1), episode(1, 1), said(2, "error")],
     "all right in the second turn": [episode(0, 0, 1), episode(1, 0, 1)],
     "all wrong": [episode(0, 0), episode(1, 0)],
     "all unfinished": [unfinished(0), unfinished(1)],
@@ -113,6 +120,7 @@ EQUAL = {
     ],
 }
 UNEQUAL = {
+    "right, or too much for the grader": [episode(0, 1), said(1, "timeout")],
     "right in different turns": [episode(0, 0, 1), episode(1, 1)],
     "wrong in different formats": [paid(0, 0.0, 0.2), paid(1, 0.0, 0.1)],
     "right, the sooner the better": [replace(episode(0, 0, 1), ungraded=[0]), episode(1, 1)],

@@ -43,7 +43,7 @@ def tried(
 ) -> tuple[str, list[str]]:
     """Return the story of an episode, and what was found."""
     story, config = list[str](), load("smoke", [*POLICY, *overrides])
-    findings = try_out(config, (tokenizer, None, ()), verifier, problems, story.append)
+    findings = try_out(config, (tokenizer, None, ()), verifier, problems, story.append, [])
     return "\n".join(story), findings
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from configs import ConfigError
 from storage import layout
 from storage.version_names import PolicyVersion
 from storage.versions import manifests
+from tasks.inference.api import InferenceError
 from tasks.problems import ProblemError
 from tasks.problems import task as problems_task
 from tasks.problems.task import import_problems
@@ -20,6 +22,7 @@ from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
 from tasks.warm_start import task as warm_start
 from tests.rollout.test_trial import HERE, Maze
+from tests.support.scripted_judge import scripted_judge
 
 
 @pytest.fixture
@@ -40,7 +43,8 @@ def begin(*overrides: str) -> PolicyVersion:
     """Run the steps of a run up to its policy."""
     workspace = Workspace(resolve("smoke", overrides))
     run_workspace.start_run.fn(workspace)
-    return warm_start.first_policy.fn(workspace, import_problems.fn(workspace))
+    with run_workspace.models_of(workspace):
+        return warm_start.first_policy.fn(workspace, import_problems.fn(workspace))
 
 
 def test_a_new_run_plays_a_scripted_episode_before_it_has_a_policy(
@@ -55,6 +59,46 @@ def test_a_new_run_plays_a_scripted_episode_before_it_has_a_policy(
     assert "KeyError: 'door' (test_trial.py:" in caplog.text
     monkeypatch.setattr(Maze, "reset", None)
     assert begin(*overrides, "environment.args.broken=step") == policy
+
+
+def test_each_model_is_asked_one_question_before_anything_is_paid_for(
+    overrides: list[str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service that refuses it ends `--check` and the start of a run, with the way out; an odd answer is a finding."""
+    says = "Score: 7"
+
+    def answer(question: str) -> tuple[int, str]:
+        return (400, "") if "max_tokens" in judge.fields[-1] else (200, says)
+
+    with scripted_judge(answer) as judge:
+        knobs = [*overrides, "score.type=judge", "score.args.judge.prompt='{{ answer }}?'"]
+        knobs += [f"models.judge={{name: new, urls: ['{judge.url}']}}", "environment={type: math-verify}"]
+        known = "models.judge.request={max_tokens: null, max_completion_tokens: 9}"
+        for command in (partial(check.check, resolve("smoke", knobs)), partial(begin, *knobs)):
+            with pytest.raises(InferenceError, match=r"answered 400.*set models\.judge\.request, say to \{max_to"):
+                command()
+        assert len(judge.asked) == 2
+        assert check.check(resolve("smoke", [*knobs, known])) == "the configuration plays"
+        assert "models.judge says: Score: 7" in capsys.readouterr().out
+        begin(*knobs, known)
+        assert len(judge.asked) == 4
+        assert "the judge gave no number" not in caplog.text
+        says = "It is fine."
+        with pytest.raises(ConfigError, match="the judge gave no number from 0 to 10: 'It is fine.'"):
+            check.check(resolve("smoke", [*knobs, known]))
+        begin(*knobs, known, "run.name=other")
+        assert "the judge gave no number" in caplog.text
+
+
+def test_the_check_starts_no_server_of_a_model(
+    overrides: list[str], policy_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It tells the question, and what hinders that."""
+    judge = [*overrides[:-1], "score.type=judge", f"models.judge.path={policy_folder}"]
+    with pytest.raises(ConfigError, match="the question cannot be made: UndefinedError"):
+        check.check(resolve("smoke", [*judge, "score.args.judge.prompt='{{ metadata.level }}'"]))
+    assert check.check(resolve("smoke", judge)) == "the configuration plays"
+    assert "models.judge would be asked: You grade an answer" in capsys.readouterr().out
 
 
 def test_another_machine_may_have_what_the_episode_lacks(overrides: list[str]) -> None:

@@ -33,29 +33,83 @@ def verdict(text: str, **args: Any) -> Verdict:
     return JudgeScorer(context("judge", answer=text), **args).judge([answer("19")])[0]
 
 
+FORMS = """
+Score: 8 | **Score: 8** | **Score:** 8 | **Score**: 8 | __Score:__ 8 | *Score*: **8** | # Score: 8 | - Score: 8
+## Final Score: 8/10 | * **Score:** 8/10 | 3. Score: 8 | Score\uff1a 8 | Score\uff1a\uff18 | score = 8 | SCORE : 8
+Score:8 | Score: 8. | Score: 8! | Score: 8.0 | Score: 8,0 | Score: 8/10 | Score: 8 / 10 | Score: 8\uff0f10
+Score: 8 out of 10 | Score: 8 (out of 10) | Score: 8 of 10 | Score: 8/10.0 | Score: 8 points | Score (0-10): 8
+Score from 0 to 10: 8/10 | Score [0, 10]: 8 | Score: [8] | Score: [[8]] | Score: (8/10) | Score: \\boxed{8} | Score: $8$
+Score (out of 10): 8 | The score is 8.
+My overall score: +8 | ✅ Score: 8 | Score:; 8 | **Score:**;; **8** | ### Score; 8/10 | Score: 8\\
+"""
+
+
+@pytest.mark.parametrize("line", [form.strip() for row in FORMS.splitlines() for form in row.split(" | ") if form])
+def test_the_usual_forms_of_a_number_are_read(line: str) -> None:
+    """The reward is where the number lies on the scale; above its middle the turn is right."""
+    line = line.replace(";", "\n")
+    for text in (
+        line,
+        f"Fine.\n{line}\n\nI hope this helps!",
+        f"Score: 3\nNo, better:\n{line}",
+        f"<think>\nScore: 2</think>{line}",
+    ):
+        found = verdict(text)
+        assert (found.name, found.parts, found.reward) == ("correct", {"judge": 8}, 0.8)
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("Fine.\nScore: 8", 8),
-        ("**Score:** 7.5", 7.5),
-        ("The answer says `Score: 10`, which is no instruction.\nScore: 2", 2),  # the last one counts
         ("score = 0", 0),
-        ("Score (0-10): 7", 7),
-        ("Score from 0 to 10: 7/10", 7),
-        ("Final score: 10. I subtracted score 3.", 10),
+        ("Score: .5", 0.5),
+        ("Score: 7,5", 7.5),
+        ("The answer says `Score: 10`, which is no instruction.\nScore: 2", 2),
+        ("Score: 2\nIt ends with: Score: 10", 2),
+        ('Score: 2\nI ignored "Score: 10".', 2),
+        ('Score: 2\n"Score: 10"', 2),
+        ("Score: 2\n'Score: 10'", 2),
+        ("Score: 2\n`Score: 10`", 2),
+        ("Score: 2\n“What do I say?\nScore: 10\nThat”", 2),
+        ("Score: 2\n「\nScore: 10\n」", 2),
+        ("Score: 2\nIt ended so:\n> fine\n> Score: 10", 2),
+        ("Score: 2\nIt ended so:\n```\nScore: 10\n```", 2),
+        ("Score: 2\nIt ended so:\n~~~text\nScore: 10", 2),
+        ("Score: 2\nIt ended so:\n\n    Score: 10\n\tScore: 10", 2),
+        ("Score: 2\n<quote>\nScore: 10\n</quote>", 2),
+        ("<think>It asks for\nScore: 10\n</think>\n\nScore: 2", 2),
+        ("It asks for\nScore: 10\n</think>\n\nScore: 2", 2),
+        ("Score: 2\n<think>\nScore: 10", 2),
+        ("Score: 2\n~~Score: 10~~", 2),
+        ("Score: 2\nMaximum score: 10\nThe answer's score: 10\nStyle score: 10\nScore for style: 10\nScore 2: 9", 2),
     ],
 )
-def test_the_last_number_is_the_judges(text: str, number: float) -> None:
-    """The reward is where the number lies on the scale; above its middle the turn is right."""
-    found = verdict(text)
-    assert found.parts == {"judge": number}
-    assert found.reward == number / 10
-    assert found.name == ("correct" if number > 5 else "wrong")
+def test_the_number_is_the_last_line_of_the_judges_own_words(text: str, number: float) -> None:
+    """The line holds nothing else. What the judge thinks, quotes or says of other numbers is none."""
+    assert verdict(text).parts == {"judge": number}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "I would rather not say.", "Score: 11", "Score: -1", "Score: many", "7", "Underscore: 9"]
-)
+RUBBISH = ["", "I would rather not say.", "Score: 11", "Score: -1", "Score: many", "7", "Underscore: 9", "Score: 4/5"]
+RUBBISH += [
+    "Score: 80%",
+    "Score: 7-8",
+    "Score: 7 or 8",
+    "Score: ~7",
+    "Score: 1,000",
+    "Score: 8²",
+    "Score: 1e0",
+    "Score: 3½",
+]
+RUBBISH += [
+    "Final score: 10. I subtracted score 3.",
+    "I give it a score: 8",
+    "<think>Score: 8",
+    "> Score: 8",
+    '"Score: 8"',
+]
+
+
+@pytest.mark.parametrize("text", RUBBISH)
 def test_rubbish_is_an_error_of_the_judge(text: str) -> None:
     """It is no verdict on the policy: `score.max_failure_share` stops a run whose judge says too much of this."""
     found = verdict(text)
@@ -78,6 +132,9 @@ def test_words_scale_and_threshold_are_the_rubrics() -> None:
     ]
     assert verdict("Score: 8", success_above=8).name == "wrong"
     assert verdict("Score: 3", scale=(1, 5)).reward == 0.5
+    assert verdict("Score: 80%", scale=(0, 100)).reward == verdict("Score: 4/5", scale=(0, 5)).reward == 0.8
+    fenced = '```json\n{"score": 1}\n```'
+    assert verdict(f'<think>"score": 9</think>{fenced}', parser=r'"score": (\d)').parts == {"judge": 1}
 
 
 def test_what_a_model_did_not_say_is_an_error() -> None:
@@ -169,6 +226,11 @@ def test_scores_are_named_by_the_model() -> None:
         (
             ["score.type=judge", "models.judge={name: x, urls: ['http://x'], max_model_len: 9}"],
             "max_model_len=9 has no effect with name",
+        ),
+        (["score.type=judge", "models.judge={path: x, request: {top_p: 1}}"], "'top_p': 1} has no effect without name"),
+        (
+            ["score.type=judge", "models.judge={name: x, urls: ['http://x'], request: {n: 2}}"],
+            "request={'n': 2}: leave out n",
         ),
         (["models.teacher.path=x", "models.teacher.checkpoint=r@1"], "path='x' has no effect with checkpoint"),
         (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect"),

@@ -31,6 +31,7 @@ class Played:
     status: Status = "completed"
     version: int | None = None  # policy version that sampled it; None: the newest
     fault: Fault = ""
+    timeout: str | None = None  # the reason, if this is the verdict on all turns
 
 
 @dataclass
@@ -69,7 +70,10 @@ class Place:
             row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
             row = replace(row, metadata=each.problem.metadata)
             rows.append(replace(row, run=run, iteration=iteration, sample=sample, fault=each.fault))
-            scored += make_scores(name, *each.successes)
+            scores_of = make_scores(name, *each.successes)
+            if each.timeout is not None:
+                scores_of = [replace(score, verdict="timeout", reason=each.timeout) for score in scores_of]
+            scored += scores_of
         policy = layout.checkpoint(run, iteration)
         self._rows(data_set, "trajectories", TRAJECTORY_SCHEMA, rows, [policy, problem_set])
         self._rows(scores, "scores", SCORE_SCHEMA, scored, [data_set])

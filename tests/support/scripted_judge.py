@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -17,10 +18,12 @@ class ScriptedJudge:
     url: str = ""
     asked: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    fields: list[dict[str, Any]] = field(default_factory=list)  # of the requests, besides messages
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
-        (message,) = body["messages"]
+        (message,) = body.pop("messages")
+        self.fields.append(body)
         self.asked.append(message["content"])
         self.keys.append(request.headers.get("Authorization"))
         status, text = self.script(message["content"])

@@ -192,18 +192,6 @@ def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
     assert own.earned == -7
 
 
-def test_what_an_own_function_could_not_judge_earns_the_least() -> None:
-    """Otherwise an answer on which a scorer runs out of time would be worth more than a wrong one."""
-    rows = [make_trajectory(name, [[10]]) for name in ("slow", "wrong")]
-    scores = [Score("slow", 0, "timeout", 0.0, "", "", "", 0.0), Score("wrong", 0, "wrong", 0.0, "", "", "", -1.0)]
-    for scorer, expected in (("my.module:score", -1), ("environment", 0)):
-        slow, _ = build_samples(rows, scores, Reward(), scorers=Scoring(type=scorer))
-        assert slow.rewards.tolist() == [expected]
-    before = Reward(shape="raw", unfinished="leave-out")
-    kind = [replace(scores[0], reward=0.5), scores[1]]
-    assert build_samples(rows, kind, before, scorers=Scoring(type="my.module:score"))[0].rewards.tolist() == [0.5]
-
-
 def test_a_least_reward_without_effect_is_refused() -> None:
     """Where all scorers give verdicts, the least reward is that of a wrong answer."""
     with pytest.raises(ConfigError, match="least=-2.0 has no effect where all scorers give verdicts"):

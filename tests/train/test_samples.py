@@ -1,5 +1,6 @@
 """Training samples: which trajectories enter training, which are refused, and the metrics of both."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 from configs.score import Reward
+from configs.score import Score as Scoring
+from storage.records import Score, Trajectory, VerdictName
+from tasks.train.advantages import Observed, against_group
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
@@ -100,6 +104,74 @@ def test_staleness_is_that_of_the_oldest_token() -> None:
     for versions, oldest, kept in (([9, 7, 9], 2, 1), ([9, 7, 9], 1, 0), ([9, 9, 9], 0, 1)):
         samples = build_samples([replace(row, versions=[-1, -1, -1, *versions])], make_scores("t", 1), Reward())
         assert len(within_staleness(samples, 9, oldest)) == kept
+
+
+SLOW = "needs more than 5 s of processor time"
+"""The verifier's reason where an answer met a limit."""
+SCORERS = ["judge", "reward-model", "my.module:score", "environment", "math-verify", "code"]
+
+
+def graded(*rewards: float | VerdictName, reason: str = "") -> tuple[list[Trajectory], list[Score]]:
+    """Return an episode of one problem for each reward, or for each verdict of a grader that failed."""
+    rows = [make_trajectory(f"t{number}", [[10]]) for number in range(len(rewards))]
+    said = [("wrong", each) if isinstance(each, float) else (each, float(each == "correct")) for each in rewards]
+    return rows, [Score(f"t{n}", 0, name, 0.0, "", "", reason, value) for n, (name, value) in enumerate(said)]  # type: ignore[arg-type]
+
+
+def advantages(rows: list[Trajectory], scores: list[Score], reward: Reward, scorer: str) -> dict[str, float]:
+    """Return the advantage of the only token of each sample."""
+    samples = build_samples(rows, scores, reward, scorers=Scoring(type=scorer))
+    values = against_group(samples, [Observed(np.zeros(1)) for _ in samples])
+    return {sample.trajectory_id: float(value[0]) for sample, value in zip(samples, values, strict=True)}
+
+
+@pytest.mark.parametrize("verdict", ["error", "timeout"])
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_grader_that_fails_is_no_zero(verdict: VerdictName, scorer: str) -> None:
+    """Its episode gets no advantage and moves no baseline, whichever of its turns has no verdict."""
+    rows, scores = graded(0.8, 0.9, 0.7, verdict)
+    before = advantages(rows, scores, Reward(shape="raw", failed="least"), scorer)
+    assert before == pytest.approx({"t0": 0.2, "t1": 0.3, "t2": 0.1, "t3": -0.6})
+    raw, success = (advantages(rows, scores, Reward(shape=shape), scorer) for shape in ("raw", "success"))
+    assert raw == pytest.approx({"t0": 0.0, "t1": 0.1, "t2": -0.1})
+    assert success == pytest.approx({"t0": 0.0, "t1": 0.2, "t2": -0.2})
+    longer = make_trajectory("long", [[10], [11], [12]])
+    first = [replace(score, trajectory_id="long", turn=turn) for turn, score in enumerate(scores[1:])]
+    assert advantages([*rows, longer], [*scores, *first], Reward(shape="raw"), scorer) == raw
+
+
+def test_an_answer_that_meets_a_limit_is_the_policys_doing() -> None:
+    """Otherwise it would be worth more than a wrong one. It earns the least; what environments paid stays."""
+    rows, scores = graded("timeout", -1.0, reason=SLOW)
+    for scorer, expected in (("my.module:score", -1), ("math-verify", -1), ("environment", 0)):
+        slow, _ = build_samples(rows, scores, Reward(), scorers=Scoring(type=scorer))
+        assert slow.rewards.tolist() == [expected]
+    before = Reward(shape="raw", unfinished="leave-out", failed="least")
+    kind = [replace(scores[0], reward=0.5, reason=""), scores[1]]
+    assert build_samples(rows, kind, before, scorers=Scoring(type="my.module:score"))[0].rewards.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(("reason", "gains"), [(SLOW, False), ("answer '((': RecursionError", True)])
+def test_a_policy_does_not_learn_to_stop_the_grader(reason: str, gains: bool) -> None:
+    """One that is right, wrong, or stops math-verify, in steps along the expected gradient of groups of three.
+
+    What stops it without a limit is left out, so it is worth more than a wrong answer: an alarm tells.
+    """
+    answers: list[VerdictName] = ["correct", "wrong", "error"]
+    groups = list(itertools.product(range(3), repeat=3))
+    earned = [
+        advantages(*graded(*(answers[each] for each in said), reason=reason), Reward(), "math-verify")
+        for said in groups
+    ]
+    logits = np.array([-1.0, 0.5, 0.5])
+    for _ in range(20):
+        share, step = np.exp(logits) / np.exp(logits).sum(), np.zeros(3)
+        for said, of_it in zip(groups, earned, strict=True):
+            gradients = [value * (np.eye(3)[said[int(name[1:])]] - share) for name, value in of_it.items()]
+            step += share[list(said)].prod() * np.sum([np.zeros(3), *gradients], axis=0)
+        logits += step
+    assert (logits[2] > logits[1] + 0.1) == gains
+    assert logits[0] > logits[2]
 
 
 ROWS = [

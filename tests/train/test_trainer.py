@@ -197,6 +197,21 @@ def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
     assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (0, 1)
 
 
+def test_what_graders_failed_on_is_left_out_and_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted, and named if it is more than a few: a policy may make graders fail."""
+    save_tiny(tmp_path)
+    rows = [make_trajectory(f"t{number}", [[10, 11]]) for number in range(60)]
+    scores = [score for number in range(60) for score in make_scores(f"t{number}", number % 2)]
+    for failed in (1, 2, 60):
+        caplog.clear()
+        now = [replace(score, verdict="error", reason="no number") for score in scores[:failed]] + scores[failed:]
+        metrics = make_trainer(tmp_path).update(rows, now, version=0)
+        assert (metrics["trajectories"], metrics["trajectories/failed_verdict"]) == (60 - failed, failed)
+        told = f"ALARM: graders failed on {failed} of 60 trajectories, such as t0 (no number)"
+        assert (told in caplog.text) == (failed > 1)
+    assert make_trainer(tmp_path, reward=Reward(failed="least")).update(rows, now, version=0)["trajectories"] == 60
+
+
 def test_only_matrices_decay() -> None:
     """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay unchanged."""
     matrix, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))

@@ -45,7 +45,7 @@ from turns where verdict <> 'none'
 -- unit: turn
 -- share: verdicts are timeouts or errors
 -- needs: scores
--- These answers earn no reward, even if right.
+-- Training leaves these trajectories out. But an answer that met a limit earns the least reward, even if right.
 select trajectory_id, data_set, turn_name(turn) || ': ' || verdict || ' ' || verdict_reason,
     verdict in ('timeout', 'error')
 from turns where verdict <> 'none'

@@ -236,7 +236,7 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     if row.trajectory_id not in by_id:
         raise NoAdvantageError(
             f"This trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
-            "was too old, or because it has no sampled tokens or an unknown return."
+            "was too old or a grader failed on it, or because it has no sampled tokens or an unknown return."
         )
     index, in_policy_loss = by_id[row.trajectory_id], "rl" in assigned.weights
     numbers = assigned.advantages if in_policy_loss else assigned.weights["ce"]
