@@ -42,8 +42,15 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
     root, version = layout.split_uri(path)
     if root and PolicyVersion.is_place(version):  # such as s3://bucket/x/runs/demo/checkpoints/000100
         return root, version
-    if folder.is_dir() or path.startswith((".", "/", "~")):
+    if not (folder.is_dir() or path.startswith((".", "/", "~"))):
+        folder = _download(path, wanted, knob)
+    if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no {folder / CONFIG}, which the folder of every transformers model has")
+    return folder
+
+
+def _download(path: str, wanted: Sequence[str], knob: str) -> Path:
+    """Return the folder of a name on the hub; see `locate`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 

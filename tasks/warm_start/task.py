@@ -111,8 +111,16 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
         StorageError: it cannot be read, or gc has deleted its data.
     """
     version = _committed(workspace, "policy.fork", workspace.config.policy.fork or "")
-    get_run_logger().info("beginning with %s and its optimizer", version)
-    return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
+    forked = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
+    goes_on = forked.state and not _trains_others(forked, workspace.config)
+    steps = f"a new optimizer, which warms up anew (optimizer.warmup_steps={workspace.config.optimizer.warmup_steps})"
+    get_run_logger().info("beginning with %s and %s", version, "its optimizer" if goes_on else steps)
+    return forked
+
+
+def _trains_others(forked: Checkpoint, config: Config) -> bool:
+    """Return whether a fork trains other parameters than those that the stored moments belong to."""
+    return bool(forked.adapter or config.policy.lora)
 
 
 def _committed(workspace: Workspace, knob: str, named: str) -> PolicyVersion:
@@ -169,9 +177,8 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
             f"policy.fork={config.policy.fork} has no train state (train.state_every={every}): use {nearest}"
         )
     shutil.copytree(forked.state, folder)
-    other_weights = bool(forked.adapter or config.policy.lora)
     before = read_algorithm(forked.manifest.settings["algorithm"])
-    adapt(folder, before, config.algorithm, other_weights=other_weights)
+    adapt(folder, before, config.algorithm, other_weights=_trains_others(forked, config))
     return folder
 
 
