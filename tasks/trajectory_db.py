@@ -85,8 +85,8 @@ class TrajectoryDb:
         self.insert(f"{name}_files", [(file, data_set, str(path)) for file, (data_set, path) in enumerate(files)])
         query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
         if files:
-            paths = [glob.escape(str(path)) for _, path in files]  # DuckDB takes them for patterns
-            names = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+            # DuckDB takes paths for patterns.
+            names = ", ".join("'" + glob.escape(str(path)).replace("'", "''") + "'" for _, path in files)
             query += f""" union all by name
                 select p.* exclude (filename, file_row_number), f.data_set, (f.file << 32) + p.file_row_number as row
                 from read_parquet([{names}], union_by_name = true, filename = true, file_row_number = true) p

@@ -42,12 +42,11 @@ def ls(store: Store, arguments: argparse.Namespace) -> Output:
             status = 1
         if len(found) == arguments.last:
             break
-    keys = "version", "kind", "created_at", "rows"
     there = in_parallel(partial(manifests.bytes_left, store), found)
+    keys = "created_at", "kind", "version", "rows"
     data = [{key: getattr(m, key) for key in keys} | {"bytes": many} for m, many in zip(found, there, strict=True)]
     rows = [
-        (f"{m.created_at:%Y-%m-%d %H:%M:%S}", m.kind, m.version, m.rows or "", size(many))
-        for m, many in zip(found, there, strict=True)
+        (f"{at:%Y-%m-%d %H:%M:%S}", *named, many or "", size(left)) for at, *named, many, left in map(dict.values, data)
     ]
     shown = table(["created (UTC)", "kind", "version", "rows", "size"], rows)
     return Output(data, [shown if rows else f"no such version in {store.root}"], status)

@@ -63,6 +63,6 @@ class OpenAIAgent(EndpointAgent):
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
-        opening = open_client(completions, task.base_url, task.api_key)
-        async with opening as client, self.context.open_toolbox() as tools:
+        client = open_client(completions, task.base_url, task.api_key)
+        async with client, self.context.open_toolbox() as tools:
             return await self._solve(task, client, tools, **(self.arguments or {}))

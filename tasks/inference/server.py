@@ -19,8 +19,6 @@ from tasks.inference.client import Client
 from tasks.inference.devices import check_split, cpu_build
 
 logger = logging.getLogger(__name__)
-_LINES = 2000
-"""Lines of the log in which a cause is looked for."""
 _PROJECT = str(Path(__file__).parents[2])
 
 
@@ -112,7 +110,7 @@ class Server(Child):
 
     def why(self) -> str:
         """Return the log's last lines but for tracebacks that name another one, of the engine, as the root cause."""
-        lines = self.log_tail(_LINES).splitlines()
+        lines = self.log_tail(2000).splitlines()
         while said := [number for number, line in enumerate(lines) if "root cause" in line]:
             begun = [number for number, line in enumerate(lines[: said[-1]]) if "Traceback (most recent" in line]
             del lines[max(begun, default=said[-1]) : said[-1] + 1]

@@ -65,12 +65,8 @@ def read_iteration(store: Store, run: str, number: int) -> Row:
 
 def evaluated_on(store: Store, rows: Sequence[Row]) -> dict[str, str]:
     """Return the problem set of a run's newest evaluation on each set, by the set's name."""
-    newest = {
-        played.set_name or "": played
-        for row in rows
-        if row["stage"] == "evaluate" and (played := ScoresVersion(row["version"]).evaluation)
-    }
-    parents = {name: manifests.read(store, played).parent_names for name, played in newest.items()}
+    played = [ScoresVersion(row["version"]).evaluation for row in rows if row["stage"] == "evaluate"]
+    parents = {each.set_name or "": manifests.read(store, each).parent_names for each in played if each}
     return {name: ", ".join(select(ProblemsVersion, of_set)) for name, of_set in parents.items()}
 
 

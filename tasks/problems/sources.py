@@ -18,7 +18,6 @@ from typing import IO, Any, Literal, cast
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.problems import (
@@ -125,30 +124,22 @@ def find(path: str) -> list[tuple[str, str]]:
     with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that runs for days must see new files
-        parts, fixed = _parts(system, pattern)
-        if fixed == len(parts) and system.isfile(pattern):
+        parts = pattern.split("/")
+        wildcards = (
+            n for n, part in enumerate(parts) if _is_pattern(part) and not system.exists("/".join(parts[: n + 1]))
+        )
+        if (wild := next(wildcards, len(parts))) == len(parts) and system.isfile(pattern):
             return [("", path)]
-        kinds = {file: info["type"] for file, info in system.glob("/".join(parts), detail=True).items()}
+        escaped = "/".join([*map(glob.escape, parts[:wild]), *parts[wild:]])
+        kinds = {file: info["type"] for file, info in system.glob(escaped, detail=True).items()}
     hidden = {file for file in kinds if PurePosixPath(file).name.startswith(".")}
     if not (matched := sorted(file for file in kinds.keys() - hidden if kinds[file] != "directory")):
         raise NoFilesError(f"{path} matches no file: check folder and pattern")
     protocol, mark, _ = path.rpartition("://")
-    before = len(PurePosixPath("/".join(parts[:fixed])).parts)
-    names = ["/".join(PurePosixPath(file).parts[before:]) for file in matched]
+    fixed = len(PurePosixPath("/".join(parts[:wild])).parts)
+    names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
     paths = [file if "://" in file else protocol + mark + file for file in matched]
     return list(zip(names, paths, strict=True))
-
-
-def _parts(system: AbstractFileSystem, pattern: str) -> tuple[list[str], int]:
-    """Return the parts of a pattern, escaped where they are names, and the number of them before the first wildcard."""
-    names = pattern.split("/")
-    parts = [*names]
-    for index, name in enumerate(names):
-        if _is_pattern(name):
-            if not system.exists("/".join(names[: index + 1])):
-                return parts, index
-            parts[index] = glob.escape(name)
-    return parts, len(parts)
 
 
 def _is_pattern(path: str) -> bool:

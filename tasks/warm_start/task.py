@@ -111,16 +111,8 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
         StorageError: it cannot be read, or gc has deleted its data.
     """
     version = _committed(workspace, "policy.fork", workspace.config.policy.fork or "")
-    forked = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
-    goes_on = forked.state and not _trains_others(forked, workspace.config)
-    steps = f"a new optimizer, which warms up anew (optimizer.warmup_steps={workspace.config.optimizer.warmup_steps})"
-    get_run_logger().info("beginning with %s and %s", version, "its optimizer" if goes_on else steps)
-    return forked
-
-
-def _trains_others(forked: Checkpoint, config: Config) -> bool:
-    """Return whether a fork trains other parameters than those that the stored moments belong to."""
-    return bool(forked.adapter or config.policy.lora)
+    get_run_logger().info("beginning with %s", version)
+    return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
 
 
 def _committed(workspace: Workspace, knob: str, named: str) -> PolicyVersion:
@@ -177,8 +169,11 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
             f"policy.fork={config.policy.fork} has no train state (train.state_every={every}): use {nearest}"
         )
     shutil.copytree(forked.state, folder)
+    other_weights = bool(forked.adapter or config.policy.lora)
     before = read_algorithm(forked.manifest.settings["algorithm"])
-    adapt(folder, before, config.algorithm, other_weights=_trains_others(forked, config))
+    adapt(folder, before, config.algorithm, other_weights=other_weights)
+    told = f"is new, and warms up anew (optimizer.warmup_steps={config.optimizer.warmup_steps})"
+    get_run_logger().info("the optimizer %s", told if other_weights else f"is that of {forked.version}")
     return folder
 
 

@@ -9,8 +9,7 @@ endpoint's server.
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import httpx2 as httpx  # the one that openai uses
@@ -25,21 +24,7 @@ from tasks.agents.endpoint.protocol import EndpointError
 _SENT = ("stream", "extra_headers", "extra_query", "extra_body")
 """Arguments of requests that are sent."""
 _OPENED: dict[str, list[httpx.AsyncClient]] = {}
-"""What clients with the key of an episode, beside the given one, send with."""
-
-
-@asynccontextmanager
-async def open_client(completions: Completions, base_url: str, key: str) -> AsyncIterator[AsyncOpenAI]:
-    """Open the client of one episode, whose requests have its key; close it with all clients that have this key."""
-    _note_clients()
-    _OPENED[key] = []
-    try:
-        async with _make_client(completions, base_url, key) as client:
-            yield client
-    finally:
-        for opened in _OPENED.pop(key):
-            with suppress(RuntimeError):  # it was used in another event loop, which has ended
-                await opened.aclose()
+"""What the clients with the key of an episode send with."""
 
 
 @functools.cache
@@ -66,8 +51,21 @@ def _without_proxies() -> httpx.AsyncClient:
     return openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
 
 
-def _make_client(completions: Completions, base_url: str, key: str) -> AsyncOpenAI:
-    client = AsyncOpenAI(api_key=key, base_url=base_url, max_retries=0, http_client=_without_proxies())
+def open_client(completions: Completions, base_url: str, key: str) -> AsyncOpenAI:
+    """Return the client of one episode, whose requests have its key; use it as a context manager.
+
+    Its end closes all clients with this key.
+    """
+    _note_clients()
+    _OPENED[key] = [_without_proxies()]
+    client = AsyncOpenAI(api_key=key, base_url=base_url, max_retries=0, http_client=_OPENED[key][0])
+
+    async def close() -> None:
+        for opened in _OPENED.pop(key, ()):
+            with suppress(RuntimeError):  # it was used in another event loop, which has ended
+                await opened.aclose()
+
+    client.close = close  # type: ignore[method-assign]
     send = client.chat.completions.create
     request = httpx.Request("POST", f"{client.base_url}chat/completions")  # OpenAI's exceptions name it
 
