@@ -13,7 +13,8 @@ ARGS ?=
 
 # An environment that was set up for GPUs stays one until `make clean`.
 LOCK := requirements-$(if $(GPU)$(wildcard .venv/requirements-gpu.lock),gpu,cpu).lock
-BIN := $(CURDIR)/.venv/bin
+# Relative, as all of this project's paths here: the folder's own may have spaces.
+BIN := .venv/bin
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 # Prefect keeps its database, logs and process ids in the project.
@@ -47,7 +48,7 @@ rm -f "$$log"
 endef
 
 setup: ## Make .venv from the lock file (GPU=1: for CUDA); skipped when it is up to date
-	@mkdir -p $(PREFECT_HOME)
+	@mkdir -p var/prefect
 	if cmp -s $(LOCK) .venv/$(LOCK); then exit 0; fi
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
 	    echo "error: $(PYTHON) is older than 3.11; name another: make setup PYTHON=python3.12" >&2

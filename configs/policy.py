@@ -87,8 +87,8 @@ class Policy(Knobs):
     fork: Annotated[str, Field(pattern=CHECKPOINT)] | None = None
     """`RUN@N`: begin with checkpoint N of another run of this store, optimizer, critic and RNG included; all other
     settings may differ from that run's. The new run counts from 0: its policy version 0, and reference policy, is that
-    checkpoint. `--fork` sets it. If one of the two runs has adapters, the optimizer's moments begin anew: the new run's
-    policy version 0 has the other one's adapter merged into its weights."""
+    checkpoint. `--fork` sets it. If one of the two runs has adapters, the optimizer's moments and warm-up begin anew:
+    the new run's policy version 0 has the other one's adapter merged into its weights."""
     lora: LoRA | None = None
     """Train an adapter instead of all weights; `policy.lora={}` makes one with the defaults. The reference policy of a
     KL penalty is then the policy without its adapter."""

@@ -5,5 +5,8 @@ Prefect reads these settings when it is imported. Without them client and server
 
 import os
 
+from storage.early import end_without_traceback
+
+end_without_traceback()
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

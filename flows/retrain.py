@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from flows.launch.cli import main
+from flows.launch.cli import Command, main
 from storage.telemetry.spans import span
 from storage.version_names import PolicyVersion
 from tasks.evaluate.task import evaluate_sets
@@ -25,6 +25,7 @@ from tasks.retrain import task as nightly
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.planning import continued
 from tasks.rollout.task import Rollouts
+from tasks.run.check import check
 from tasks.run.configuration import resolve
 from tasks.run.progress import iterations, newest_policy
 from tasks.run.resources import open_trainer, open_workers
@@ -82,4 +83,5 @@ def learn(workspace: Workspace, policy: PolicyVersion, workers: "Workers", train
 
 
 if __name__ == "__main__":
-    main(retrain, {"explain": explain, "nights": nights, "roll-back": roll_back, "retry": retry, "give-up": give_up})
+    commands: dict[str, Command] = {"check": check, "explain": explain, "nights": nights, "roll-back": roll_back}
+    main(retrain, commands | {"retry": retry, "give-up": give_up})

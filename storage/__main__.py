@@ -6,7 +6,7 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 
 import argparse
 
-from storage import interrupts
+from storage import interrupts, layout
 from storage.commands import maintenance, versions
 from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
@@ -15,7 +15,8 @@ from storage.objects.store import Store
 PROGRAM = Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],
-    epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
+    epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, which names the root, too, or an "
+    "alias (demo/latest).",
     commands=versions.COMMANDS | maintenance.COMMANDS,
 )
 
@@ -28,7 +29,9 @@ def main() -> int:
 def _open(arguments: argparse.Namespace) -> Store:
     if arguments.command == "doctor":  # the root may be empty; a failing store is reported instead of waited for
         return Store(arguments.root, request_timeout_s=10, patience_s=20)
-    store = Store(arguments.root)
+    named = [getattr(arguments, "version", ""), getattr(arguments, "left", ""), *getattr(arguments, "versions", ())]
+    roots = (layout.split_uri(name)[0] for name in named if not layout.is_alias(name))
+    store = Store(next(filter(None, roots), arguments.root))
     check_not_empty(store)
     return store
 

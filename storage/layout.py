@@ -39,19 +39,25 @@ from storage.version_names import version_of
 
 AREAS = ("runs", "problems", "audits", "exclusions")
 """The folders that hold all versions."""
+_AREA = re.compile(rf"(?<!:/)(?<!:)/(?=({'|'.join(AREAS)})/)")
+_RUN = re.compile(r"runs/[^/]+")
 
 
 def split_uri(target: str) -> tuple[str | None, str]:
     """Split a URI or path into the root, None if it names no root, and the rest.
 
-    >>> split_uri("s3://bucket/prefix/runs/demo/trajectories/000003")
-    ('s3://bucket/prefix', 'runs/demo/trajectories/000003')
+    The rest is a run or a version, whole. So a root may lie below folders that are called as ours: only where nothing
+    is a run or a version, the last such folder counts.
+
+    >>> split_uri("s3://bucket/runs/prefix/runs/demo/trajectories/000003")
+    ('s3://bucket/runs/prefix', 'runs/demo/trajectories/000003')
     >>> split_uri("runs/demo"), split_uri("demo")
     ((None, 'runs/demo'), (None, 'demo'))
     """
-    if found := re.search(f"/({'|'.join(AREAS)})/", target):
-        return target[: found.start()], target[found.start() + 1 :].rstrip("/")
-    return None, target.rstrip("/")
+    target = target.rstrip("/")
+    splits: list[tuple[str | None, str]] = [(None, target)]
+    splits += [(target[: slash.start()], target[slash.end() :]) for slash in _AREA.finditer(target)]
+    return next((split for split in splits if _RUN.fullmatch(split[1]) or version_of(split[1])), splits[-1])
 
 
 def find_run(target: str) -> tuple[str | None, str]:

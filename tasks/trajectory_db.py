@@ -3,6 +3,7 @@
 The database is a temporary file, which bounds memory use; it is removed at the end of the block.
 """
 
+import glob
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,8 @@ class TrajectoryDb:
         self.insert(f"{name}_files", [(file, data_set, str(path)) for file, (data_set, path) in enumerate(files)])
         query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
         if files:
-            names = ", ".join("'" + str(path).replace("'", "''") + "'" for _, path in files)
+            # DuckDB takes paths for patterns.
+            names = ", ".join("'" + glob.escape(str(path)).replace("'", "''") + "'" for _, path in files)
             query += f""" union all by name
                 select p.* exclude (filename, file_row_number), f.data_set, (f.file << 32) + p.file_row_number as row
                 from read_parquet([{names}], union_by_name = true, filename = true, file_row_number = true) p

@@ -3,6 +3,8 @@
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -50,6 +52,22 @@ ON_A_KEPT_STORE = [
     and "s3://" not in command
     and "demo-tools" not in command
 ]
+
+
+@pytest.mark.parametrize("name", ["Mein Projekt", "a#b", "it's", "[a]", "x;y"])
+def test_make_works_in_any_folder(name: str, tmp_path: Path) -> None:
+    """The path of the checkout is one word of every command; nothing is made elsewhere."""
+    checkout = tmp_path / name / "code"
+    program = checkout / ".venv/bin/python"
+    program.parent.mkdir(parents=True)
+    for file in ("Makefile", "requirements-cpu.lock"):
+        shutil.copy(ROOT / file, checkout)
+    shutil.copy(ROOT / "requirements-cpu.lock", checkout / ".venv")
+    program.write_text('#!/bin/sh\necho "$@ in $PREFECT_HOME"\n')
+    program.chmod(0o755)
+    made = subprocess.run(["make", "smoke"], cwd=checkout, capture_output=True, text=True, check=True)
+    assert made.stdout == f"-m flows.math_mt_ppo smoke in {checkout}/var/prefect\n"
+    assert [*tmp_path.iterdir()] == [tmp_path / name]
 
 
 @pytest.mark.parametrize("command", [command for command in ALL if "python -m flows." in command])

@@ -59,6 +59,7 @@ def main(
     pattern = _OVERRIDE if with_targets else "="  # a target may be a URI with this sign
     overrides = [word for word in arguments.words if re.search(pattern, word) and not os.path.isfile(word)]
     words = [word for word in arguments.words if word not in overrides]
+    overrides += [] if arguments.root is None else [f"storage.root={json.dumps(arguments.root, ensure_ascii=False)}"]
     given = {option: getattr(arguments, option) for option in options}
     if with_targets:
         config, given["targets"] = arguments.config, words
@@ -88,8 +89,7 @@ def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command], options: Map
     parser = Parser(
         prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
         description=document.split("\n\n")[0],
-        epilog=f"configurations: {', '.join(available())}; `python -m configs` shows every knob. The store is "
-        "storage.root=FOLDER or s3://bucket/prefix, which other commands call --root",
+        epilog=f"configurations: {', '.join(available())}; `python -m configs` shows every knob",
     )
     about = f"name of a configuration, or a YAML file's path; default {default}"
     if with_targets:
@@ -108,6 +108,7 @@ def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command], options: Map
         kind = whole(0) if isinstance(value, int) else str  # every number is a count
         about = f"{documented[1] if documented else ''} Default: {first!r}."
         parser.add_argument(f"--{option.replace('_', '-')}", type=kind, default=first, choices=choices, help=about)
+    parser.add_argument("--root", help="local folder or s3://bucket/prefix; the same as storage.root=ROOT")
     parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
     if not with_targets:
         about = "begin another run with checkpoint N of RUN, its optimizer included; give run.name=…, too"

@@ -3,14 +3,16 @@
 import argparse
 import importlib
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from storage.commands.program import Command, Output, no_arguments, print_progress, short, size, table, whole
 from storage.errors import counted
 from storage.maintenance import check_logs, copying, doctor, export, gc, verify
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.versions import aliases
 from storage.versions.checkpoints import resolve_policy
+from storage.versions.manifests import bytes_left
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +137,7 @@ def _add_cp(parser: argparse.ArgumentParser) -> None:
 def run_cp(store: Store, arguments: argparse.Namespace) -> Output:
     """Copy a run."""
     copied = copying.copy_run(store, Store(arguments.target), arguments.run, print_progress)
-    versions, many = [manifest.version for manifest in copied], sum(manifest.bytes for manifest in copied)
+    versions, many = [manifest.version for manifest in copied], sum(in_parallel(partial(bytes_left, store), copied))
     summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
     return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
 

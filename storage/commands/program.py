@@ -29,7 +29,8 @@ _WIDTH = 140
 class Parser(argparse.ArgumentParser):
     """A parser that accepts options between several positional arguments: `verify demo/latest --deep champion`.
 
-    One that has `--root R` also reads `storage.root=R`. The parsers of its commands are of this type, too.
+    One that has `--root R` also reads `storage.root=R`, with or without quotes. The parsers of its commands are of this
+    type, too.
     """
 
     _mixing = False
@@ -39,7 +40,10 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
         if "--root" in self._option_string_actions:
-            args = [re.sub(r"^storage\.root=", "--root=", word) for word in (sys.argv[1:] if args is None else args)]
+            words = sys.argv[1:] if args is None else args
+            args = [
+                re.sub(r"""^storage\.root=(["']?)(.*)\1$""", r"--root=\2", word) for word in words
+            ]  # without quotes
         if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
             return super().parse_known_args(args, namespace)
         self._mixing = True

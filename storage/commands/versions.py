@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import asdict
+from functools import partial
 from typing import Any, get_args
 
 from rich.table import Table
@@ -11,7 +12,7 @@ from storage import layout
 from storage.commands.program import Command, Output, print_error, short, size, table, whole
 from storage.errors import DamagedError, StorageError, counted
 from storage.logs import catalog
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
 from storage.versions.lineage import ancestors, descendants
@@ -25,7 +26,7 @@ def _add_ls(parser: argparse.ArgumentParser) -> None:
 
 
 def ls(store: Store, arguments: argparse.Namespace) -> Output:
-    """List versions, newest first. Damaged ones are printed as errors, and the status is 1."""
+    """List versions, newest first, with the size of what gc left. Damaged ones are printed as errors; status 1."""
     found: list[Manifest] = []
     seen, status = set[str](), 0
     for entry in catalog.newest_first(store):
@@ -41,9 +42,12 @@ def ls(store: Store, arguments: argparse.Namespace) -> Output:
             status = 1
         if len(found) == arguments.last:
             break
-    keys = "version", "kind", "created_at", "rows", "bytes"
-    data = [{key: getattr(manifest, key) for key in keys} for manifest in found]
-    rows = [(f"{m.created_at:%Y-%m-%d %H:%M:%S}", m.kind, m.version, m.rows or "", size(m.bytes)) for m in found]
+    there = in_parallel(partial(manifests.bytes_left, store), found)
+    keys = "created_at", "kind", "version", "rows"
+    data = [{key: getattr(m, key) for key in keys} | {"bytes": many} for m, many in zip(found, there, strict=True)]
+    rows = [
+        (f"{at:%Y-%m-%d %H:%M:%S}", *named, many or "", size(left)) for at, *named, many, left in map(dict.values, data)
+    ]
     shown = table(["created (UTC)", "kind", "version", "rows", "size"], rows)
     return Output(data, [shown if rows else f"no such version in {store.root}"], status)
 

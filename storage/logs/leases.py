@@ -16,6 +16,7 @@ versions build on it.
 import logging
 import threading
 import time
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -59,7 +60,10 @@ class Lease:
 
     def __enter__(self) -> "Lease":
         self._acquire()
-        self._thread = threading.Thread(target=self._stay_alive, name=f"lease of {self.run}", daemon=True)
+        around = copy_context().run  # with the context in which Prefect knows where logs go
+        self._thread = threading.Thread(
+            target=around, args=[self._stay_alive], name=f"lease of {self.run}", daemon=True
+        )
         self._thread.start()
         return self
 

@@ -55,9 +55,9 @@ def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda
                 target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]
         for manifest in new:
-            progress(
-                Fleeting(f"{manifest.version}: {counted(len(manifest.files), 'object')}, {manifest.bytes:,} bytes")
-            )
+            left = manifests.left(source, manifest)
+            many = sum(file.bytes for file in left)
+            progress(Fleeting(f"{manifest.version}: {counted(len(left), 'object')}, {many:,} bytes"))
             lease.check()
             _copy_version(source, target, manifest)
         for name, move in moves.items():

@@ -20,7 +20,7 @@ from storage.errors import DamagedError, StorageError, UnavailableError
 from storage.logs import catalog
 from storage.objects.store import Store, sha256
 from storage.processes.folder import TemporaryFolder
-from storage.version_names import PolicyVersion, ScoresVersion, select, version_of
+from storage.version_names import PolicyVersion, ScoresVersion, select
 from storage.versions import manifests
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.lineage import ancestors
@@ -119,7 +119,8 @@ def _public(text: str) -> str:
     """Return a version's name in a URI, the last part of another URI or absolute path, and other texts as they are."""
     if not text.startswith(("/", "~")) and "://" not in text:  # such as a name of the hub
         return text
-    return version_of(f"runs{text.rpartition('/runs')[2]}") or text.rstrip("/").rpartition("/")[2]
+    version = layout.split_uri(text)[1]
+    return version if PolicyVersion.is_place(version) else text.rstrip("/").rpartition("/")[2]
 
 
 def _shown(value: Any) -> str:

@@ -125,6 +125,11 @@ def left(store: Store, manifest: Manifest) -> list[File]:
     return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
 
 
+def bytes_left(store: Store, manifest: Manifest) -> int:
+    """Return the bytes of a version's files that gc has not deleted."""
+    return sum(file.bytes for file in left(store, manifest))
+
+
 def refuse_collected(store: Store, version: str, *, state: bool = False) -> None:
     """Raise DamagedError if gc has deleted the data of `version`, or, if it is needed, only its `state`."""
     for part, lost in ((False, "its data are"), (state, "its train state is")):

@@ -200,7 +200,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     tokenizer without a class of its own needs a third of that.
 
     Raises:
-        Exception: a file is missing or cannot be parsed; the library raises no narrower error.
+        Exception: a file is missing or cannot be parsed; the library raises no narrower error. See `refuse_empty`.
     """
     import transformers  # it imports its parts when they are used
 
@@ -208,7 +208,17 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     plain = stated.exists() and json.loads(stated.read_bytes()).get("tokenizer_class") in _PLAIN
     kind: Any = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    refuse_empty(tokenizer, folder)
     return tokenizer
+
+
+def refuse_empty(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Raise ValueError if a tokenizer is the empty one that transformers makes up if it finds none in a folder."""
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        raise ValueError(
+            f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json, too, or download the model "
+            "again if this is the hub's cache"
+        )
 
 
 def differing_token(policy: Path, other: Path, *, templates: bool = True) -> str:

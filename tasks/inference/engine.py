@@ -167,7 +167,8 @@ class Engine(Collector):
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
             if not replica.alive:
-                logger.warning("vLLM at %s has died: restarting it", replica.url)
+                why = replica.server.why() if replica.server else ""
+                logger.warning("vLLM at %s has died: restarting it; the end of its log:\n%s", replica.url, why)
                 self._restart([replica], self._policy)
                 asyncio.run(self._establish([replica], self._policy))
 

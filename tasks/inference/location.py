@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,14 +10,17 @@ from typing import Any
 
 from configs import Config
 from configs.models import Judge, Role, ServedModel
+from storage import layout
 from storage.errors import UnavailableError
 from storage.objects.store import Store, sha256
+from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.fetch import WEIGHTS
 
 CONFIG = "config.json"
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 """Patterns for the files of a hub repository, without weights."""
+_INSIDE = re.compile(r"(.*runs/[^/]+/checkpoints/\d{6})/([0-9a-f]{12}(/|$)|manifest\.json$)")
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
 
 
@@ -27,17 +31,27 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
     downloaded: no pickles, no code, and from its folders only chat templates. `knob` is the one that has the path.
 
     Raises:
-        ValueError: the folder holds no model, or no repository of the hub can have that name.
+        ValueError: the folder holds no model, or the policy's is a part of a checkpoint, or no repository of the hub
+            can have that name.
         UnavailableError: the hub cannot be reached.
     """
-    folder = Path(path).expanduser()
-    if (folder / CONFIG).is_file():
+    folder, inside = Path(path).expanduser(), _INSIDE.match(path)
+    if (folder / CONFIG).is_file() and not (inside and knob == "policy.path"):
         return folder
-    root, separator, rest = path.rstrip("/").partition("/runs/")
-    if separator and "/checkpoints/" in rest:  # such as s3://bucket/x/runs/demo/checkpoints/000100
-        return root, f"runs/{rest}"
-    if folder.is_dir() or path.startswith((".", "/", "~")):
+    if inside:
+        raise ValueError(f"{path} lies inside of a checkpoint: give {inside[1]}, whose files are verified")
+    root, version = layout.split_uri(path)
+    if root and PolicyVersion.is_place(version):  # such as s3://bucket/x/runs/demo/checkpoints/000100
+        return root, version
+    if not (folder.is_dir() or path.startswith((".", "/", "~"))):
+        folder = _download(path, wanted, knob)
+    if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no {folder / CONFIG}, which the folder of every transformers model has")
+    return folder
+
+
+def _download(path: str, wanted: Sequence[str], knob: str) -> Path:
+    """Return the folder of a name on the hub; see `locate`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 

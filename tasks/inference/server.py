@@ -104,14 +104,22 @@ class Server(Child):
                     self.stop()
                     after = f"was not healthy after {self._section}.startup_timeout_s={limit_s:g}"
                     problem = after if late else "ended while starting"
-                    raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self.log_tail()}")
+                    raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self.why()}")
                 await asyncio.sleep(0.2)
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
+
+    def why(self) -> str:
+        """Return the log's last lines but for tracebacks that name another one, of the engine, as the root cause."""
+        lines = self.log_tail(2000).splitlines()
+        while said := [number for number, line in enumerate(lines) if "root cause" in line]:
+            begun = [number for number, line in enumerate(lines[: said[-1]]) if "Traceback (most recent" in line]
+            del lines[max(begun, default=said[-1]) : said[-1] + 1]
+        return "\n".join(lines[-15:])
 
     def _arguments(self, model: Path) -> list[str]:
         settings = self.settings
         command = [
-            *("--model", str(model.resolve())),
+            *("--model", str(launch.no_pattern(model.resolve(), self.folder))),
             *("--uds", str(self._socket), "--served-model-name", "policy"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "tasks.inference.worker.PolicyWorker"),

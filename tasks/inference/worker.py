@@ -7,6 +7,8 @@ On a CPU each layer computes with a packed copy of its weight, and most keep no 
 (`tasks.inference.weight_sums`) is noted when it is packed. And adapters are multiplied as `lora_products.py` does.
 """
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelL
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from tasks.inference.launch import no_pattern
 from tasks.inference.lora_products import add_lora_linear
 from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
 
@@ -37,7 +40,8 @@ class PolicyWorker:
         for module in model.modules():
             vars(module).pop(_NOTE, None)
         _forget_packed_experts(model)
-        self.reload_weights(weights_path=weights_path)
+        with TemporaryDirectory() as folder:
+            self.reload_weights(weights_path=str(no_pattern(Path(weights_path), Path(folder))))
         _pack_tied(model)
 
     def weight_sums(self) -> Sums:

@@ -8,12 +8,12 @@ flow may evaluate any policy. What a killed flow run could not write any more is
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store, in_parallel
-from storage.version_names import version_of
+from storage.version_names import ProblemsVersion, ScoresVersion, select, version_of
 from storage.versions import manifests
 from tasks.metrics.rows import STAGES, Row, by_iteration, order, row_of
 
@@ -61,6 +61,13 @@ def read_rows(store: Store, run: str) -> list[Row]:
 def read_iteration(store: Store, run: str, number: int) -> Row:
     """Return the merged row of an iteration that is in the log."""
     return by_iteration(_read(store, layout.metrics(run, number // PER_FILE * PER_FILE)))[number]
+
+
+def evaluated_on(store: Store, rows: Sequence[Row]) -> dict[str, str]:
+    """Return the problem set of a run's newest evaluation on each set, by the set's name."""
+    played = [ScoresVersion(row["version"]).evaluation for row in rows if row["stage"] == "evaluate"]
+    parents = {each.set_name or "": manifests.read(store, each).parent_names for each in played if each}
+    return {name: ", ".join(select(ProblemsVersion, of_set)) for name, of_set in parents.items()}
 
 
 def _logged(store: Store, run: str) -> list[Row] | None:

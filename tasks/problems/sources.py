@@ -4,6 +4,7 @@ Files come from users, so nothing in them may hang or fill this process: local o
 length of a line and the size of a row are limited.
 """
 
+import glob
 import io
 import json
 import os
@@ -118,8 +119,8 @@ def find(path: str) -> list[tuple[str, str]]:
 
     The name is the part of the path from the first folder or file that contains a wildcard. Patterns are those of
     fsspec, with `*`, `[` or `?` (`?` is no wildcard in HTTP URLs); chained URLs (`zip://…::…`) are not expanded. Hidden
-    files are skipped, since they may be unfinished. A path without wildcards, or a pattern that is itself the name of a
-    file, gives one file with an empty name.
+    files are skipped, since they may be unfinished. A part of the path that is the name of a file or folder there, such
+    as `train[1].jsonl`, is no pattern. A path without wildcards gives one file with an empty name.
 
     Raises:
         NoFilesError: no file matches the pattern.
@@ -130,14 +131,19 @@ def find(path: str) -> list[tuple[str, str]]:
     with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that runs for days must see new files
-        kinds = {file: info["type"] for file, info in system.glob(pattern, detail=True).items()}
-        if not kinds and system.isfile(pattern):
+        parts = pattern.split("/")
+        wildcards = (
+            n for n, part in enumerate(parts) if _is_pattern(part) and not system.exists("/".join(parts[: n + 1]))
+        )
+        if (wild := next(wildcards, len(parts))) == len(parts) and system.isfile(pattern):
             return [("", path)]
+        escaped = "/".join([*map(glob.escape, parts[:wild]), *parts[wild:]])
+        kinds = {file: info["type"] for file, info in system.glob(escaped, detail=True).items()}
     hidden = {file for file in kinds if PurePosixPath(file).name.startswith(".")}
     if not (matched := sorted(file for file in kinds.keys() - hidden if kinds[file] != "directory")):
         raise NoFilesError(f"{path} matches no file: check folder and pattern")
-    fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
     protocol, mark, _ = path.rpartition("://")
+    fixed = len(PurePosixPath("/".join(parts[:wild])).parts)
     names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
     paths = [file if "://" in file else protocol + mark + file for file in matched]
     return list(zip(names, paths, strict=True))

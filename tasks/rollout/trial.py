@@ -1,9 +1,9 @@
 """A scripted episode: do agent, environment, tools, template and scorer of a configuration play together?
 
 It needs no policy, only its tokenizer, and is played and graded by the code of all episodes. The script calls the first
-tool that the agent offers, as the chat template writes calls, and then gives the problem's first solution. Policies
-say other things: what fails before the first completion fails for all of them, what fails later may be the script's
-fault.
+tool that the agent offers, as the chat template writes calls, and then gives the problem's first solution. Each other
+tool is called in another episode, since agents limit calls. Policies say other things: what fails before the first
+completion fails for all of them, what fails later may be the script's fault.
 """
 
 import json
@@ -34,24 +34,25 @@ _VALUES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": 
 
 
 class Script(Chat):
-    """A chat that is its own policy: it calls the first tool that it is offered, once, and otherwise says `text`.
+    """A chat that is its own policy: it calls one tool of those offered, by its `place`, once, and else says `text`.
 
     Attributes:
+        tools: those offered.
         called: the tool that it has called, or would have: a template may write no calls (`unwritten`).
         reached: how far the episode has come, for messages.
     """
 
     replicas = 1
 
-    def __init__(self, policy: Sequence[Any], text: str, max_model_len: int) -> None:
+    def __init__(self, policy: Sequence[Any], text: str, max_model_len: int, place: int = 0) -> None:
         super().__init__(*policy)
-        self.text, self._max_model_len, self.asked = text, max_model_len, 0
+        self.text, self._max_model_len, self._place, self.asked = text, max_model_len, place, 0
         self.called, self.unwritten, self.reached = "", False, "before the policy is asked"
-        self._tools: Sequence[dict[str, Any]] = ()
+        self.tools: Sequence[dict[str, Any]] = ()
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """See `Chat.prompt`."""
-        self._tools = tools
+        self.tools = tools or self.tools
         return super().prompt(messages, tools)
 
     async def generate(
@@ -62,12 +63,12 @@ class Script(Chat):
         if self.asked > _MOST or len(token_ids) >= self._max_model_len:
             raise ContextLengthError(f"no room for completion {self.asked} after {len(token_ids)} tokens")
         ids = list[int]()
-        if self._tools and not self.called:
-            function = self._tools[0]["function"]
+        if self._place < len(self.tools) and not self.called:
+            function = self.tools[self._place]["function"]
             schema, self.called = function.get("parameters") or {}, function["name"]
             known, required = schema.get("properties", {}), schema.get("required", [])
             arguments = json.dumps({name: _value(known.get(name, {})) for name in required})
-            ids = self.answer("", [{"function": {"name": self.called, "arguments": arguments}}], self._tools)
+            ids = self.answer("", [{"function": {"name": self.called, "arguments": arguments}}], self.tools)
             self.unwritten = not ids
         self.reached = f"after a call of {self.called!r}" if ids else f"after the answer {self.text!r}"
         ids = ids or self.answer(self.text)
@@ -99,27 +100,29 @@ def try_out(
         ValueError: template, agent or scorers cannot be used.
         RuntimeError: the agent ends the whole rollout.
     """
-    for problem in problems:
-        script = Script(policy, _answer(config, problem), config.inference.max_model_len)
+
+    def episode(problem: Problem, place: int) -> tuple[Script, list[Trajectory], str, list[str]]:
+        """Play an episode; return also how it ends, and what is wrong with it but for its scores."""
+        script = Script(policy, _answer(config, problem), config.inference.max_model_len, place)
         rows = _play(config, problem, script, verifier)
         end = f"{script.reached}: {', '.join(filter(None, (rows[-1].status, rows[-1].reason)))}"
-        for row in rows:
-            tell(visible(str(script.tokenizer.decode(row.token_ids)), _LONGEST))
-            for call in row.calls:
-                output = visible(call.output, _LONGEST)
-                tell(f"read as a call: {call.name} {call.arguments} ({call.status}): {output}")
-            for turn in row.turns:
-                tell(f"verdict while playing: {turn.verdict or 'none'}, reward {turn.reward:g}")
+        _tell(script, rows, tell)
         tell(f"the episode of problem {problem.problem_id!r} ends {end}")
+        findings = _findings(script, [call for row in rows for call in row.calls])
+        return script, rows, end, [*findings, *([end] if rows[-1].status in ("failed", "rejected") else [])]
+
+    for problem in problems:
+        script, rows, end, findings = episode(problem, 0)
         if script.asked or rows[-1].fault != "set-up" or rows[-1].latency_s > config.rollout.episode_deadline_s:
             break
     else:
         raise ConfigError(f"an episode of problem {problem.problem_id!r} ends {end}")
-    findings = _findings(script, [call for row in rows for call in row.calls])
     stored = to_table(rows, TRAJECTORY_SCHEMA).to_pylist()
     kept += stored
+    for place in range(1, len(script.tools)):
+        findings += episode(problem, place)[-1]
     if rows[-1].status in ("failed", "rejected"):
-        return [*findings, end]
+        return findings
     if config.score.by_source.get(problem.source, config.score.by_source["default"]) in BY_MODEL:
         return findings
     scores = list(scores_of(stored, Scorers(config.score, verifier)))
@@ -131,6 +134,16 @@ def try_out(
         what = f"{script.text!r}, from the first solution of problem {problem.problem_id!r}"
         findings.append(f"{what}, is not right for the scorer: do your answers have another form?")
     return findings
+
+
+def _tell(script: Script, rows: Sequence[Trajectory], tell: Tell) -> None:
+    for row in rows:
+        tell(visible(str(script.tokenizer.decode(row.token_ids)), _LONGEST))
+        for call in row.calls:
+            output = visible(call.output, _LONGEST)
+            tell(f"read as a call: {call.name} {call.arguments} ({call.status}): {output}")
+        for turn in row.turns:
+            tell(f"verdict while playing: {turn.verdict or 'none'}, reward {turn.reward:g}")
 
 
 def _findings(script: Script, calls: Sequence[Call]) -> list[str]:

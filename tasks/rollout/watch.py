@@ -9,6 +9,7 @@ that keeps Python's lock (the GIL) blocks this watch, too.
 """
 
 import asyncio
+import contextvars
 import logging
 import os
 import sys
@@ -44,7 +45,8 @@ class Watch:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._unanswered = 0  # checks since the last response of the loop
         self._end = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
+        around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
+        self._watcher = threading.Thread(target=around, args=[self._watch], name="rollout-watch", daemon=True)
 
     def __enter__(self) -> "Watch":
         self._watcher.start()

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -103,7 +104,8 @@ class Verifier(AbstractContextManager["Verifier"]):
         self._in_flight: dict[bytes, _Request] = {}
         self.sent = 0
         """Number of pairs sent to workers so far; the cache, or a pair already in flight, answered all others."""
-        self._watch = threading.Thread(target=self._watch_pool, name="verifier", daemon=True)
+        around = copy_context().run  # with the context in which Prefect knows where logs go
+        self._watch = threading.Thread(target=around, args=[self._watch_pool], name="verifier", daemon=True)
         self._watch.start()
         # At exit, pebble ends the workers of a verifier that nobody closed. They must not be replaced.
         atexit.register(self._closed.set)

@@ -305,7 +305,7 @@ def adapt(state: Path, before: AlgorithmKnobs, now: AlgorithmKnobs, *, other_wei
     """Note in a stored state what begins anew, because another run with other settings continues it (`policy.fork`).
 
     A critic of another kind does, a moving reference policy where there was none, and the KL coefficient if any knob of
-    its penalty differs; and the policy's moments if that run trains other weights, such as a new adapter.
+    its penalty differs; and the policy's moments and warm-up if that run trains other weights, such as a new adapter.
 
     Args:
         state: the folder, whose state.json is changed.
@@ -317,6 +317,8 @@ def adapt(state: Path, before: AlgorithmKnobs, now: AlgorithmKnobs, *, other_wei
     anew, kinds = set(counts.get(_ANEW, ())), [knobs.critic and knobs.critic.model for knobs in (before, now)]
     if other_weights:
         anew.add(_OPTIMIZER)
+    if _OPTIMIZER in anew:
+        counts["steps"] = 0  # a new optimizer warms up anew
     if kinds[0] != kinds[1]:
         anew.add(_CRITIC)
     if not (before.kl.kl_ctl and before.kl.reference == "ema"):

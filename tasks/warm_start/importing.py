@@ -20,7 +20,7 @@ from storage.versions.checkpoints import open_checkpoint
 from storage.versions.model_files import INDEX
 from storage.versions.weights import load_model, not_finite
 from tasks.agents import AGENTS
-from tasks.agents.chat import Chat, engine_ends
+from tasks.agents.chat import Chat, engine_ends, refuse_empty
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
 from tasks.inference.location import TOKENIZER_FILES, locate
@@ -128,13 +128,12 @@ def check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, vocabulary
     placeholders. A prompt with such an id is refused when it is played.
 
     Raises:
-        ValueError: other tokens have larger ids; the tokenizer is the empty one that transformers makes up if it finds
-            none; or digits change in encoding and decoding, so that the policy would read and answer other numbers.
+        ValueError: other tokens have larger ids; it is empty; or digits change in encoding and decoding, so that the
+            policy would read and answer other numbers.
     """
+    refuse_empty(tokenizer, folder)
     ids, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     beyond = [token for token, number in ids.items() if number >= vocabulary and token not in added]
-    if ids.keys() <= set(tokenizer.all_special_tokens):
-        raise ValueError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json, too")
     if beyond:
         raise ValueError(
             f"the tokenizer in {folder} has {len(beyond)} tokens, such as {beyond[0]!r}, beyond the {vocabulary} of "

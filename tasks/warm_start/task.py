@@ -111,7 +111,7 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
         StorageError: it cannot be read, or gc has deleted its data.
     """
     version = _committed(workspace, "policy.fork", workspace.config.policy.fork or "")
-    get_run_logger().info("beginning with %s and its optimizer", version)
+    get_run_logger().info("beginning with %s", version)
     return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
 
 
@@ -172,6 +172,8 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     other_weights = bool(forked.adapter or config.policy.lora)
     before = read_algorithm(forked.manifest.settings["algorithm"])
     adapt(folder, before, config.algorithm, other_weights=other_weights)
+    told = f"is new, and warms up anew (optimizer.warmup_steps={config.optimizer.warmup_steps})"
+    get_run_logger().info("the optimizer %s", told if other_weights else f"is that of {forked.version}")
     return folder
 
 

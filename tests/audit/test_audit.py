@@ -14,7 +14,7 @@ from configs.audit import Audit, Checks
 from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, to_table
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
@@ -28,6 +28,7 @@ from tasks.audit.report.plots import plots
 from tasks.audit.results import CheckResult, from_dict
 from tasks.audit.run import Audited, audit
 from tasks.score.verifier import Verifier
+from tasks.trajectory_db import open_trajectory_db
 from tests.support.chain_helpers import commit_rows, key, rewrite
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -224,6 +225,16 @@ def test_data_sets_are_selected_by_name_and_time(store: Store) -> None:
     assert parse_since("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
     with pytest.raises(ValueError, match="7d"):
         parse_since("last week")
+
+
+def test_a_path_is_no_pattern(tmp_path: Path) -> None:
+    """DuckDB would read the files of a folder that a name with brackets matches."""
+    for name in ("a", "[a]"):
+        (tmp_path / name).mkdir()
+        pq.write_table(to_table([Problem(name, "?", [])], PROBLEM_SCHEMA), tmp_path / name / "rows.parquet")
+    with open_trajectory_db(1) as database:
+        database.add_view("problems", PROBLEM_SCHEMA, [(0, tmp_path / "[a]/rows.parquet")])
+        assert database.all("select problem_id from problems") == [("[a]",)]
 
 
 def test_only_committed_scores_count(store: Store, verifier: Verifier) -> None:

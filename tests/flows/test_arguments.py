@@ -60,6 +60,13 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str, call: Call) -> Non
     assert (values["run"]["name"], values["run"]["seed"], values["evaluation"]["samples"]) == (name, 7, 4)
 
 
+@pytest.mark.parametrize("said", ["--root=/r/é😀", "storage.root=/r/é😀", "storage.root='/r/é😀'"])
+@pytest.mark.parametrize("flow", ["math_mt_ppo smoke", "audit_trajectories"])
+def test_the_root_is_said_in_the_same_ways_everywhere(flow: str, said: str, call: Call) -> None:
+    status, printed, _ = call(f"flows.{flow} --print-config {said}")
+    assert (status, yaml.safe_load(printed)["storage"]["root"]) == (0, "/r/é😀")
+
+
 def test_flags_stand_for_overrides(call: Call) -> None:
     """So deployments, which have no flags, can say the same."""
     status, printed, _ = call("flows.math_mt_ppo --fork demo@50 smoke policy.lora={} --accept-code --print-config")

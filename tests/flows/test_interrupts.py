@@ -46,6 +46,19 @@ def command(act: str, settings: str = "") -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.parametrize("module", ["flows.math_mt_ppo", "storage", "tasks.audit"])
+def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(module: str) -> None:
+    """Commands import for seconds before they could clean up, and have nothing to clean up then."""
+    arguments = [sys.executable, "-X", "importtime", "-m", module, "--help"]
+    with subprocess.Popen(arguments, cwd=ROOT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as begun:
+        assert begun.stderr
+        while "storage.errors" not in begun.stderr.readline():  # the packages are imported by then, most is not
+            pass
+        begun.send_signal(signal.SIGINT)
+        assert "Traceback" not in begun.stderr.read()
+    assert begun.returncode == 130
+
+
 KILL = "os.kill(os.getpid(), signal.SIGTERM)"
 LATE = "interrupts.LATEST_S = 0.5"
 LATE_SAYS = "clean-up takes longer than 0.5 s: ended without it, while the threads were here:\n"

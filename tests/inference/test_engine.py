@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import glob
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -337,17 +339,40 @@ def test_a_completion_says_how_long_it_could_have_been(engine: Engine, policies:
         assert len(completion.token_ids) <= limit
 
 
-def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error shows the end of the server's log."""
+NAMES_ANOTHER = [*["a frame"] * 20, "RuntimeError: Engine core initialization failed. See root cause above."]
+FAULT = ["RuntimeError: no config.json in this folder", "  with more about it", "(APIServer) INFO sends sigterm"]
+TRACEBACK = ["Traceback (most recent call last):", "  a frame"]
+PREFIXED = [f"(EngineCore pid=7) ERROR {line}" for line in [*TRACEBACK, "Exception: look for the root cause"]]
+
+
+@pytest.mark.parametrize("log", [FAULT[:1], [*TRACEBACK, *FAULT, *PREFIXED, *TRACEBACK, *NAMES_ANOTHER]])
+def test_a_server_that_does_not_start_is_reported(
+    log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error shows the end of the server's log; if it only names a root cause above, the end of that."""
     failing = tmp_path / "failing.py"
-    failing.write_text("import sys; sys.exit('no config.json in this folder')")
+    failing.write_text(f"import sys; sys.exit({chr(10).join(log)!r})")
     monkeypatch.setattr(launch, "__file__", str(failing))
     (tmp_path / "config.json").write_text("{}")
     server = Server(INFERENCE, tmp_path / "vllm.log")
     server.start_serving(tmp_path)
-    with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):
+    with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder") as error:
         server.wait_until_healthy()
+    assert "root cause" not in str(error.value)
     server.close()
+
+
+@pytest.mark.parametrize("name", ["[a]", "a*b", "what?", "plain"])
+def test_no_path_is_a_pattern_for_vllm(name: str, tmp_path: Path) -> None:
+    """It globs the folder of a model: a name with brackets would be another folder's."""
+    model, scratch = tmp_path / name, tmp_path / "scratch"
+    for folder in (model, scratch):
+        folder.mkdir()
+    (model / "model.safetensors").touch()
+    for _ in range(2):
+        shown = launch.no_pattern(model, scratch)
+    assert [os.path.realpath(file) for file in glob.glob(f"{shown}/*")] == [str(model / "model.safetensors")]
+    assert (shown == model) == (name == "plain")
 
 
 def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:

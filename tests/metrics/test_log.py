@@ -6,15 +6,17 @@ from unittest.mock import patch
 import duckdb
 import pytest
 
+from flows.metrics import read_run
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion
 from storage.versions import manifests
+from storage.versions.drafts import Draft, Provenance
 from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
 from tasks.metrics.rows import by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
-from tests.support.metrics_run import EVALUATED, commit, commit_iteration, commit_run
+from tests.support.metrics_run import CONFIG, EVALUATED, EVALUATION, commit, commit_iteration, commit_run
 
 
 def log_of(store: Store, versions: Sequence[str]) -> None:
@@ -108,6 +110,21 @@ def test_runs_are_printed_and_overlaid(tmp_path: Path) -> None:
     plot(runs, names, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     json.dumps(runs, allow_nan=False)
+
+
+def test_other_problems_under_one_name_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Curves of different held-out sets would look like those of one."""
+    known = dict[str, str]()
+    for root, problems in (("a", "problems/0a"), ("b", "problems/0b"), ("c", "problems/0a")):
+        store = Store(f"{tmp_path}/{root}")
+        commit(store, problems, "problems", {})
+        with Draft(store, EVALUATION, "evaluation") as draft:
+            draft.commit(Provenance(config=CONFIG), [problems])
+        scores = commit(store, layout.evaluation_scores(EVALUATION, "5c0e"), "scores", EVALUATED)
+        log_of(store, [scores, *commit_iteration(store, 0)])
+        read_run("r", f"{tmp_path}/{root}", known)
+    told = "warning: r was evaluated on other problems of 'held-out', problems/0b and not problems/0a\n"
+    assert capsys.readouterr().err == told
 
 
 def test_evaluations_of_one_policy_are_one_point_of_each_curve(tmp_path: Path) -> None:

@@ -89,10 +89,15 @@ def test_ids_do_not_move_when_files_come(tmp_path: Path) -> None:
         ("ne[w]/deep/*/rows*", ["new/deep/c.d/rows.v1/000001"]),
         ("**/rows.v1.jsonl", ["new/deep/c.d/rows.v1/000001"]),
         ("new/a*", ["a/000001"]),
+        ("sets [v2]/*.jsonl", ["x/000001", "y*/000001", "y1/000001"]),
+        ("sets [v2]/y*.jsonl", ["000001"]),
+        ("sets ?v2]/[x].jsonl", ["sets [v2]/x/000001"]),
     ],
 )
 def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    """Ids begin with the variable part of the path; folders and hidden files are skipped."""
+    """Ids begin with the variable part of the path; folders and hidden files are skipped. What exists is no pattern."""
+    for name in ("sets [v2]/x.jsonl", "sets [v2]/y*.jsonl", "sets [v2]/y1.jsonl", "sets v/x.jsonl"):
+        write(tmp_path / name, row(name))
     for name in ("new/a.jsonl", "new/.c.jsonl", "new/b.jsonl", "old/a.jsonl", "new/deep/c.d/rows.v1.jsonl"):
         write(tmp_path / name, row(name))
     (tmp_path / "new" / "a-folder").mkdir()
@@ -103,8 +108,11 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
 def test_one_file_is_as_it_was(tmp_path: Path) -> None:
     """A single file adds nothing to the ids, so sets imported earlier keep their fingerprints."""
     plain = load(write(tmp_path / "rows.jsonl", row("p"), row("q")))
-    odd = load(write(tmp_path / "rows [final].jsonl", row("p"), row("q")))
-    assert plain.problems == odd.problems == [Problem("000001", "p", ["1"]), Problem("000002", "q", ["1"])]
+    for name in ("rows [final].jsonl", "train[1].jsonl", "best*.jsonl", "what?/a#b.jsonl"):
+        for other in ("train1.jsonl", "best-of-all.jsonl", "whats/a#b.jsonl"):
+            write(tmp_path / other, row("another"))
+        assert load(write(tmp_path / name, row("p"), row("q"))).problems == plain.problems
+    assert plain.problems == [Problem("000001", "p", ["1"]), Problem("000002", "q", ["1"])]
     assert find("rows.jsonl") == [("", "rows.jsonl")]
 
 

@@ -166,6 +166,17 @@ def tool(name: str) -> tuple[str, ...]:
     return "agent.type=openai", "agent.args={}", f"agent.tools=[{{type: '{HERE}:{name}'}}]"
 
 
+def test_every_tool_is_called_once(verifier: Verifier) -> None:
+    """Each in an episode of its own, since agents limit calls; the failure of a later one is found, too."""
+    tools = f"agent.tools=[calculator, {{type: '{HERE}:look'}}, {{type: '{HERE}:Drill'}}]"
+    agent = "agent.args={arguments: {most_calls: 1}}"
+    told, findings = tried(verifier, "agent.type=openai", agent, tools, tokenizer=tokenizer_for("qwen3"))
+    assert re.findall(r"read as a call: (\w+)", str(told)) == ["calculator", "look", "drill"]
+    assert len(findings) == 2
+    assert "a call of 'look' has failed" in findings[0]
+    assert "after a call of 'drill': failed, OSError: broken at 1" in findings[1]
+
+
 FOUND: list[tuple[tuple[str, ...], str, str]] = [
     (tool("Drill"), "qwen3", "after a call of 'drill': failed, OSError: broken at 1 (test_trial.py:LINE in call)"),
     (tool("look"), "qwen3", "a call of 'look' has failed: error: OSError: no 1"),

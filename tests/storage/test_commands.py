@@ -60,6 +60,15 @@ def filled(template: Path, tmp_path: Path) -> Store:
     return Store(str(shutil.copytree(template, tmp_path / "root")))
 
 
+def test_a_uri_names_the_root(filled: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint, alias = layout.checkpoint("r", 1), "of/runs/mine"
+    assert f"/root/{checkpoint}" in call_program(main, "show", filled.uri(checkpoint))[0]
+    call_program(main, "diff", filled.uri(checkpoint), filled.uri(layout.checkpoint("r", 0)))
+    call_program(main, "alias", "set", alias, filled.uri(checkpoint))
+    assert checkpoint in call_program(main, "--root", filled.root, "show", alias)[0]
+
+
 def test_ls(filled: Store) -> None:
     """Versions are listed newest first; options limit them to a run, to a kind and to the last N."""
     assert [row["version"] for row in data(filled.root, "ls")] == [

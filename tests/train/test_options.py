@@ -161,6 +161,18 @@ def test_models_that_are_broken_name_the_trajectories(tmp_path: Path, options: d
     assert is_unchanged(trainer, before) == (what != "proximal logprobs")  # NaN is not equal to itself
 
 
+@pytest.mark.parametrize("other_weights", [False, True])
+def test_a_new_optimizer_warms_up_anew(tmp_path: Path, other_weights: bool) -> None:
+    """The steps of a fork whose moments go on are counted further; also a fork of its version 0 begins anew."""
+    trainer = make_trainer(save_tiny(tmp_path / "start"))
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", state := tmp_path / "state")
+    for again in (other_weights, False):
+        adapt(state, PPO(), PPO(), other_weights=again)
+        counts = json.loads((state / "state.json").read_text())
+        assert (counts["steps"] == 0, "optimizer" in counts["anew"]) == (other_weights, other_weights)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "anew"),
     [

@@ -18,11 +18,14 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from storage.versions.model_files import INDEX
+from tasks.inference.location import locate
 from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tasks.warm_start import task as first_policy
 from tasks.warm_start.importing import import_policy
+from tasks.warm_start.policy_sizes import policy_tokenizer
+from tests.conftest import commit_policy
 
 WEIGHTS = "model.safetensors"
 PROBLEMS = "problems.train={{kind: arithmetic, high: {}}}"
@@ -155,6 +158,37 @@ def test_a_policy_as_many_are_published(folder: Path, kind: torch.dtype, tmp_pat
     written = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert (written["temperature"], written["do_sample"], written["eos_token_id"]) == (0.6, True, 2)
     assert max(AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab().values()) == size
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [("token*", "{} has no tokenizer: .* if this is the hub's cache"), ("config.json", "there is no {}/config.json")],
+)
+def test_a_cache_in_part_is_called_that(
+    folder: Path, lost: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--check` says it, too: without a tokenizer transformers makes up an empty one, which has no chat template."""
+    for path in folder.glob(lost):
+        path.unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
+    with pytest.raises(ValueError, match=told.format(folder)):
+        policy_tokenizer(resolve("smoke", ["policy={path: acme/model}", f"storage.root={tmp_path}"]))
+
+
+@pytest.mark.parametrize("part", ["", "/model", "/state", "/model/config.json"])
+def test_a_part_of_a_checkpoint_is_refused_with_the_checkpoint(
+    policy_folder: Path, part: str, tmp_path: Path, store: Store
+) -> None:
+    """Its files would be taken unverified, without lineage. A folder of another program that is called so is none."""
+    manifest = commit_policy(store, 0, policy_folder).manifest
+    inside = f"{store.uri(manifest.version)}/{manifest.nonce}"
+    with pytest.raises(
+        ValueError, match=f"{inside}{part} lies inside of a checkpoint: give {store.uri(manifest.version)}, whose files"
+    ):
+        import_policy(inside + part, tmp_path / "out", tmp_path / "cache", store)
+    other = Path(shutil.copytree(f"{inside}/model", tmp_path / "runs/mine/checkpoints/000100/model"))
+    assert locate(str(other), []) == other
+    assert locate(f"{inside}/model", [], "models.judge.path") == Path(inside, "model")
 
 
 def template(text: str) -> Break:

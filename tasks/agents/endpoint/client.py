@@ -7,6 +7,9 @@ endpoint's server.
 """
 
 import asyncio
+import functools
+import os
+from contextlib import suppress
 from typing import Any
 
 import httpx2 as httpx  # the one that openai uses
@@ -20,12 +23,49 @@ from tasks.agents.endpoint.protocol import EndpointError
 
 _SENT = ("stream", "extra_headers", "extra_query", "extra_body")
 """Arguments of requests that are sent."""
+_OPENED: dict[str, list[httpx.AsyncClient]] = {}
+"""What the clients with the key of an episode send with."""
+
+
+@functools.cache
+def _note_clients() -> None:
+    """Let OpenAI's clients with the key of an episode send with what its end closes.
+
+    Agents make clients and leave them open. Python would close these when it finds them, in whichever event loop runs
+    then. And each would take 20 ms to read certificates, which the endpoint does not use.
+    """
+    init = AsyncOpenAI.__init__
+
+    @functools.wraps(init)
+    def init_noted(self: AsyncOpenAI, **arguments: Any) -> None:
+        opened = _OPENED.get(arguments.get("api_key") or os.environ.get("OPENAI_API_KEY", ""))
+        if opened is not None and not arguments.get("http_client"):
+            arguments["http_client"] = _without_proxies()
+            opened.append(arguments["http_client"])
+        init(self, **arguments)
+
+    AsyncOpenAI.__init__ = init_noted  # type: ignore[method-assign]
+
+
+def _without_proxies() -> httpx.AsyncClient:
+    return openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
 
 
 def open_client(completions: Completions, base_url: str, key: str) -> AsyncOpenAI:
-    """Return the client of one episode, whose requests have its key; use it as a context manager."""
-    without_proxies = httpx.AsyncClient(trust_env=False, verify=False, timeout=openai.DEFAULT_TIMEOUT)
-    client = AsyncOpenAI(api_key=key, base_url=base_url, max_retries=0, http_client=without_proxies)
+    """Return the client of one episode, whose requests have its key; use it as a context manager.
+
+    Its end closes all clients with this key.
+    """
+    _note_clients()
+    _OPENED[key] = [_without_proxies()]
+    client = AsyncOpenAI(api_key=key, base_url=base_url, max_retries=0, http_client=_OPENED[key][0])
+
+    async def close() -> None:
+        for opened in _OPENED.pop(key, ()):
+            with suppress(RuntimeError):  # it was used in another event loop, which has ended
+                await opened.aclose()
+
+    client.close = close  # type: ignore[method-assign]
     send = client.chat.completions.create
     request = httpx.Request("POST", f"{client.base_url}chat/completions")  # OpenAI's exceptions name it
 

@@ -4,6 +4,7 @@ Example: the address "/?turn=first&verdict=wrong&page=2" gives Filter(turn="firs
 results is shown.
 """
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -166,7 +167,7 @@ class Library:
         database.connection.execute(_TABLES.read_text(encoding="utf-8"))
         if cases:
             columns = "check_name, unit, id, data_set, detail"
-            database.all(f"insert into cases select {columns} from read_parquet(?)", str(cases))
+            database.all(f"insert into cases select {columns} from read_parquet(?)", glob.escape(str(cases)))
         self._files = dict(database.all("select file, filename from trajectories_files"))
         self.checks = [name for (name,) in database.all("select distinct check_name from cases order by 1")]
         self.find = lru_cache(_CACHED_LISTS)(self._find)

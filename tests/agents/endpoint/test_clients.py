@@ -3,8 +3,12 @@
 A history of a conversation has one form, or is refused with the message that is wrong.
 """
 
+import asyncio
+import gc
 import json
+import ssl
 from typing import Any
+from unittest.mock import patch
 
 import openai
 import pytest
@@ -40,6 +44,35 @@ def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Veri
 
     (row,) = asked(chat, verifier, ask)
     assert (row.status, row.reason, len(row.turns)) == ("completed", "", 5)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_clients_that_an_agent_leaves_open_are_closed(
+    chat: Chat, verifier: Verifier, in_thread: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise Python closes them in a later event loop, each with an error; and none reads certificates."""
+    made = list[Any]()
+
+    async def create(task: AgentTask) -> Any:
+        own = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key)
+        made.append(own._client)
+        answer = await own.with_options(timeout=9).chat.completions.create(model=task.model, messages=question(task))
+        return answer.choices[0].message.content
+
+    async def ask(task: AgentTask, client: Any) -> Any:
+        return await (asyncio.to_thread(asyncio.run, create(task)) if in_thread else create(task))
+
+    async def later() -> None:
+        gc.collect()
+
+    with patch.object(ssl.SSLContext, "load_verify_locations") as reads:
+        rows = asked(chat, verifier, ask, episodes=3)
+    assert [row.status for row in rows] == ["completed"] * 3
+    assert [each.is_closed for each in made] == [True] * 3
+    made.clear()
+    asyncio.run(later())
+    assert (reads.call_count, [record for record in caplog.records if record.name == "asyncio"]) == (0, [])
+    assert not openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="another's").is_closed()
 
 
 @pytest.mark.parametrize(
