@@ -133,7 +133,7 @@ pictures: setup ## Make the pictures of the pages again; about 20 minutes where 
 experiment-staleness: setup ## Staleness, stream, decoupled objective, critic: 15 runs of the demo, about 50 minutes
 	@$(BIN)/python -m tests.experiments.staleness $(ARGS)
 
-experiment-algorithms: setup ## The demo with each algorithm on three seeds: 45 runs, about three hours
+experiment-algorithms: setup ## The demo with each algorithm on three seeds: 48 runs, about three hours
 	@$(BIN)/python -m tests.experiments.algorithms $(ARGS)
 
 experiment-judge: setup ## The demo graded by a scripted judge, and by one who errs: 9 runs, about 35 minutes
