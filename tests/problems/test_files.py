@@ -218,6 +218,7 @@ def test_packed_files_and_utf16_are_read(tmp_path: Path, data: bytes) -> None:
         (b"PK\x03\x04" + bytes(99), "is an archive: unpack it"),
         (lzma.compress(TWO), "is an archive: unpack it"),
     ],
+    ids=["cut", "long line", "array", "array over lines", "packed array", "parquet", "zip", "xz"],
 )
 def test_what_a_file_is_instead_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
     """Not as so many bad lines."""
