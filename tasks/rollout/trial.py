@@ -45,10 +45,10 @@ class Script(Chat):
     replicas = 1
 
     def __init__(self, policy: Sequence[Any], text: str, max_model_len: int, place: int = 0) -> None:
+        self.tools: Sequence[dict[str, Any]] = ()
         super().__init__(*policy)
         self.text, self._max_model_len, self._place, self.asked = text, max_model_len, place, 0
         self.called, self.unwritten, self.reached = "", False, "before the policy is asked"
-        self.tools: Sequence[dict[str, Any]] = ()
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """See `Chat.prompt`."""
