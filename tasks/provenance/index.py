@@ -32,6 +32,7 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage import version_names as names
 from storage.errors import DamagedError
+from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
@@ -161,10 +162,7 @@ class TrainingIndex:
 
     def descended(self, versions: Iterable[str]) -> set[str]:
         """Return `versions` and all checkpoints that descend from one of them, through any number of runs."""
-        children: dict[str, list[str]] = {}
-        for update in self.updates.values():
-            for parent in update.before:
-                children.setdefault(parent, []).append(update.checkpoint)
+        children = grouped((parent, update.checkpoint) for update in self.updates.values() for parent in update.before)
         return set(_reached(versions, children))
 
     def ancestry(self, version: str) -> list[str]:

@@ -5,13 +5,14 @@ Episodes that are not selected are stored, too, as `rejected` with a reason.
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 from configs import Config
+from storage.grouping import grouped
 from storage.records import Score, Trajectory
 from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
@@ -96,11 +97,9 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     reward, shape = config.reward, config.reward.shape_of(scorer)
     if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
         return False
-    returns = defaultdict[int, set[float]](set)
-    for sample in with_known_returns(samples):
-        for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
-            returns[position].add(round(value, _DIGITS))
-    return bool(returns) and all(len(values) == 1 for values in returns.values())
+    pairs = (pair for sample in with_known_returns(samples) for pair in sample.by_position)
+    returns = grouped((position, round(value, _DIGITS)) for position, value in pairs)
+    return bool(returns) and all(len({*values}) == 1 for values in returns.values())
 
 
 def _samples(group: Sequence[Trajectory], config: Config) -> list[Sample]:
