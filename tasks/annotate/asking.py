@@ -23,6 +23,7 @@ from tasks.score.scoring import batches
 from tasks.seeds import derive
 
 _BATCH_ROWS = 128
+_OTHER_FIELDS = "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +149,7 @@ class JudgeAsker(_OfTurns):
             try:
                 text, end = await client.chat(self._service, messages, fields | self._fields)
             except RefusedError as error:
-                told = (
-                    "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
-                )
-                return Said(prompt, problem=f"{error}. If it does not know a field, {told}")
+                return Said(prompt, problem=f"{error}. If it does not know a field, {_OTHER_FIELDS}")
             return Said(prompt, text, problem=_cut(end))
         ends = self._chat.stop_token_ids
         gconfig = GenerationConfig(

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 from configs import Config
@@ -47,8 +46,12 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
     if settings.generation_size in (None, settings.group_size):
         return list(group)
     earned = {sample.trajectory_id: sample.earned for sample in _samples(group, config)}
-    ranked = sorted(group, key=partial(_rank, earned=earned))
-    kept = {row.trajectory_id for row in ranked[: settings.group_size]}
+
+    def rank(row: Trajectory) -> tuple[float, bool, int, int]:
+        """Best first: what it `earned` if it is trainable, not ended by a fault, short, early."""
+        return (-earned.get(row.trajectory_id, -math.inf), bool(row.fault), len(row.token_ids), row.sample)
+
+    kept = {row.trajectory_id for row in sorted(group, key=rank)[: settings.group_size]}
     reason = f"not among the best {settings.group_size} of {settings.generation_size}"
     return [row if row.trajectory_id in kept else _reject(row, reason, config) for row in group]
 
@@ -115,9 +118,8 @@ def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
     for index, turn in enumerate(row.turns):
         verdict = rule.of(row, index) if index in graded else "none"
         reward = turn.reward if index in graded else 0.0
-        yield Score(
-            row.trajectory_id, index, verdict, float(verdict == "correct"), "", "", SAID.get(verdict, ""), reward
-        )
+        place, success, reason = (row.trajectory_id, index), float(verdict == "correct"), SAID.get(verdict, "")
+        yield Score(*place, verdict, success, "", "", reason, reward)
 
 
 def answered(row: Trajectory) -> list[int]:
@@ -130,11 +132,6 @@ def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], con
     """Return whether `select_episodes` rejected all episodes of a group that would be trained on."""
     before, after = (any(is_trainable(row, config.reward) for row in rows) for rows in (group, selected))
     return before and not after
-
-
-def _rank(row: Trajectory, earned: Mapping[str, float]) -> tuple[float, bool, int, int]:
-    """Return a sort key, best first: what it `earned` if it is trainable, not ended by a fault, short, early."""
-    return (-earned.get(row.trajectory_id, -math.inf), bool(row.fault), len(row.token_ids), row.sample)
 
 
 def _reject(row: Trajectory, reason: str, config: Config) -> Trajectory:

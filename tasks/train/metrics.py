@@ -194,14 +194,13 @@ def histograms(
 
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
-    metrics: Metrics = {}
-    graded = [(sample, _graded(sample)) for sample in samples]
-    answers = [(sample.successes[turns], sample.rewards[turns]) for sample, turns in graded]
-    for turn in range(max(len(successes) for successes, _ in answers)):
-        reached = [pair for pair in answers if len(pair[0]) > turn]
-        metrics[f"success/turn_{turn + 1}"] = float(np.mean([successes[turn] for successes, _ in reached]))
-        metrics[f"reward/turn_{turn + 1}"] = float(np.mean([rewards[turn] for _, rewards in reached]))
-    return metrics
+    answers = grouped(
+        (f"{name}/turn_{number}", of_turns[turn])
+        for sample in samples
+        for number, turn in enumerate(_graded(sample), 1)
+        for name, of_turns in (("success", sample.successes), ("reward", sample.rewards))
+    )
+    return {name: float(np.mean(values)) for name, values in answers.items()}
 
 
 def _graded(sample: Sample) -> Ints:

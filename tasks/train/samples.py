@@ -143,7 +143,7 @@ def build_samples(
         for name, own in given.items()
     }
     samples = [
-        _sample(row, of_row, name, knobs[name], credit, mask_truncated, last=scorers.pays_last(row.source))
+        _sample(row, of_row, scorers, knobs[name], credit, mask_truncated)
         for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
     samples = bounded(samples)
@@ -233,16 +233,10 @@ def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> lis
 
 
 def _sample(
-    row: Trajectory,
-    scores: Sequence[Score],
-    scorer: str,
-    reward: Reward,
-    credit: Credit,
-    mask_truncated: bool,
-    *,
-    last: bool,
+    row: Trajectory, scores: Sequence[Score], scorers: ScoreSettings, reward: Reward, credit: Credit, masks: bool
 ) -> Sample:
-    """Build a sample; `reward` has the knobs for the problems of the scorer, `last`: only the last answer is paid."""
+    """Build a sample; `reward` has the knobs for the problems of its scorer."""
+    last = scorers.pays_last(row.source)
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
     causes = returns.causes_of(row, graded) if credit == "causes" else returns.chain(len(scores))
     graded &= causes.got
@@ -250,7 +244,7 @@ def _sample(
     # The limit of the length of one turn, by the stored sampling settings.
     limit = int(json.loads(row.sampling)["max_new_tokens"]) if reward.overlong_tokens else None
     # An answer that met a limit of a custom scorer, or that it failed on, gets the least reward at most.
-    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
+    own = reward.shape == "raw" and reward.counts_unfinished and scorers.of(row.source) != "environment"
     failed, least = ("timeout", "error") if own else (), reward.least or 0.0
     judged = reward.shape == "success" or last  # a success says that nothing is missing
     ended = returns.is_unfinished(row, reward) and not (
@@ -278,7 +272,7 @@ def _sample(
         turn_of_action=turn_of_action,
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
-        in_loss=~(cut & mask_truncated)[turn_of_action],
+        in_loss=~(cut & masks)[turn_of_action],
         graded=graded,
         successes=successes,
         rewards=rewards,

@@ -68,14 +68,13 @@ def _as_tools(given: Any) -> list[dict[str, Any]]:
 
 def _as_calls(given: Any) -> list[dict[str, Any]]:
     """Return calls as in OpenAI's chat completions; some programs write them without `function`."""
-    calls = _objects(given)
-    functions = [call.get("function", call) for call in calls]
-    given = [each.get("arguments", "{}") for each in functions]
-    written = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in given]
-    return [
-        {"id": str(call.get("id") or ""), "function": {"name": each.get("name"), "arguments": text}}
-        for call, each, text in zip(calls, functions, written, strict=True)
-    ]
+    made = list[dict[str, Any]]()
+    for call in _objects(given):
+        function = call.get("function", call)
+        stated = function.get("arguments", "{}")
+        text = stated if isinstance(stated, str) else json.dumps(stated, ensure_ascii=False)
+        made.append({"id": str(call.get("id") or ""), "function": {"name": function.get("name"), "arguments": text}})
+    return made
 
 
 class Message(BaseModel):
@@ -93,9 +92,8 @@ class Message(BaseModel):
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: str | None = None
     tool_calls: Annotated[list[_ToolCall], BeforeValidator(_as_calls)] = []
-    tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = (
-        ""  # of a tool's message: the call that it answers
-    )
+    # Of a tool's message: the call that it answers.
+    tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = ""
     weight: float | None = None  # 0: the assistant's message is no turn, but context, which is not trained on
     prompt_token_ids: _Ids | None = None  # the whole prompt of this completion, as vLLM returns it
     token_ids: _Ids | None = None  # N
