@@ -13,6 +13,7 @@ from functools import partial
 
 from storage import layout
 from storage.errors import DamagedError
+from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, select
@@ -75,10 +76,7 @@ def descendants(store: Store, version: str) -> list[Node]:
     Raises:
         StorageError: the catalog is damaged.
     """
-    children: dict[str, list[str]] = {}
-    for entry in catalog.read_all(store):
-        for parent in entry.parents:
-            children.setdefault(parent, []).append(entry.version)
+    children = grouped((parent, entry.version) for entry in catalog.read_all(store) for parent in entry.parents)
     nodes: dict[str, Node] = {}
     level, depth = [version], 1
     while level:

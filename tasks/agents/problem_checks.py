@@ -1,12 +1,12 @@
 """Problems that a policy cannot play as they are: no room in its context, or control tokens spelled out."""
 
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from configs import Config
 from storage.errors import first_few
+from storage.grouping import grouped
 from storage.records import Problem
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
@@ -57,9 +57,8 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
         ProblemError: there are some and `problems.without_room` is `refuse`, or no other problem is left.
     """
     parts = {part.name: part.where for part in config.problems.trained}
-    own, lacking = defaultdict[str, list[Problem]](list), list[Problem]()
-    for problem in problems:
-        own[problem.source if problem.source in parts else ""].append(problem)
+    own = grouped((each.source if each.source in parts else "", each) for each in problems)
+    lacking = list[Problem]()
     for name in own:
         with naming(parts.get(name, "")):
             lacking += _without_room(own[name], chat, config.of_source(name))

@@ -157,9 +157,8 @@ class Annotator:
         new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
         turns = itertools.cycle(range(len(clients)))
         said = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
-        told = {content: each for content, each in zip(new, said, strict=True) if not isinstance(each, BaseException)}
         known = self._known if self._asks.repeats else dict[Any, Said]()
-        known.update(told)
+        known |= {content: each for content, each in zip(new, said, strict=True) if not isinstance(each, BaseException)}
         by_question = {each: Said(problem=each.problem) for each in questions if each.problem}
         by_question |= {each: known[each.content] for each in questions if each.content in known}
         return by_question, [each for each in said if isinstance(each, BaseException)]

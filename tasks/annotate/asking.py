@@ -23,6 +23,7 @@ from tasks.score.scoring import batches
 from tasks.seeds import derive
 
 _BATCH_ROWS = 128
+_OTHER_FIELDS = "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _OfTurns:
 
     def __init__(self, config: Config, role: Role) -> None:
         score, name = config.score, config.score.models[role]
-        self._by_source, self._name, self._by_group = score.by_source, name, score.group
+        self._score, self._name = score, name
         self.scorer: Any = SCORERS.make(name, None, score.args.get(name, {}))
         sources = sorted(source for source, scorer in score.by_source.items() if scorer == name)
         others = sorted(set(score.by_source) - set(sources)) if "default" in sources else []
@@ -93,18 +94,15 @@ class _OfTurns:
 
     def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
         some = dict[str, list[Question]]()
-        for answers in batches(rows, by_group=self._by_group, size=_BATCH_ROWS):
+        for answers in batches(rows, by_group=self._score.group, size=_BATCH_ROWS):
             for answer in answers:
                 of_it = some.setdefault(answer.row["trajectory_id"], [])
-                of_it += [self._question(answer)] if self._is_asked(answer) else []
+                if not answer.ungraded and self._score.of(answer.row["source"]) == self._name:
+                    of_it.append(self._question(answer))
             if len(some) >= _BATCH_ROWS:
                 yield some
                 some = {}
         yield some
-
-    def _is_asked(self, answer: Answer) -> bool:
-        scorer = self._by_source.get(answer.row["source"], self._by_source["default"])
-        return scorer == self._name and not answer.ungraded
 
     def _question(self, answer: Answer) -> Question:
         place = answer.row["trajectory_id"], answer.turn
@@ -135,7 +133,7 @@ class JudgeAsker(_OfTurns):
         self._chat = _chat_in(folder) if folder else None
         scorer = self.scorer
         self.how |= {"max_new_tokens": scorer.max_new_tokens, "temperature": scorer.temperature, **scorer.asked}
-        self.how |= {"group": True} if self._by_group else {}
+        self.how |= {"group": True} if config.score.group else {}
 
     def _content(self, answer: Answer) -> Hashable:
         question = self.scorer.question(answer)
@@ -151,10 +149,7 @@ class JudgeAsker(_OfTurns):
             try:
                 text, end = await client.chat(self._service, messages, fields | self._fields)
             except RefusedError as error:
-                told = (
-                    "set models.judge.request, say to {max_tokens: null, max_completion_tokens: 512, temperature: null}"
-                )
-                return Said(prompt, problem=f"{error}. If it does not know a field, {told}")
+                return Said(prompt, problem=f"{error}. If it does not know a field, {_OTHER_FIELDS}")
             return Said(prompt, text, problem=_cut(end))
         ends = self._chat.stop_token_ids
         gconfig = GenerationConfig(

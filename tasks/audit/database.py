@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.audit import Audit
+from storage.grouping import grouped
 from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call
 from storage.version_names import PolicyVersion, ProblemsVersion, select
 from tasks.audit.data_sets import DataSet, Intake
@@ -180,17 +180,16 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
     def read(query: str) -> list[tuple[Any, ...]]:
         return database.all(f"{query} where list_contains(?, row) order by all", list(rows))
 
-    calls, turns = defaultdict[tuple[int, int], list[Call]](list), defaultdict[int, list[ConversationTurn]](list)
-    for row, turn, _, *columns in read("select row, turn, number, id, name, arguments, output, status from calls"):
-        calls[row, turn].append(Call(turn, *columns))
-    for row, turn, *columns in read(
+    found = read("select row, turn, number, id, name, arguments, output, status from calls")
+    calls = grouped(((row, turn), Call(turn, *columns)) for row, turn, _, *columns in found)
+    found = read(
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
             extracted, verdict_reason, scored_reward, parts, follows, answer is not null, given from turns"""
-    ):
-        turns[row].append(ConversationTurn(*[turn, *columns, calls[row, turn]]))
+    )
+    turns = grouped((row, ConversationTurn(*[k, *columns, calls.get((row, k), [])])) for row, k, *columns in found)
     found = read(
         """select row, trajectory_id, version, problem_id, sample, status, reason, policy_version, prompt, solutions
         from trajectories t join data_sets using (data_set)"""
     )
-    conversations = {row: StoredConversation(*[row, *columns, turns[row]]) for row, *columns in found}
+    conversations = {row: StoredConversation(*[row, *columns, turns.get(row, [])]) for row, *columns in found}
     return [conversations[row] for row in rows if row in conversations]

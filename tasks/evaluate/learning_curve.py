@@ -1,6 +1,5 @@
 """The learning curve of a run: its committed iterations and evaluations, their numbers, and a plot of them."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 from configs import Config
 from configs.evaluate import HELD_OUT
 from storage import layout
+from storage.grouping import grouped
 from storage.objects.store import Store
-from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion
+from storage.version_names import ProblemsVersion, ScoresVersion
 from tasks.evaluate.outcomes import Outcome, by_source, compare, read_outcomes, summarise
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import proportion
@@ -46,12 +46,10 @@ def read_learning_curve(
     Use the scores of the verifier with fingerprint `scorer`, or else the newest scores of another verifier.
     """
     name, rows = config.run.name, read_rows(store, config.run.name)
-    merged, graded = by_iteration(rows), defaultdict[EvaluationVersion | None, list[ScoresVersion]](list)
+    merged, evaluated = by_iteration(rows), [row["version"] for row in rows if row["stage"] == "evaluate"]
+    graded = grouped((each.evaluation, each) for each in map(ScoresVersion, evaluated))
     whole = takewhile(lambda number: merged.get(number, {}).get("stage") == "train", range(config.run.iterations))
     done = [merged[number] for number in whole]  # the run will continue after these
-    for row in rows:
-        if row["stage"] == "evaluate":
-            graded[ScoresVersion(row["version"]).evaluation].append(ScoresVersion(row["version"]))
     protocols = [greedy(config, HELD_OUT, held_out, with_code=known) for known in (True, False)]
     evaluations = list[Evaluation]()
     for number in range(len(done) + 1):

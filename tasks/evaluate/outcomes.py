@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.score import Score as ScoreSettings
 from storage.errors import first_few
+from storage.grouping import grouped
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
@@ -131,17 +132,12 @@ def _outcome(row: dict[str, Any], scores_by_turn: TurnScores, settings: ScoreSet
 
 def by_problem(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     """Group outcomes by problem, in the order of the problems' ids."""
-    groups: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        groups[outcome.problem_id].append(outcome)
-    return dict(sorted(groups.items()))
+    return dict(sorted(grouped((outcome.problem_id, outcome) for outcome in outcomes).items()))
 
 
 def by_source(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     """Group outcomes by the source of their problem, in the order of names; empty if all have the same source."""
-    groups: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        groups[outcome.source].append(outcome)
+    groups = grouped((outcome.source, outcome) for outcome in outcomes)
     return dict(sorted(groups.items())) if len(groups) > 1 else {}
 
 
@@ -191,10 +187,8 @@ def _mean(observed: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float] |
 
     The bootstrap resamples whole problems, weighted by their numbers of values.
     """
-    problems: dict[str, list[float]] = defaultdict(list)
-    for problem, values in observed:
-        problems[problem] += values
-    played = [values for _, values in sorted(problems.items()) if values]
+    problems = grouped((problem, value) for problem, values in observed for value in values)
+    played = [values for _, values in sorted(problems.items())]
     return mean([fmean(values) for values in played], [len(values) for values in played])._asdict() if played else None
 
 

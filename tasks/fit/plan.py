@@ -18,6 +18,7 @@ from configs import Config
 from configs.loader import read_stored
 from storage import layout
 from storage.errors import first_few
+from storage.grouping import grouped
 from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
@@ -200,10 +201,7 @@ def _score_files(database: AuditDatabase, files: Sequence[str]) -> dict[int, lis
         """select distinct t.row >> 32, s.row >> 32 from scores s
         join (select row, data_set, trajectory_id from episodes) t using (data_set, trajectory_id) order by all"""
     )
-    found = defaultdict[int, list[str]](list)
-    for file, of_scores in pairs:
-        found[file].append(files[of_scores])
-    return found
+    return grouped((file, files[of_scores]) for file, of_scores in pairs)
 
 
 def _batches(rows: Ints, groups: Ints, files: int, config: Config) -> list[Ints]:

@@ -118,12 +118,13 @@ def collect(
             whole = where.prefixed(problem.problem_id)
             if sources.setdefault(whole, problem.source) != problem.source:
                 whole = where.prefixed(f"{problem.source}/{problem.problem_id}")
-            first, same = problems.setdefault(whole, (where, replace(problem, problem_id=whole)))
-            if first != where and same == replace(problem, problem_id=whole):
-                raise NotNeededError(f"it is the same as {first}")
-            if first != where and not ids_repeat:
-                raise RowError(f"id {whole!r} is already on {first}")
+            problem = replace(problem, problem_id=whole)
+            first, same = problems.setdefault(whole, (where, problem))
             if first != where:
+                if same == problem:
+                    raise NotNeededError(f"it is the same as {first}")
+                if not ids_repeat:
+                    raise RowError(f"id {whole!r} is already on {first}")
                 whole = f"{whole}~{where.line}"
                 problems[whole] = where, replace(problem, problem_id=whole)
         except RowError as error:

@@ -15,11 +15,7 @@ PROGRAM = Program(
     commands=COMMANDS,
     cached=True,
 )
-
-
-def main() -> int:
-    """Run the command line. Return status 0, 1 for an error, or 2 for a wrong command."""
-    return PROGRAM.main()
+main = PROGRAM.main
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage import version_names as names
 from storage.errors import DamagedError
+from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
@@ -45,10 +47,10 @@ from tasks.train.orders import read_order
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4
-_ENDED_WELL = "p.status in ('completed', 'truncated')"
-_TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
-                       ({_ENDED_WELL} or p.status = 'failed' and p.fault = 'policy') else {_ENDED_WELL} end"""
-"""The condition of `tasks.train.returns.is_trainable`."""
+_SQL = Path(__file__).with_name("index.sql").read_text("utf-8")
+_QUERIES = dict(block.split("\n", 1) for block in _SQL.split("-- table: ")[1:])
+"""The queries by the names of the tables that they make."""
+_FLAGS = ("cut_too", "failed_too", "unfinished_too", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +163,7 @@ class TrainingIndex:
 
     def descended(self, versions: Iterable[str]) -> set[str]:
         """Return `versions` and all checkpoints that descend from one of them, through any number of runs."""
-        children: dict[str, list[str]] = {}
-        for update in self.updates.values():
-            for parent in update.before:
-                children.setdefault(parent, []).append(update.checkpoint)
+        children = grouped((parent, update.checkpoint) for update in self.updates.values() for parent in update.before)
         return set(_reached(versions, children))
 
     def ancestry(self, version: str) -> list[str]:
@@ -209,35 +208,13 @@ class TrainingIndex:
 
         Record which of them entered which of `updates`, by default of all updates of the store.
         """
-        self.database.connection.execute(
-            f"""create table played as
-            with found as (
-                select t.data_set, t.row, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
-                       coalesce(t.fault, '') as fault,
-                       list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
-                       coalesce(t.status = 'truncated' and t.reason <> '{LAST_TURN_CUT}', false)
-                           and coalesce(t.unplayed_turns, -1) < 0 as cut,
-                       list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
-                from (select *, {SETTING_SQL} as setting from trajectories) t
-                join problem_contents a using (prompt, solutions, setting) join sets s using (data_set)
-                where {condition}
-            ), scored as (
-                select data_set, trajectory_id, max(success) as best,
-                       bool_or(verdict in {FAILED} and not starts_with(reason, '{LIMIT_MET}')) as failed
-                from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
-            )
-            select f.*, j.best, coalesce(j.failed, false) as failed
-            from found f left join scored j using (data_set, trajectory_id)""",
-            parameters,
-        )
+        words = {"setting": SETTING_SQL, "failed": FAILED, "limit_met": LIMIT_MET, "last_turn_cut": LAST_TURN_CUT}
+        _select(self.database, "played", *parameters, condition=condition, **words)
         # An update may leave out trajectories by status, fault, age, unknown return, failed verdict or exclusion.
         updates, database = self.updates.values() if updates is None else updates, self.database
-        rows = [
-            (u.checkpoint, each, u.oldest, u.cut_too, u.failed_too, u.unfinished_too, u.idle)
-            for u in updates
-            for each in u.data_sets
-        ]
-        flags = "cut_too boolean, failed_too boolean, unfinished_too boolean, idle boolean"
+        told = attrgetter("oldest", *_FLAGS)
+        rows = [(each.checkpoint, data_set, *told(each)) for each in updates for data_set in each.data_sets]
+        flags = ", ".join(f"{flag} boolean" for flag in _FLAGS)
         _create(database, "updates", f"checkpoint varchar, version varchar, oldest integer, {flags}", rows)
         honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
         _create(database, "honoured", "checkpoint varchar, exclusions varchar", honoured)
@@ -254,19 +231,7 @@ class TrainingIndex:
         _create(database, "excluded_trajectories", columns, trajectories)
         _create(database, "excluded_problems", "exclusions varchar, key varchar", problems)
         _create(database, "chosen", "checkpoint varchar, row bigint", [*self._chosen(updates)])
-        database.connection.execute(
-            f"""create table update_inputs as
-            select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
-                   {_TRAINABLE} and p.tokens > 0 and coalesce(p.oldest, 0) >= o.oldest and not o.idle
-                   and (o.checkpoint not in (select checkpoint from chosen) or (o.checkpoint, p.row) in (from chosen))
-                   and (o.cut_too or o.unfinished_too or not p.cut) and (o.failed_too or not p.failed)
-                   and not exists (from honoured h join excluded_trajectories e using (exclusions)
-                                   where (h.checkpoint, e.version, e.trajectory_id)
-                                       = (o.checkpoint, p.version, p.trajectory_id))
-                   and not exists (from honoured h join excluded_problems e using (exclusions)
-                                   where (h.checkpoint, e.key) = (o.checkpoint, p.key)) as entered
-            from played p join updates o using (version)"""
-        )
+        _select(database, "update_inputs")
 
     def _chosen(self, updates: Iterable[Update]) -> Iterator[tuple[str, int]]:
         """Yield the rows that updates chose."""
@@ -341,6 +306,11 @@ def _create(database: TrajectoryDb, table: str, columns: str, rows: Sequence[tup
     database.insert(table, rows)
 
 
+def _select(database: TrajectoryDb, table: str, *parameters: Any, **words: object) -> None:
+    """Create a table by its query in `index.sql`, into which `words` are put."""
+    database.connection.execute(f"create table {table} as {_QUERIES[table].format(**words)}", parameters)
+
+
 def _create_problem_tables(database: TrajectoryDb) -> None:
     """Create the tables `problem_contents` and `problem_ids`."""
     union = "select {columns} from trajectories union select {columns} from problems"
@@ -348,7 +318,4 @@ def _create_problem_tables(database: TrajectoryDb) -> None:
     keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
     _create(database, "problem_contents", "prompt varchar, solutions varchar[], setting varchar, key varchar", keyed)
     with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
-    database.connection.execute(
-        f"""create table problem_ids as select distinct a.key, m.problem_id, s.version
-        from ({with_ids}) m join problem_contents a using (prompt, solutions, setting) join sets s using (data_set)"""
-    )
+    _select(database, "problem_ids", with_ids=with_ids)

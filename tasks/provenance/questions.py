@@ -16,6 +16,7 @@ from configs.evaluate import HELD_OUT
 from configs.safety import check_plain
 from storage import layout
 from storage.errors import StorageError, counted, first_few
+from storage.grouping import grouped
 from storage.objects.store import Store
 from storage.records import Exclusion
 from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, TrajectoriesVersion, select
@@ -292,10 +293,7 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
 
     `clean` is the newest checkpoint before it that is readable, not doubtful and not collected.
     """
-    runs: dict[str, list[int]] = {}
-    for version in trained:
-        checkpoint = index.updates[version].checkpoint
-        runs.setdefault(checkpoint.run, []).append(checkpoint.number)
+    runs = grouped((each.run, each.number) for each in (index.updates[version].checkpoint for version in trained))
     for run, numbers in sorted(runs.items()):
         before = (index.updates.get(layout.checkpoint(run, each)) for each in range(min(numbers) - 1, -1, -1))
         sound = (each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful)

@@ -5,13 +5,13 @@ Episodes that are not selected are stored, too, as `rejected` with a reason.
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 from configs import Config
+from storage.grouping import grouped
 from storage.records import Score, Trajectory
 from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
@@ -46,8 +46,12 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
     if settings.generation_size in (None, settings.group_size):
         return list(group)
     earned = {sample.trajectory_id: sample.earned for sample in _samples(group, config)}
-    ranked = sorted(group, key=partial(_rank, earned=earned))
-    kept = {row.trajectory_id for row in ranked[: settings.group_size]}
+
+    def rank(row: Trajectory) -> tuple[float, bool, int, int]:
+        """Best first: what it `earned` if it is trainable, not ended by a fault, short, early."""
+        return (-earned.get(row.trajectory_id, -math.inf), bool(row.fault), len(row.token_ids), row.sample)
+
+    kept = {row.trajectory_id for row in sorted(group, key=rank)[: settings.group_size]}
     reason = f"not among the best {settings.group_size} of {settings.generation_size}"
     return [row if row.trajectory_id in kept else _reject(row, reason, config) for row in group]
 
@@ -96,11 +100,9 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     reward, shape = config.reward, config.reward.shape_of(scorer)
     if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
         return False
-    returns = defaultdict[int, set[float]](set)
-    for sample in with_known_returns(samples):
-        for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
-            returns[position].add(round(value, _DIGITS))
-    return bool(returns) and all(len(values) == 1 for values in returns.values())
+    pairs = (pair for sample in with_known_returns(samples) for pair in sample.by_position)
+    returns = grouped((position, round(value, _DIGITS)) for position, value in pairs)
+    return bool(returns) and all(len({*values}) == 1 for values in returns.values())
 
 
 def _samples(group: Sequence[Trajectory], config: Config) -> list[Sample]:
@@ -116,9 +118,8 @@ def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
     for index, turn in enumerate(row.turns):
         verdict = rule.of(row, index) if index in graded else "none"
         reward = turn.reward if index in graded else 0.0
-        yield Score(
-            row.trajectory_id, index, verdict, float(verdict == "correct"), "", "", SAID.get(verdict, ""), reward
-        )
+        place, success, reason = (row.trajectory_id, index), float(verdict == "correct"), SAID.get(verdict, "")
+        yield Score(*place, verdict, success, "", "", reason, reward)
 
 
 def answered(row: Trajectory) -> list[int]:
@@ -131,11 +132,6 @@ def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], con
     """Return whether `select_episodes` rejected all episodes of a group that would be trained on."""
     before, after = (any(is_trainable(row, config.reward) for row in rows) for rows in (group, selected))
     return before and not after
-
-
-def _rank(row: Trajectory, earned: Mapping[str, float]) -> tuple[float, bool, int, int]:
-    """Return a sort key, best first: what it `earned` if it is trainable, not ended by a fault, short, early."""
-    return (-earned.get(row.trajectory_id, -math.inf), bool(row.fault), len(row.token_ids), row.sample)
 
 
 def _reject(row: Trajectory, reason: str, config: Config) -> Trajectory:

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import sys
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from configs import Config
 from storage import interrupts
+from storage.grouping import grouped
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.telemetry.metrics import EPISODES, FAULTS, GENERATED, WAITING
 from storage.version_names import PolicyVersion
@@ -269,7 +270,8 @@ class _Batch(SharedGroups):
         self.changed = Change()
         self._plan, self._rounds = plan, settings.max_resampling_rounds
         self._mixed = bool(plan.config.problems.members)
-        self._spares = self._by_member(spare) if self._mixed else {"": iter(spare)}
+        members = grouped((problem.source, problem) for problem in spare) if self._mixed else {"": spare}
+        self._spares = {name: iter(problems) for name, problems in members.items()}
         self.data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
         self._rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of all groups played
         self._lock = threading.RLock()
@@ -341,13 +343,6 @@ class _Batch(SharedGroups):
             rejected = [problem for problem in self._round if self._rejected[problem.problem_id]]
             spares = (next(self._spares.get(each.source if self._mixed else "", iter(())), None) for each in rejected)
             self._begin_round([spare for spare in spares if spare])
-
-    @staticmethod
-    def _by_member(spare: Iterable[Problem]) -> dict[str, Iterator[Problem]]:
-        found = defaultdict[str, list[Problem]](list)
-        for problem in spare:
-            found[problem.source].append(problem)
-        return {name: iter(problems) for name, problems in found.items()}
 
 
 def run_loop(playing: Coroutine[Any, Any, None], *, freeze: bool = True) -> None:

@@ -123,7 +123,7 @@ def try_out(
         findings += episode(problem, place)[-1]
     if rows[-1].status in ("failed", "rejected"):
         return findings
-    if config.score.by_source.get(problem.source, config.score.by_source["default"]) in BY_MODEL:
+    if config.score.of(problem.source) in BY_MODEL:
         return findings
     scores = list(scores_of(stored, Scorers(config.score, verifier)))
     for score in scores:
@@ -160,9 +160,8 @@ def _findings(script: Script, calls: Sequence[Call]) -> list[str]:
 
 def _answer(config: Config, problem: Problem) -> str:
     """Return the problem's first solution, in a box where math-verify reads it."""
-    by_source, solution = config.score.by_source, next(iter(problem.solutions), "1")
-    environment = config.of_source(problem.source).environment.type
-    graded_by = by_source.get(problem.source, by_source["default"]), environment
+    solution, environment = next(iter(problem.solutions), "1"), config.of_source(problem.source).environment.type
+    graded_by = config.score.of(problem.source), environment
     return rf"\boxed{{{solution}}}" if "math-verify" in graded_by else solution
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from configs import Config
-from configs.models import Role
 from storage.records import Trajectory
-from storage.version_names import AnnotationsVersion, PolicyVersion, TrajectoriesVersion
+from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
@@ -26,7 +25,7 @@ from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Groups, SharedGroups
 from tasks.score.scorers import Scorers, private_metadata
-from tasks.score.scoring import NO_ANNOTATIONS, Grades, read_annotations, score_rows
+from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades, read_annotations, score_rows
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
 from tasks.tools.interface import ToolContext
@@ -50,11 +49,7 @@ class Workers(Protocol):
         """Play and store groups until nothing is left to do."""
 
     def score(
-        self,
-        trajectories: TrajectoriesVersion,
-        draft: Draft,
-        config: Config,
-        annotations: Mapping[Role, AnnotationsVersion] = NO_ANNOTATIONS,
+        self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
     ) -> Grades:
         """Grade stored trajectories, and add the scores to a draft; scorers may read `annotations` of models."""
 
@@ -107,11 +102,7 @@ class LocalWorker:
                 await groups.changed.wait()
 
     def score(
-        self,
-        trajectories: TrajectoriesVersion,
-        draft: Draft,
-        config: Config,
-        annotations: Mapping[Role, AnnotationsVersion] = NO_ANNOTATIONS,
+        self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
     ) -> Grades:
         """See `Workers.score`."""
         said = read_annotations(draft.store, annotations, self._cache)

@@ -11,7 +11,6 @@ Metadata that no agent may see are named in an attribute of the function, below 
 """
 
 import inspect
-from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Self, get_args
@@ -22,6 +21,7 @@ from configs.knobs import nearest
 from configs.models import Role
 from configs.score import BY_MODEL
 from configs.score import Score as ScoreSettings
+from storage.grouping import grouped
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
 from tasks.own_code import fingerprint
@@ -227,9 +227,9 @@ class Scorers:
     ) -> None:
         programs, by_part = run_program or sandboxed(settings.timeout_s, MEMORY_MB), settings.success == "said"
         context = ScorerContext(verifier, programs, settings.reading, by_part, annotations or {})
-        self._by_source, self.by_group, self.pays_last = settings.by_source, settings.group, settings.pays_last
+        self._scorer_of, self.by_group, self.pays_last = settings.of, settings.group, settings.pays_last
         self._scorers: dict[str, Scorer] = {}
-        for name in set(self._by_source.values()):
+        for name in set(settings.by_source.values()):
             args = settings.args.get(name, {})
             self._scorers[name] = OwnScorer(context, name, args) if ":" in name else SCORERS.make(name, context, args)
         own = {column for scorer in self._scorers.values() for column in scorer.columns}
@@ -238,9 +238,7 @@ class Scorers:
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         """Return the verdicts on `answers`, in order, each from the scorer of its problem's source."""
-        positions = defaultdict[str, list[int]](list)
-        for position, answer in enumerate(answers):
-            positions[self._by_source.get(answer.row["source"], self._by_source["default"])].append(position)
+        positions = grouped((self._scorer_of(answer.row["source"]), number) for number, answer in enumerate(answers))
         verdicts: dict[int, Verdict] = {}
         for name, own in positions.items():
             judged = _judge(self._scorers[name], [answers[position] for position in own])

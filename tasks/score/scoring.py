@@ -26,7 +26,9 @@ from tasks.score.scorers import NO_MODELS, Scorers, identity
 from tasks.score.verdict import FAILED, Verdict, has_failed
 from tasks.score.verifier import MEMORY_MB, Verifier
 
-NO_ANNOTATIONS: Mapping[Role, AnnotationsVersion] = {}
+ByRole = Mapping[Role, AnnotationsVersion]
+"""What models beside the policy said about a data set."""
+NO_ANNOTATIONS: ByRole = {}
 _BATCH_ROWS = 512
 _ABSENT: dict[str, Any] = {"source": "", "metadata": "{}"}
 _ABSENT |= {name: [] for name in ("calls", "ungraded", "follows", "reward_parts", "answers")}
@@ -96,7 +98,7 @@ class ShardOrder:
     version: str
     settings: ScoreSettings
     rows_per_shard: int
-    annotations: Mapping[Role, AnnotationsVersion]
+    annotations: ByRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,7 @@ def score_shard(store: Store, cache: Path, verifier: Verifier, order: ShardOrder
         return ScoredShard(draft.files, grades)
 
 
-def read_annotations(
-    store: Store, versions: Mapping[Role, AnnotationsVersion], cache: Path
-) -> dict[Role, dict[tuple[str, int], Annotation]]:
+def read_annotations(store: Store, versions: ByRole, cache: Path) -> dict[Role, dict[tuple[str, int], Annotation]]:
     """Read what models beside the policy said about turns, for scorers."""
     columns = [name for name in ANNOTATION_SCHEMA.names if name not in ("prompt", "logprobs")]
     return {

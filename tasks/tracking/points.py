@@ -1,6 +1,5 @@
 """Points for trackers, made from the metrics, manifests and trajectories of a run."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
@@ -9,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from storage.errors import DamagedError
+from storage.grouping import grouped
 from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.datasets import read_parquet
@@ -26,9 +26,7 @@ _LONGEST = 4000
 
 def points(store: Store, rows: Sequence[Row], first: int, *, last: bool) -> Iterator[Point]:
     """Yield the points of a run from index `first` on, in order; an iteration without a checkpoint is not whole yet."""
-    found = defaultdict[int, list[Row]](list)
-    for row in rows:
-        found[2 * row["iteration"] + (row["stage"] != "evaluate")].append(row)
+    found = grouped((2 * row["iteration"] + (row["stage"] != "evaluate"), row) for row in rows)
     for index in sorted(found):
         stages = {row["stage"] for row in found[index]}
         growing = stages == {"evaluate"} and index == max(found) and not last

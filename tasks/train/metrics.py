@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from storage.grouping import grouped
 from tasks.train.losses import kl_estimate, sequence_means
 from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import OfTokens, Step
@@ -35,10 +36,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token. None:
     the policies that sampled are not those of the run.
     """
-    returns = defaultdict[tuple[str, int], set[float]](set)
-    for sample in samples:
-        for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
-            returns[sample.problem_id, position].add(value)
+    returns = grouped(((each.problem_id, position), value) for each in samples for position, value in each.by_position)
     answers = [sample.successes[_graded(sample)] for sample in samples]
     now, after = (np.concatenate([a[part] for a in answers]) > 0.5 for part in (slice(-1), slice(1, None)))
     lengths = np.array([len(sample.token_ids) for sample in samples])
@@ -57,7 +55,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
         **_by_turn(samples),
         **{name: float(values.mean()) for name, values in observed.items() if values.size},
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
-        "share/zero_variance": 1 - float(np.mean([len(values) > 1 for values in returns.values()])),
+        "share/zero_variance": 1 - float(np.mean([len({*values}) > 1 for values in returns.values()])),
         **({} if version is None else {f"staleness/{name}": float(version - of) for name, of in newest_first.items()}),
         "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
         "tokens/action": float(len(versions)),
@@ -196,14 +194,13 @@ def histograms(
 
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
-    metrics: Metrics = {}
-    graded = [(sample, _graded(sample)) for sample in samples]
-    answers = [(sample.successes[turns], sample.rewards[turns]) for sample, turns in graded]
-    for turn in range(max(len(successes) for successes, _ in answers)):
-        reached = [pair for pair in answers if len(pair[0]) > turn]
-        metrics[f"success/turn_{turn + 1}"] = float(np.mean([successes[turn] for successes, _ in reached]))
-        metrics[f"reward/turn_{turn + 1}"] = float(np.mean([rewards[turn] for _, rewards in reached]))
-    return metrics
+    answers = grouped(
+        (f"{name}/turn_{number}", of_turns[turn])
+        for sample in samples
+        for number, turn in enumerate(_graded(sample), 1)
+        for name, of_turns in (("success", sample.successes), ("reward", sample.rewards))
+    )
+    return {name: float(np.mean(values)) for name, values in answers.items()}
 
 
 def _graded(sample: Sample) -> Ints:

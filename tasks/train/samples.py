@@ -15,7 +15,6 @@ penalty for its length.
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,6 +27,7 @@ from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from storage.errors import first_few
 from storage.experts import Experts, unpack
+from storage.grouping import grouped
 from storage.records import Score, Trajectory
 from tasks.train import returns
 from tasks.train.returns import Bools as Bools
@@ -78,6 +78,11 @@ class Sample(Tokens):
     def earned(self) -> float:
         """What the whole episode earned: the sum of its rewards and of what follows its last turn, not discounted."""
         return float(self.rewards.sum() + (self.after or 0.0))
+
+    @property
+    def by_position(self) -> list[tuple[int, float]]:
+        """For each turn [K] its position among the completions that the agent got, and its return."""
+        return list(zip(self.causes.position.tolist(), self.returns.tolist(), strict=True))
 
 
 def build_samples(
@@ -132,12 +137,13 @@ def build_samples(
         if ids:
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
     names = [scorers.of(row.source) for row in rows]
-    given = defaultdict[str, list[float]](list)
-    for name, of_row in zip(names, scored, strict=True):
-        given[name] += [score.reward for score in of_row if score.verdict != "none"]
-    knobs = {name: returns.settled(reward, name, rewards) for name, rewards in given.items()}
+    given = grouped((name, score) for name, of_row in zip(names, scored, strict=True) for score in of_row)
+    knobs = {
+        name: returns.settled(reward, name, [score.reward for score in own if score.verdict != "none"])
+        for name, own in given.items()
+    }
     samples = [
-        _sample(row, of_row, name, knobs[name], credit, mask_truncated, last=scorers.pays_last(row.source))
+        _sample(row, of_row, scorers, knobs[name], credit, mask_truncated)
         for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
     samples = bounded(samples)
@@ -161,19 +167,12 @@ def _routed(sample: Sample, row: Trajectory) -> Sample:
 
 def by_problem(samples: Sequence[Tokens]) -> list[list[int]]:
     """List the indices of the samples of each problem, in the order in which problems occur."""
-    return _indices(sample.problem_id for sample in samples)
+    return [*grouped((sample.problem_id, index) for index, sample in enumerate(samples)).values()]
 
 
 def by_member(samples: Sequence[Sample]) -> list[list[int]]:
     """List the indices of the samples of each member of a mixture; without one those of all samples."""
-    return _indices(sample.member for sample in samples)
-
-
-def _indices(names: Iterable[str]) -> list[list[int]]:
-    groups = defaultdict[str, list[int]](list)
-    for index, name in enumerate(names):
-        groups[name].append(index)
-    return list(groups.values())
+    return [*grouped((sample.member, index) for index, sample in enumerate(samples)).values()]
 
 
 def bounded(samples: list[Sample]) -> list[Sample]:
@@ -188,15 +187,13 @@ def bounded(samples: list[Sample]) -> list[Sample]:
     """
     result = list(samples)
     for indices in by_problem(samples) if any(sample.uncounted for sample in samples) else ():
-        worst, from_turn = min(samples[index].earned for index in indices), defaultdict[int, float](lambda: math.inf)
-        for sample in (samples[index] for index in indices):
-            for position, value in zip(sample.causes.position.tolist(), sample.returns.tolist(), strict=True):
-                from_turn[position] = min(from_turn[position], value)
+        worst = min(samples[index].earned for index in indices)
+        from_turn = grouped(pair for index in indices for pair in samples[index].by_position)
         for index in indices:
             sample = samples[index]
             if sample.uncounted:
                 last = sample.causes.latest
-                of_turn = from_turn[int(sample.causes.position[last])] - float(sample.returns[last])
+                of_turn = min(from_turn[int(sample.causes.position[last])]) - float(sample.returns[last])
                 steps = sample.turn_discount if sample.graded[last] else 1.0  # to what follows the turn
                 lacking = [worst - sample.earned, *([of_turn / steps] if steps else [])]
                 result[index] = _with_ending(sample, min(lacking))
@@ -236,16 +233,10 @@ def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> lis
 
 
 def _sample(
-    row: Trajectory,
-    scores: Sequence[Score],
-    scorer: str,
-    reward: Reward,
-    credit: Credit,
-    mask_truncated: bool,
-    *,
-    last: bool,
+    row: Trajectory, scores: Sequence[Score], scorers: ScoreSettings, reward: Reward, credit: Credit, masks: bool
 ) -> Sample:
-    """Build a sample; `reward` has the knobs for the problems of the scorer, `last`: only the last answer is paid."""
+    """Build a sample; `reward` has the knobs for the problems of its scorer."""
+    last = scorers.pays_last(row.source)
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
     causes = returns.causes_of(row, graded) if credit == "causes" else returns.chain(len(scores))
     graded &= causes.got
@@ -253,7 +244,7 @@ def _sample(
     # The limit of the length of one turn, by the stored sampling settings.
     limit = int(json.loads(row.sampling)["max_new_tokens"]) if reward.overlong_tokens else None
     # An answer that met a limit of a custom scorer, or that it failed on, gets the least reward at most.
-    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
+    own = reward.shape == "raw" and reward.counts_unfinished and scorers.of(row.source) != "environment"
     failed, least = ("timeout", "error") if own else (), reward.least or 0.0
     judged = reward.shape == "success" or last  # a success says that nothing is missing
     ended = returns.is_unfinished(row, reward) and not (
@@ -281,7 +272,7 @@ def _sample(
         turn_of_action=turn_of_action,
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
-        in_loss=~(cut & mask_truncated)[turn_of_action],
+        in_loss=~(cut & masks)[turn_of_action],
         graded=graded,
         successes=successes,
         rewards=rewards,

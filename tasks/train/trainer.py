@@ -280,24 +280,11 @@ class Trainer:
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
     ) -> list[Sample]:
-        credit, masked = self._algorithm.knobs.credit, self._knobs.mask_truncated
-        return build_samples(
-            trajectories,
-            scores,
-            self._reward,
-            scorers=self._scorers,
-            credit=credit,
-            mask_truncated=masked,
-            replay=replay,
-        )
+        build = partial(build_samples, scorers=self._scorers, credit=self._algorithm.knobs.credit, replay=replay)
+        return build(trajectories, scores, self._reward, mask_truncated=self._knobs.mask_truncated)
 
     def _train(
-        self,
-        samples: Sequence[Sample],
-        columns: Sequence[Columns],
-        epochs: Epochs,
-        version: int,
-        report: Progress,
+        self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, version: int, report: Progress
     ) -> tuple[list[Step], dict[str, float]]:
         """Take a step for each minibatch that has anything in the loss; return them, and metrics of the algorithm."""
         train_state, steps, told = self._train_state, list[Step](), list[dict[str, float]]()

@@ -179,18 +179,18 @@ class VersionTrainer:
 
     def _data(self, order: UpdateOrder, progress: Progress) -> tuple[list[Trajectory], list[Score], dict[str, float]]:
         """Read the rows of an update and their scores, without what is excluded, and count that."""
-        rows, scores, excluded = list[Trajectory](), list[Score](), 0.0
+        rows, scores, excluded = list[Trajectory](), list[Score](), 0
         for number, part in enumerate(order.parts):
             of_part, of_scores = self._rows(part)
-            kept, metrics = self._without_excluded(of_part, part.trajectories, progress)
-            excluded += metrics.get("trajectories/excluded", 0.0)
+            kept, of_these = self._without_excluded(of_part, part.trajectories, progress)
+            excluded += of_these
             if order.selects:  # the ids of imported data sets are unique within each only
                 kept = [replace(row, trajectory_id=f"{number}/{row.trajectory_id}") for row in kept]
                 of_scores = [replace(score, trajectory_id=f"{number}/{score.trajectory_id}") for score in of_scores]
                 kept = [replace(row, problem_id=f"{number}/{row.problem_id}") for row in map(_as_sampled, kept)]
             rows += kept
             scores += of_scores
-        return rows, scores, {"trajectories/excluded": excluded} if self._config.problems.exclusions else {}
+        return rows, scores, {"trajectories/excluded": float(excluded)} if self._config.problems.exclusions else {}
 
     def _taught(self, order: UpdateOrder) -> dict[str, list[float]]:
         """Read what a served teacher said: the logprobs of all tokens of each trajectory; empty without one."""
@@ -213,16 +213,15 @@ class VersionTrainer:
 
     def _without_excluded(
         self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Leave out what `problems.exclusions` excludes; return the rest, and a metric that counts it."""
-        versions = self._config.problems.exclusions
-        if not versions:
-            return rows, {}
+    ) -> tuple[list[Trajectory], int]:
+        """Leave out what `problems.exclusions` excludes; return the rows, and how many are excluded."""
+        if not (versions := self._config.problems.exclusions):
+            return rows, 0
         rows, excluded = set_aside(rows, version, read_exclusions(self._store, versions, self._cache))
         if excluded:
             named = first_few(excluded, _NAMED)
             progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {named}")
-        return rows, {"trajectories/excluded": float(len(excluded))}
+        return rows, len(excluded)
 
     def _write(self, draft: Draft, order: UpdateOrder) -> None:
         """Write this rank's files of the policy that the order makes."""

@@ -349,7 +349,7 @@ def test_rows_without_tokens_are_counted_and_named(store: Store, tmp_path: Path)
     made = imported(store, path, "--format=messages", f"--tokenizer={folder}", "--name=mine")
     said = " ".join(made["says"])
     assert "1 of 2 rows are left out, 1 of them without tokens" in said
-    assert "line 2 of a.jsonl: message 1 has a call without a name, or whose arguments are no JSON object" in said
+    assert "line 2 of a.jsonl: it has a call whose arguments are no JSON object" in said
     (row,) = rows_of(store, layout.trajectories("mine", 0))
     assert "token ids" not in {what for what, _, _ in made["lacks"]}
     assert (sum(row.action_mask) > 0, row.ungraded) == (True, [0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.errors import DamagedError
+from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.records import Problem
@@ -159,12 +160,11 @@ def unmatched_gold(evidence: AuditEvidence) -> Measured:
 
     If it does not match itself, no answer can be right.
     """
-    names: dict[str, list[str]] = {}
-    for name, gold in evidence.database.all(
+    rows = evidence.database.all(
         """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems
         where math_verify and not all_left_out(data_sets) order by all"""
-    ):
-        names.setdefault(gold, []).append(name)
+    )
+    names = grouped((gold, name) for name, gold in rows)
     golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))
     answers = [gold for gold in golds if gold.strip()]
     verdicts = dict(zip(answers, evidence.verifier.grade([(presented(gold), [gold]) for gold in answers]), strict=True))
@@ -207,12 +207,11 @@ def contamination(evidence: AuditEvidence) -> Measured:
 
     The accuracy on a problem that is in both measures memory.
     """
-    trained: dict[str, list[Problem]] = {}
-    for run, *columns in evidence.database.all(
+    rows = evidence.database.all(
         f"""select distinct d.run, problem_id, prompt, solutions, '', {SETTING_SQL}
         from trajectories join data_sets d using (data_set) where not evaluation order by all"""
-    ):
-        trained.setdefault(run, []).append(Problem(*columns))
+    )
+    trained = grouped((run, Problem(*columns)) for run, *columns in rows)
     sets = _evaluation_sets(evidence.store, trained)
     if not any(sets.values()):
         raise SkippedError("no run among the data sets has both training problems and evaluations to compare them with")

@@ -186,10 +186,8 @@ def _commit(
         Lease(store, name, label="import") as lease,
         Verifier(settings.workers, settings.timeout_s, reading=settings.reading) as verifier,
     ):
-        provenance, scorers = (
-            Provenance(config=config.model_dump(mode="json"), fence=lease),
-            Scorers(settings, verifier),
-        )
+        provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
+        scorers = Scorers(settings, verifier)
         if not manifests.committed(store, layout.run(name)):
             with Draft(store, layout.run(name), "run") as draft:
                 if chat:

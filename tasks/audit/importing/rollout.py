@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from storage.records import Call, Problem, Status, Trajectory, Turn
+from tasks.agents.answers import read_arguments
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.protocol import message_of
 from tasks.agents.endpoint.tree import number_calls
@@ -68,14 +69,13 @@ def _as_tools(given: Any) -> list[dict[str, Any]]:
 
 def _as_calls(given: Any) -> list[dict[str, Any]]:
     """Return calls as in OpenAI's chat completions; some programs write them without `function`."""
-    calls = _objects(given)
-    functions = [call.get("function", call) for call in calls]
-    given = [each.get("arguments", "{}") for each in functions]
-    written = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in given]
-    return [
-        {"id": str(call.get("id") or ""), "function": {"name": each.get("name"), "arguments": text}}
-        for call, each, text in zip(calls, functions, written, strict=True)
-    ]
+    made = list[dict[str, Any]]()
+    for call in _objects(given):
+        function = call.get("function", call)
+        stated = function.get("arguments", "{}")
+        text = stated if isinstance(stated, str) else json.dumps(stated, ensure_ascii=False)
+        made.append({"id": str(call.get("id") or ""), "function": {"name": function.get("name"), "arguments": text}})
+    return made
 
 
 class Message(BaseModel):
@@ -93,9 +93,8 @@ class Message(BaseModel):
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: str | None = None
     tool_calls: Annotated[list[_ToolCall], BeforeValidator(_as_calls)] = []
-    tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = (
-        ""  # of a tool's message: the call that it answers
-    )
+    # Of a tool's message: the call that it answers.
+    tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = ""
     weight: float | None = None  # 0: the assistant's message is no turn, but context, which is not trained on
     prompt_token_ids: _Ids | None = None  # the whole prompt of this completion, as vLLM returns it
     token_ids: _Ids | None = None  # N
@@ -226,7 +225,10 @@ def _render(rollout: Rollout, chat: Chat) -> None:
         new = messages[before + 1 : place]
         following = chat.continuation(messages[:before], said, new, rollout.tools) if before else None
         ids = chat.prompt(messages[:place], rollout.tools) if following is None else [*ids, *following]
-        if not (said := chat.answer(turn.text, messages[place].get("tool_calls", ()), rollout.tools)):
+        calls = messages[place].get("tool_calls", ())
+        if any(read_arguments(call["function"]["arguments"]) is None for call in calls):
+            raise ValueError("it has a call whose arguments are no JSON object, which is not to be learnt")
+        if not (said := chat.answer(turn.text, calls, rollout.tools)):
             raise ValueError("the chat template does not write its calls of tools, or no end after them")
         turn.prompt_token_ids, turn.token_ids = ids, said
         ids, before = [*ids, *said], place

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from storage.grouping import grouped
 from storage.version_names import EvaluationVersion, select
 from storage.visible import visible
 from tasks.audit.results import AuditResult, Histogram, SetNumbers
@@ -142,12 +143,12 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
 
 def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
     """Return the indices of the data sets that belong together: those of a run, or its evaluations on one set."""
-    chains: dict[str, list[int]] = {}
-    for index, each in enumerate(sets):
+
+    def name(each: SetNumbers) -> str:
         evaluated = next(iter(select(EvaluationVersion, [each.version])), None)
-        name = f"{each.run}: {evaluated.set_name or 'evaluations'}" if evaluated else each.run
-        chains.setdefault(name, []).append(index)
-    return chains
+        return f"{each.run}: {evaluated.set_name or 'evaluations'}" if evaluated else each.run
+
+    return grouped((name(each), index) for index, each in enumerate(sets))
 
 
 def _side_by_side(axes: "Axes", chains: dict[str, list[int]]) -> dict[int, float]:

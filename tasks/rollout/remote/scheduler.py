@@ -15,13 +15,12 @@ import contextvars
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from configs import Config
-from configs.models import Role
-from storage.version_names import AnnotationsVersion, PolicyVersion, TrajectoriesVersion
+from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read
 from tasks.inference.api import EngineClosedError, InferenceError
@@ -29,7 +28,7 @@ from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups
 from tasks.rollout.remote.jobs import AT_ONCE, Attended, RemoteWorker, ScoringJob, SharedRollout
 from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
-from tasks.score.scoring import NO_ANNOTATIONS, Grades, ScoredShard, ShardOrder
+from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0
 """Time between two checks for what nothing notes, such as a worker that never came."""
@@ -109,11 +108,7 @@ class Scheduler:
             raise
 
     def score(
-        self,
-        trajectories: TrajectoriesVersion,
-        draft: Draft,
-        config: Config,
-        annotations: Mapping[Role, AnnotationsVersion] = NO_ANNOTATIONS,
+        self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
     ) -> Grades:
         """See `Workers.score`: workers grade the shards that they have stored, or else others."""
         files = [file for file in read(draft.store, trajectories).files if file.name.endswith(".parquet")]

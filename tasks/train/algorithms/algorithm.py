@@ -60,6 +60,10 @@ class Assignment:
     observations: list[Observations] | None = None  # N
 
 
+ByIndex = Mapping[int, Logprobs]
+Reweighed = tuple[dict[int, Floats], dict[str, float]]
+
+
 class Algorithm:
     """The base class of algorithms: a policy gradient with the clip of PPO.
 
@@ -113,12 +117,7 @@ class Algorithm:
         ones = torch.ones_like(inputs.logp)
         return outputs_of(policy_loss(inputs.logp, inputs.behaviour, ones, inputs.advantages, *clips))
 
-    def reweigh(
-        self,
-        samples: Mapping[int, Sample],
-        current: Mapping[int, Logprobs],
-        reference: Mapping[int, Logprobs],
-    ) -> tuple[dict[int, Floats], dict[str, float]]:
+    def reweigh(self, samples: Mapping[int, Sample], current: ByIndex, reference: ByIndex) -> Reweighed:
         """Compute the factor [A] of each sample's weights in one minibatch, and metrics of it.
 
         Args:

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from configs import algorithms
+from storage.grouping import grouped
 from tasks.train.advantages import Observed
-from tasks.train.algorithms.algorithm import Algorithm, Assignment
+from tasks.train.algorithms.algorithm import Algorithm, Assignment, ByIndex, Reweighed
 from tasks.train.components import Component, cross_entropy
-from tasks.train.samples import Floats, Logprobs, Sample
+from tasks.train.samples import Floats, Sample
 
 
 class DPO(Algorithm):
@@ -37,12 +38,7 @@ class DPO(Algorithm):
     def component(self, name: str) -> Component:
         return Component(cross_entropy, "sequences", 2.0)  # a pair has two
 
-    def reweigh(
-        self,
-        samples: Mapping[int, Sample],
-        current: Mapping[int, Logprobs],
-        reference: Mapping[int, Logprobs],
-    ) -> tuple[dict[int, Floats], dict[str, float]]:
+    def reweigh(self, samples: Mapping[int, Sample], current: ByIndex, reference: ByIndex) -> Reweighed:
         factors, losses, margins = dict[int, Floats](), list[float](), list[float]()
 
         def gained(index: int) -> float:
@@ -69,10 +65,7 @@ class DPO(Algorithm):
 
 def pairs(samples: Mapping[int, Sample]) -> Iterator[tuple[int, int]]:
     """Yield the indices of the better and the worse episode of each pair. An episode is in one pair at most."""
-    groups = dict[str, list[int]]()
-    for index, sample in samples.items():
-        if sample.in_loss.any():
-            groups.setdefault(sample.problem_id, []).append(index)
+    groups = grouped((sample.problem_id, index) for index, sample in samples.items() if sample.in_loss.any())
     for group in groups.values():
         ranked = sorted(group, key=lambda index: (-samples[index].earned, samples[index].trajectory_id))
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):

@@ -20,9 +20,9 @@ import numpy as np
 
 from configs import algorithms
 from tasks.train.advantages import Observed
-from tasks.train.algorithms.algorithm import Algorithm, Assignment
+from tasks.train.algorithms.algorithm import Algorithm, Assignment, ByIndex, Reweighed
 from tasks.train.components import Component, cross_entropy
-from tasks.train.samples import Floats, Logprobs, Sample
+from tasks.train.samples import Sample
 
 
 class KTO(Algorithm):
@@ -41,9 +41,7 @@ class KTO(Algorithm):
         least = self.knobs.good_above
         return bool((sample.successes[sample.graded] > 0.5).any()) if least is None else sample.earned > least
 
-    def reweigh(
-        self, samples: Mapping[int, Sample], current: Mapping[int, Logprobs], reference: Mapping[int, Logprobs]
-    ) -> tuple[dict[int, Floats], dict[str, float]]:
+    def reweigh(self, samples: Mapping[int, Sample], current: ByIndex, reference: ByIndex) -> Reweighed:
         if not (chosen := [index for index, sample in samples.items() if sample.in_loss.any()]):
             return {}, {}
         gained = np.array([(current[i].astype(np.float64) - reference[i])[samples[i].in_loss].sum() for i in chosen])
