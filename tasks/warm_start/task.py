@@ -112,7 +112,11 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
     """
     version = _committed(workspace, "policy.fork", workspace.config.policy.fork or "")
     get_run_logger().info("beginning with %s", version)
-    return checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
+    forked = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
+    if forked.state and (forked.adapter or workspace.config.policy.lora):
+        told = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
+        get_run_logger().info(told, workspace.config.optimizer.warmup_steps)
+    return forked
 
 
 def _committed(workspace: Workspace, knob: str, named: str) -> PolicyVersion:
@@ -169,11 +173,8 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
             f"policy.fork={config.policy.fork} has no train state (train.state_every={every}): use {nearest}"
         )
     shutil.copytree(forked.state, folder)
-    other_weights = bool(forked.adapter or config.policy.lora)
     before = read_algorithm(forked.manifest.settings["algorithm"])
-    adapt(folder, before, config.algorithm, other_weights=other_weights)
-    told = f"is new, and warms up anew (optimizer.warmup_steps={config.optimizer.warmup_steps})"
-    get_run_logger().info("the optimizer %s", told if other_weights else f"is that of {forked.version}")
+    adapt(folder, before, config.algorithm, other_weights=bool(forked.adapter or config.policy.lora))
     return folder
 
 
