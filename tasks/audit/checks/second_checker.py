@@ -83,7 +83,7 @@ def _stands_alone(number: re.Match[str]) -> bool:
     return not (_BEFORE.search(before) or _AFTER.match(after) or (before.endswith("=") and re.search(r"\d[a-z]", line)))
 
 
-_FOREIGN = re.compile(r"[^\W\da-zA-Z_\u0370-\u03ff]")
+_FOREIGN = re.compile(r"[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u036f\u0400-\u1fff\u2e80-\ud7ff]")
 """A letter of no English word and no formula."""
 _BEFORE = re.compile(
     r"[\^_{<>√±\\²½]$|(?<!\w)[-\u2212\u2013]$|\d[.',]?$|\d[eE][-+]?$|\\ge$"
@@ -138,7 +138,7 @@ def _spellings(cue: str, rest: str) -> list[str]:
 def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
     """Return whether the final answer of `text` is one of `solutions`, and the answer that was read."""
     answer = final_answer(text)
-    if answer is None or _FOREIGN.search(text) or is_denied(text.rpartition(answer)[0]):  # it knows only English words
+    if not answer or _FOREIGN.search(text) or is_denied(text.rpartition(answer)[0]):  # it knows only English words
         return "cannot say", ""
     opinions = [compare(answer, solution) for solution in solutions if not is_placeholder(solution)]
     if "right" in opinions:
