@@ -31,7 +31,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
     `length/correct`, `length/wrong`: an episode is correct if its last graded turn is right.
     `share/zero_variance`: fraction of the groups (turns of one problem at one position) whose returns are all equal.
     `reward/turn_k`: what turns were paid, 0 for an answer that a later one replaced (`score.tries`).
-    `return/trained`: what episodes earned, with their endings, as training shapes rewards, but not discounted.
+    `trained/return`: what episodes earned, with their endings, as training shapes rewards, but not discounted.
     `reward/clipped_share`: fraction of the turns whose reward is `most` or its negative, if it was limited.
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token. None:
     the policies that sampled are not those of the run.
@@ -60,7 +60,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
         "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
         "tokens/action": float(len(versions)),
         "tokens/masked": float(sum((~sample.in_loss).sum() for sample in samples)),
-        "return/trained": float(np.mean([sample.earned for sample in samples])),
+        "trained/return": float(np.mean([sample.earned for sample in samples])),
         "reward/all_minimal": float(not any(sample.successes.any() for sample in samples)),
         "trajectories": float(len(samples)),
     }

@@ -206,7 +206,7 @@ def test_sample_metrics_by_hand() -> None:
         "tokens/all": 29.0,
         "tokens/action": 9.0,
         "tokens/masked": 0.0,
-        "return/trained": -0.75,  # a 1, b 0, c -3, d 0, and -1 for what is missing in the truncated one
+        "trained/return": -0.75,  # a 1, b 0, c -3, d 0, and -1 for what is missing in the truncated one
         "reward/all_minimal": 0.0,
         "trajectories": 4.0,
     }
