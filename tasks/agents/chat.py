@@ -169,8 +169,12 @@ class Chat:
 
     def opening_of(self, prompt_ids: Sequence[int] = ()) -> str:
         """Return the tag with which a prompt opens a thought; "" if it opens none: templates may decide by messages."""
-        end = exact_text(self.tokenizer, prompt_ids[-64:])  # the words with which the template begins an answer
-        return opened_by(end.removesuffix(self._words)) if prompt_ids else self.opening
+        return self._opening_after(tuple(prompt_ids[-64:])) if prompt_ids else self.opening
+
+    @lru_cache(maxsize=1024)  # noqa: B019  # the episodes of a group get the same prompt
+    def _opening_after(self, end: tuple[int, ...]) -> str:
+        # The template may begin the answer with words, too.
+        return opened_by(exact_text(self.tokenizer, end).removesuffix(self._words))
 
     def without_end(self, completion_ids: Sequence[int]) -> list[int]:
         """Return a completion without the token that ended it."""
