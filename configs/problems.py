@@ -229,9 +229,9 @@ class Problems(Knobs):
     """Problems that the policy is trained on: one source or a list of members, each with a name, a weight, a source
     and, if you like, an agent, an environment, a scorer, filters and held-out problems of its own."""
     shares: Literal["learning", "draws"] = "learning"
-    """What the weights of a mixture share out. learning: also the gradient, because what a member's problems earn is
-    normalised by member: its spread, and its number of tokens (`tasks/problems/README.md`). draws: the problems drawn
-    only, so members with larger rewards or longer answers are learnt more."""
+    """What the weights of a mixture share out: the gradient, or the draws alone. learning: the gradient, too, because
+    each member's part is normalised by its spread and its number of tokens (`tasks/problems/README.md`). draws: the
+    problems drawn only, so members with larger rewards or longer answers are learnt more."""
     held_out: Source | None = None
     """Problems that the policy is evaluated on; in a mixture in addition to those of its members, or instead."""
     sampling: ProblemSampling = ProblemSampling()

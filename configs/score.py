@@ -35,7 +35,7 @@ class Score(Knobs):
     so with a verdict; else, if its reward has a part named `correct`, that is above 0.5; else its reward is above
     `success_above` of the scorer `environment` (0). reward: the part counts for nothing, so a paid format may too."""
     tries: Literal["last", "sum"] | None = None
-    """What an episode earns whose answers were graded several times. last: the reward of its last answer, because each
+    """Return of an episode whose answers were graded several times. last: the reward of its last answer, because each
     answer was another try at the same problem: a policy that is nearly right first, on purpose, gains nothing. sum: the
     sum of all rewards, for environments that pay steps, and for verdicts, of which each wrong one costs. Empty: `sum`
     for `math-verify`, `code` and `environment`, and `last` for all others, whose grades may be parts of the whole."""

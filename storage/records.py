@@ -145,7 +145,7 @@ class Trajectory:
     started_at: Float64  # seconds since the epoch
     latency_s: float
     sequence_starts: list[int] = field(default_factory=lambda: [0])  # where each sequence begins in token_ids
-    unplayed_turns: int = -1  # truncated: turns for which the context had no room; -1: unknown
+    unplayed_turns: int = -1  # of an episode without its last verdict: answers that are missing; -1: unknown
     source: str = ""  # the problem's
     metadata: str = "{}"  # the problem's, JSON
     calls: list[Call] = field(default_factory=list)  # by turn

@@ -112,8 +112,9 @@ class Episode:
             status: `truncated` if the context had no room for the next turn. Default: `completed`, or `truncated`
                 if the token limit cut the last turn.
             reason: why the status is not `completed`.
-            unplayed_turns: number of turns for which the context had no room; each counts as a wrong answer. Without
-                this number one turn counts or, with `reward.unfinished=leave-out`, the episode needs a critic.
+            unplayed_turns: number of answers that are missing, such as those for which the context had no room; each
+                has the least reward. Without this number one counts, with a bound (`tasks.train.samples.bounded`), or,
+                with `reward.unfinished=leave-out`, the episode needs a critic.
         """
         ended, usual = status is None, json.loads(self._record.sampling).get("max_new_tokens", 0)
         limits = [limit or usual for limit in self._limits]  # the most tokens of each turn

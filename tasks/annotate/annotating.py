@@ -33,7 +33,7 @@ _ROWS_PER_SHARD = 256
 _ATTEMPTS = 9
 """Times that a question is sent, within about a minute: services refuse some that come too fast."""
 _TRIES = 5
-"""The same of the first question, within seconds: somebody waits for what is wrong."""
+"""Number of attempts of the first question: it fails within seconds, because somebody waits for the answer."""
 _LONGEST = 20_000  # characters of a question or an answer that are told
 
 

@@ -27,5 +27,5 @@ def paid_for_something_else(rows: Sequence[Row]) -> str:
         return ""
     return (
         f"the return rises ({returns[0]:.3f} -> {returns[-1]:.3f}) while success falls ({successes[0]:.3f} -> "
-        f"{successes[-1]:.3f}). What pays besides right answers? See tasks/score/README.md"
+        f"{successes[-1]:.3f}). What pays besides right answers? See tasks/score/paid.md"
     )

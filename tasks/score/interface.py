@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def given(self) -> str:
-        """What the agent gave to the environment as its answer, without thoughts: at times a part of the completion."""
+        """The answer that the agent gave to the environment, without thoughts: at times a part of the completion."""
         answers = self.row.get("answers")
         return split(self.text if not answers or answers[self.turn] is None else str(answers[self.turn]))[1]
 

@@ -4,7 +4,6 @@ Turns count from 1 in the names (`success/turn_1`), without those that answer no
 metrics are means over action tokens.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,12 +162,13 @@ def gradient_shares(samples: Sequence[Sample], sources: Mapping[str, str], steps
         sources: the source of each trajectory's problem.
         steps: 1 or more.
     """
-    sizes = defaultdict[str, float](float)
-    for step in steps:
-        for index, size in torch.stack([step.result["samples"], step.result["gradient"].abs()]).T.tolist():
-            sizes[sources[samples[int(index)].trajectory_id]] += size
-    total = sum(sizes.values()) if len(sizes) > 1 else 0.0
-    return {f"source/{name}/gradient_share": size / total for name, size in sizes.items() if total}
+    names = np.array([sources[sample.trajectory_id] for sample in samples])
+    if len(found := np.unique(names)) < 2:
+        return {}
+    indices, sizes = (torch.cat([step.result[key] for step in steps]).cpu().numpy() for key in ("samples", "gradient"))
+    of_samples = np.bincount(indices.astype(np.int64), np.abs(sizes), len(samples))
+    total = float(of_samples.sum())
+    return {f"source/{name}/gradient_share": float(of_samples[names == name].sum()) / total for name in found if total}
 
 
 def histograms(

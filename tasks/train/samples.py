@@ -121,6 +121,23 @@ def build_samples(
     graded = (row for row in trajectories if row.trajectory_id not in failed and returns.is_trainable(row, reward))
     rows = sorted(graded, key=lambda row: row.trajectory_id)
     scored = [_scores_of(row, by_turn) for row in rows]
+    _refuse_faulty(rows, scored, replay=replay)
+    names = [scorers.of(row.source) for row in rows]
+    given = grouped((name, score) for name, of_row in zip(names, scored, strict=True) for score in of_row)
+    knobs = {
+        name: returns.settled(reward, name, [score.reward for score in own if score.verdict != "none"])
+        for name, own in given.items()
+    }
+    samples = [
+        _sample(row, of_row, scorers, knobs[name], credit, mask_truncated)
+        for row, of_row, name in zip(rows, scored, names, strict=True)
+    ]
+    samples = bounded(samples)
+    return [_routed(sample, row) for sample, row in zip(samples, rows, strict=True)] if replay else samples
+
+
+def _refuse_faulty(rows: Sequence[Trajectory], scored: Sequence[Sequence[Score]], *, replay: bool) -> None:
+    """Raise ValueError if an id occurs twice, a reward is not finite, or experts are missing; `rows` are sorted."""
     twice = [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id]
     # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
     broken = [
@@ -136,18 +153,6 @@ def build_samples(
     ):
         if ids:
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
-    names = [scorers.of(row.source) for row in rows]
-    given = grouped((name, score) for name, of_row in zip(names, scored, strict=True) for score in of_row)
-    knobs = {
-        name: returns.settled(reward, name, [score.reward for score in own if score.verdict != "none"])
-        for name, own in given.items()
-    }
-    samples = [
-        _sample(row, of_row, scorers, knobs[name], credit, mask_truncated)
-        for row, of_row, name in zip(rows, scored, names, strict=True)
-    ]
-    samples = bounded(samples)
-    return [_routed(sample, row) for sample, row in zip(samples, rows, strict=True)] if replay else samples
 
 
 def _routed(sample: Sample, row: Trajectory) -> Sample:

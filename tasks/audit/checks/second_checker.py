@@ -1,5 +1,7 @@
-r"""A second checker for answers. It shares with the verifier only what a plain number is (`tasks.score.numbers`),
-and what is thought (`tasks.thoughts`).
+r"""A second checker for answers in English.
+
+It shares with the verifier only what a plain number is (`tasks.score.numbers`), which words deny an answer
+(`tasks.score.languages`) and what is thought (`tasks.thoughts`).
 
 It finds the final answer by rules of its own, compares numbers and lists of numbers by a comparison of its own, and
 everything else as normalised strings. It knows no algebra: if one side is not a number and the strings differ, its

@@ -37,7 +37,7 @@ _ROWS_PER_SHARD = 5_000
 _STEP = re.compile(
     r"(?<![a-z])(?:step|iter(?:ation)?|epoch|checkpoint|ckpt)[-_=]?(\d{1,6})(?!\d)|(?:^|/)(\d{1,6})(?=\.[^/]*$)", re.I
 )
-"""In the name of a file, such as `step_3/rows.jsonl` or `3.jsonl`."""
+"""The step in the name of a file, such as `step_3/rows.jsonl` or `3.jsonl`."""
 _KNOB = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
