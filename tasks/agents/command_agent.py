@@ -18,6 +18,7 @@ from storage.processes.child import kill_until_gone, mark
 from storage.processes.folder import TemporaryFolder
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
+from tasks.own_code import refuse_changed
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class CommandAgent(EndpointAgent):
                 status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
                 if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
                     raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
+                for text in self.argv:  # whose files the command has read by now
+                    refuse_changed(text)
                 if status:
                     said = _text(errors).strip()[-500:] or "it said nothing"
                     raise CommandError(f"the command ended with status {status}: {said}")
