@@ -20,6 +20,7 @@ from storage.logs import leases
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
+from tasks.tracking.interface import Point, TrackedRun
 from tests.support.killed_flow import MARK, mark_of
 from tests.support.paths import ROOT
 from tests.support.scripted_judge import scripted_judge
@@ -39,12 +40,12 @@ FIRST = "policy={path: ROOT/runs/smoke/checkpoints/000000}"
 COMMANDS = {
     "math_mt_ppo": ["flows.math_mt_ppo", "smoke", "KNOBS", "run.iterations=3"],
     "fit": ["flows.fit", "smoke", "KNOBS", "run.name=fitted", "fit.epochs=2", FIRST, "--data", "smoke"],
-    "evaluate": ["flows.evaluate", "smoke", "KNOBS", "--policy", "smoke@0"],
+    "evaluate": ["flows.evaluate", "smoke", "KNOBS", "--policy", "runs/smoke/checkpoints/000000"],
     "score": ["flows.score", "smoke", "KNOBS", "score.reading=library"],
     "annotations": ["flows.score", "smoke", "KNOBS", *JUDGE],
     "audit": ["flows.audit_trajectories", "smoke", "KNOBS", "--fail-on", "never"],
     "history": ["flows.history", "smoke", "KNOBS"],
-    "track": ["flows.track", "smoke", "--to", "tensorboard", "--root", "ROOT", "--cache", "FOLDER/cache"],
+    "track": ["flows.track", "smoke", "--to", f"{__name__}:Appending", "--root", "ROOT", "--cache", "FOLDER/cache"],
     "import": ["tasks.audit", "import", "--format", "messages", "--name", "other", "FOLDER/rows.jsonl", "KNOBS"],
     "exclude": ["tasks.provenance", "--root", "ROOT", "exclude", "--ids", "FOLDER/ids", "--reason", "wrong"],
     "cp": ["storage", "--root", "ROOT", "cp", "smoke", "FOLDER/copy"],
@@ -54,6 +55,20 @@ COMMANDS = {
     "alias": ["storage", "--root", "ROOT", "alias", "set", "smoke/mine", "smoke/latest"],
 }
 CHAT = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+
+
+class Appending:
+    """A tracker of one's own."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._file = run.folder / "points"
+
+    def log(self, point: Point) -> None:
+        with self._file.open("a") as file:
+            file.write(f"{point.index}\n")
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
