@@ -10,13 +10,16 @@ fingerprint, `code_version`.
 Not covered is what no import statement names: modules that are imported by a computed name, commands after `-m`, data
 files, compiled modules, and what installed packages do.
 
-A file is read once in a process, when its fingerprint is first asked for, because Python imports it once, too.
+A file is read once in a process, when its fingerprint is first asked for, because Python imports it once, too. What
+imports it later, or in another process or on another host, refuses other code (`refuse_changed`, `refuse_other`). Only
+a module that an import statement inside of a function brings in later is not looked at again.
 """
 
 import ast
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -25,9 +28,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from configs import Config
 from configs.safety import walk
+from storage.errors import first_few
 
 Code = dict[str, str]
 """The sha256 of each file, by its path in the folder where Python finds it; a command's file by its whole path.
@@ -51,27 +56,77 @@ def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score", "algori
     for agent in (config.agent, *(played.agent for _, played in config.played)):
         if agent.type == "verifiers":  # it imports the module of an environment by the name alone
             texts.append(f"{str(agent.args.get('environment')).replace('-', '_')}:load_environment")
-    return dict(sorted(item for text in texts for item in _files_of(text).items()))
+    return dict(sorted(item for text in texts for item in files_of(text).items()))
 
 
 def fingerprint(name: str) -> str:
     """Return one digest for the code of `module:Name`; for a module that imports none of the user's, its file's."""
-    code = _files_of(name)
+    code = files_of(name)
     if len(code) == 1:
         return next(iter(code.values()))
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
 
 
-@functools.cache
-def _files_of(text: str) -> Code:
+def files_of(text: str) -> Code:
     """Return the fingerprints of what a text of a configuration names; nothing if it names no code of the user's."""
+    return {name: digest for name, _, digest in _read(text)}
+
+
+@functools.cache
+def import_own(name: str) -> ModuleType:
+    """Return the module of `module:Name`, imported as its fingerprint says.
+
+    Raises:
+        CodeChangedError: it has changed since its fingerprint was read.
+        Exception: what the module raises.
+    """
+    files_of(name)
+    module = importlib.import_module(name.partition(":")[0])
+    refuse_changed(name)
+    return module
+
+
+def refuse_changed(text: str) -> None:
+    """Refuse code that a text names, and that is just imported or started, if it is no longer that of `files_of`.
+
+    Raises:
+        CodeChangedError: it is not.
+    """
+    now = {name: _digest(path.read_bytes()) for name, path, _ in _read(text) if path.is_file()}
+    refuse_other(now, files_of(text))
+
+
+def refuse_other(found: Code, expected: Code) -> None:
+    """Refuse code with other fingerprints than expected.
+
+    Raises:
+        CodeChangedError: a file differs, is missing or is new.
+    """
+    if other := sorted(name for name, _ in found.items() ^ expected.items()):
+        raise CodeChangedError(
+            f"{first_few(sorted({*other}))} changed since this run has read it, or differs on {os.uname().nodename}: "
+            "its fingerprint is of other code. Start the command again, with the same code on all hosts"
+        )
+
+
+class CodeChangedError(ValueError):
+    """The user's code is not that of the fingerprints."""
+
+
+@functools.cache
+def _read(text: str) -> tuple[tuple[str, Path, str], ...]:
+    """Return name, path and sha256 of each file, read once."""
     if match := _NAME.fullmatch(text):
-        root = _root(match[1])
-        return {path.relative_to(found).as_posix(): digest for found, path, digest in _covered(match[1], root)}
+        covered = _covered(match[1], _root(match[1]))
+        return tuple((path.relative_to(found).as_posix(), path, digest) for found, path, digest in covered)
     if text.endswith(".py") and os.path.isfile(text):  # unlike Path.is_file, no error for what cannot be a path
         script = Path(text).resolve()
-        return {str(path): digest for _, path, digest in _covered(script.stem, script.parent)}
-    return {}
+        return tuple((str(path), path, digest) for _, path, digest in _covered(script.stem, script.parent))
+    return ()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _root(module: str) -> Path | None:
@@ -107,7 +162,7 @@ def _covered(module: str, root: Path | None) -> Iterator[tuple[Path, Path, str]]
         if found := next((file for file in files if file[1].is_file()), None):
             folder, path = found
             data = path.read_bytes()
-            yield folder, path, hashlib.sha256(data).hexdigest()
+            yield folder, path, _digest(data)
             pending += _imports(data, name if path.name == "__init__.py" else name.rpartition(".")[0])
 
 

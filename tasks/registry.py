@@ -1,6 +1,5 @@
 """What a configuration names: registered classes, or one's own classes or functions as `package.module:name`."""
 
-import importlib
 import inspect
 import traceback
 import typing
@@ -11,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs.knobs import nearest
 from storage.visible import described
+from tasks.own_code import import_own
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Registry(Generic[T]):
     def _import(self, name: str) -> type[T]:
         module_name, _, class_name = name.partition(":")
         try:
-            module = importlib.import_module(module_name)
+            module = import_own(name)
         except ModuleNotFoundError as error:
             raise ValueError(f"{self._key}={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
         found = self._accept(getattr(module, class_name, None))

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage.processes.folder import TemporaryFolder
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
@@ -108,15 +110,15 @@ def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
     """
     import duckdb
 
-    with tempfile.TemporaryDirectory(prefix="trajectories-") as folder:
-        connection = duckdb.connect(str(Path(folder) / "trajectories.duckdb"))
+    with TemporaryFolder() as folder:
+        connection = duckdb.connect(str(folder / "trajectories.duckdb"))
         try:
             connection.execute(f"set memory_limit = '{memory_gib}GiB'")
             connection.execute(f"set threads = {_THREADS}")
             connection.execute(f"set temp_directory = '{folder}/spill'")
             connection.execute("set preserve_insertion_order = false")
             connection.execute("set enable_progress_bar = false")
-            yield TrajectoryDb(connection, Path(folder))
+            yield TrajectoryDb(connection, folder)
         except duckdb.Error as error:
             raise DatabaseError(
                 f"the database of trajectories: {error}. If memory ran out, raise audit.memory_gib. If the disk is "

@@ -2,6 +2,9 @@
 
 import hashlib
 import logging
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from tasks.evaluate.protocol import greedy
 from tasks.own_code import fingerprint
 from tasks.run import workspace as run_workspace
 from tasks.run.workspace import Workspace
+from tasks.score.interface import Answer
+from tasks.score.verifier import Verifier, VerifierBrokenError
+from tests.score.test_verifier import workers_of
 
 FILES = {
     "maze_agent.py": "import json, numpy, tasks.registry\nfrom maze import walls\ndef load():\n    import late\n",
@@ -45,7 +51,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def later() -> None:
     """Forget the fingerprints, as a new process does."""
-    own_code._files_of.cache_clear()
+    own_code._read.cache_clear()
+    own_code.import_own.cache_clear()
+    sys.modules.pop("alone", None)
 
 
 def configured(folder: Path, *overrides: str) -> Config:
@@ -82,7 +90,7 @@ def test_where_code_is_named(folder: Path, override: str) -> None:
 @pytest.mark.parametrize("name", ["yaml:load", "json:loads", "tasks.agents.tool_loop:solve", "no_such:thing", "a: b"])
 def test_what_is_not_ones_own(name: str) -> None:
     """Of an installed package only its own files count; Python's library, this program and plain texts do not."""
-    code = own_code._files_of(name)
+    code = own_code.files_of(name)
     assert {path.partition("/")[0] for path in code} == ({"yaml"} if name == "yaml:load" else set())
 
 
@@ -174,3 +182,30 @@ def test_an_evaluation_with_other_code_is_another(folder: Path) -> None:
     (folder / "late.py").write_text("new = True\n")
     later()
     assert greedy(configured(folder), HELD_OUT, problems) != before
+
+
+def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) -> None:
+    """An agent that was edited between its fingerprint and its import is refused, and so is another host's code."""
+    expected = own_code.files_of("alone:score")
+    (folder / "alone.py").write_text("def score(answer): return False\n")
+    for _ in range(2):
+        with pytest.raises(own_code.CodeChangedError, match=r"^alone.py changed since this run has read it"):
+            own_code.import_own("alone:score")
+    later()  # as in a worker on a node
+    with pytest.raises(own_code.CodeChangedError, match="the same code on all hosts"):
+        own_code.refuse_other(own_code.files_of("alone:score"), expected)
+    assert own_code.import_own("alone:score").score is not None
+
+
+def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:
+    """What was imported before grades on; nothing is graded by new code under the old fingerprint."""
+    answer = Answer({"turns": [{"text": "19", "verdict": "wrong"}], "solutions": ["19"], "ungraded": []}, 0)
+    others = workers_of(os.getpid())
+    with Verifier(workers=1) as verifier:
+        assert verifier.call("alone:score", [(answer, {})])[0].name == "correct"
+        (folder / "alone.py").write_text("def score(answer): return False\n")
+        assert verifier.call("alone:score", [(answer, {})])[0].name == "correct"
+        (worker,) = workers_of(os.getpid()) - others
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(VerifierBrokenError, match=r"the verifier broke: alone.py changed since"):
+            verifier.call("alone:score", [(answer, {})])

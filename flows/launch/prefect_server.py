@@ -1,6 +1,6 @@
 """A Prefect server that asks for a password, on a socket that the starting process has bound before.
 
-So another user of the machine can at no time take the port and receive the password.
+So another user of the machine can at no time take the port and receive the password. Their connections are closed.
 
     python -m flows.launch.prefect_server FD
 """
@@ -13,9 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the server's process imports nothing of the project
+if TYPE_CHECKING:  # the server's process imports no more of the project than `main` does
     from storage.processes.child import Child
 
 HOST = "127.0.0.1"
@@ -91,13 +92,17 @@ def ignore_proxies_on_loopback() -> None:
 
 def main(descriptor: int) -> None:
     """Serve on the bound socket `descriptor` until a signal ends it."""
+    sys.path.append(str(Path(__file__).parents[2]))
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
+    from storage.processes.peers import only_own
+
     settings = get_current_settings().server
     config = uvicorn.Config(
         create_app(final=True),
+        http=only_own(),
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,

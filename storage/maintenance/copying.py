@@ -14,8 +14,6 @@ next one, and one that is repeated adds what is new.
 import re
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
@@ -23,6 +21,7 @@ from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.maintenance.verify import Progress
 from storage.objects.store import Store, in_parallel
+from storage.processes.folder import TemporaryFolder
 from storage.version_names import version_of
 from storage.versions import aliases, manifests
 from storage.versions.fetch import fetch_file
@@ -112,6 +111,6 @@ def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
 
 def _copy_file(source: Store, target: Store, file: File) -> None:
     """Copy a data object, and read it back."""
-    with TemporaryDirectory(prefix="cp-") as folder:
-        target.put(file.path, fetch_file(source, file, Path(folder, "here")))
-        fetch_file(target, file, Path(folder, "there"))
+    with TemporaryFolder() as folder:
+        target.put(file.path, fetch_file(source, file, folder / "here"))
+        fetch_file(target, file, folder / "there")

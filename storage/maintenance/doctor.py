@@ -7,7 +7,6 @@ nor what becomes of objects later: lifecycle rules, object locks, disks in memor
 
 import contextlib
 import os
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.store import Store, sha256
+from storage.processes.folder import TemporaryFolder
 
 _WRITERS = 16
 _ROUNDS = 5
@@ -152,8 +152,8 @@ def _listing(scratch: Scratch) -> str:
 def _parts(scratch: Scratch) -> str:
     """Probe large objects, which S3 gets in parts; elsewhere they are ordinary ones."""
     key, size = scratch.key("parts"), 40 * 2**20
-    with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        source, target = Path(folder) / "source", Path(folder) / "target"
+    with TemporaryFolder() as folder:
+        source, target = folder / "source", folder / "target"
         source.write_bytes(os.urandom(size))
         scratch.store.put(key, source)
         scratch.store.get(key, target)

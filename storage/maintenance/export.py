@@ -44,9 +44,8 @@ def export(store: Store, policy: PolicyVersion, folder: Path, *, merge: bool = F
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(f"{folder} exists: give a new or an empty folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = TemporaryFolder(str(folder.parent))
-    try:
-        checkpoint, made = open_checkpoint(store, policy, scratch.path / "cache"), scratch.path / "model"
+    with TemporaryFolder(str(folder.parent)) as scratch:
+        checkpoint, made = open_checkpoint(store, policy, scratch / "cache"), scratch / "model"
         if merge and not checkpoint.adapter:
             raise StorageError(f"{policy} has no adapter: leave out --merge")
         if merge:
@@ -58,8 +57,6 @@ def export(store: Store, policy: PolicyVersion, folder: Path, *, merge: bool = F
             shutil.copytree(stored, made, copy_function=shutil.copyfile)
         (made / "README.md").write_text(model_card(store, checkpoint.manifest, made))
         made.rename(folder)
-    finally:
-        scratch.remove()
 
 
 def send(folder: Path, repository: str, message: str) -> str:

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from configs.inference import FLOAT32_TOLERANCE
 from storage import layout
 from storage.errors import DamagedError, UnavailableError
 from storage.objects.store import Store
+from storage.processes.folder import TemporaryFolder
 from storage.version_names import KINDS
 from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
@@ -76,8 +76,8 @@ def verify(
     for number, node in enumerate(wanted, 1):
         progress(Fleeting(f"{number}/{len(wanted)} {node.version}"))
         if node.kind:  # its manifest could be read
-            with TemporaryDirectory(prefix="verify-") as folder:
-                _check(store, manifests.read(store, node.version), Path(folder), deep, report)
+            with TemporaryFolder() as folder:
+                _check(store, manifests.read(store, node.version), folder, deep, report)
     return report
 
 

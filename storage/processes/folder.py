@@ -16,7 +16,7 @@ vLLM's 37."""
 
 
 class TemporaryFolder:
-    """A new folder with mode 0700, which is removed at the end of this process at the latest.
+    """A new folder with mode 0700, which is removed at the end of this process at the latest; `with` gives its path.
 
     If the process is killed, the next one that makes a folder in the same parent removes it. The process holds a lock
     on it for this purpose, which the kernel releases.
@@ -30,6 +30,12 @@ class TemporaryFolder:
         _remove_abandoned(parent)
         self.path, self._folder = _make(parent)
         self._remove = weakref.finalize(self, _remove, self.path, self._folder)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def empty(self) -> None:
         """Delete everything in it."""

@@ -1,10 +1,12 @@
 """The endpoint `/metrics`, for Prometheus on the same machine: on the loopback interface, without password.
 
 Every user of the machine can read it. It answers one connection at a time, so that nobody takes more than one file of
-this process, and a slow reader delays other readers only.
+this process, and gives each a second to ask: who connects again and again delays other readers, and nothing else.
 """
 
+import contextlib
 import logging
+import socket
 import threading
 from functools import cache
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -17,8 +19,29 @@ from storage.telemetry.spans import export_spans
 logger = logging.getLogger(__name__)
 
 
+_REQUEST_S = 1.0
+"""Most time for a request to arrive, also byte by byte."""
+
+
 class _Handler(WSGIRequestHandler):
-    timeout = 5.0  # seconds; a connection on which nothing is received for so long is closed
+    timeout = 5.0  # seconds to take the answer
+
+    def handle(self) -> None:
+        self._late = threading.Timer(_REQUEST_S, self._end_request)
+        self._late.start()
+        try:
+            super().handle()
+        finally:
+            self._late.cancel()
+
+    def parse_request(self) -> bool:
+        whole = super().parse_request()
+        self._late.cancel()
+        return whole
+
+    def _end_request(self) -> None:
+        with contextlib.suppress(OSError):  # it has just been closed
+            self.connection.shutdown(socket.SHUT_RD)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the name of the overridden method's
         """Log nothing: a scrape every few seconds is no news."""

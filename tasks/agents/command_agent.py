@@ -18,6 +18,7 @@ from storage.processes.child import kill_until_gone, mark
 from storage.processes.folder import TemporaryFolder
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
+from tasks.own_code import refuse_changed
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +65,25 @@ class CommandAgent(EndpointAgent):
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
-        folder = TemporaryFolder()
-        try:
-            with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
-                problem, asked = task.problem, {"prompt": task.prompt, "messages": task.messages, "seed": task.seed}
-                known = {"source": problem.source, "metadata": json.loads(problem.metadata)}
-                given.write(json.dumps({**asked, "problem_id": problem.problem_id, **known}).encode() + b"\n")
-                given.seek(0)
-                status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder.path})
-                if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
-                    raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
-                if status:
-                    said = _text(errors).strip()[-500:] or "it said nothing"
-                    raise CommandError(f"the command ended with status {status}: {said}")
-                return None if task.steps else _text(output).strip() or None
-        finally:
-            folder.remove()
+        with (
+            TemporaryFolder() as folder,
+            TemporaryFile() as given,
+            TemporaryFile() as output,
+            TemporaryFile() as errors,
+        ):
+            problem, asked = task.problem, {"prompt": task.prompt, "messages": task.messages, "seed": task.seed}
+            known = {"source": problem.source, "metadata": json.loads(problem.metadata)}
+            given.write(json.dumps({**asked, "problem_id": problem.problem_id, **known}).encode() + b"\n")
+            given.seek(0)
+            status = await self._run(task, {"stdin": given, "stdout": output, "stderr": errors, "cwd": folder})
+            if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > LONGEST_OUTPUT:
+                raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
+            for text in self.argv:  # whose files the command has read by now
+                refuse_changed(text)
+            if status:
+                said = _text(errors).strip()[-500:] or "it said nothing"
+                raise CommandError(f"the command ended with status {status}: {said}")
+            return None if task.steps else _text(output).strip() or None
 
     async def _run(self, task: AgentTask, options: dict[str, Any]) -> int:
         """Run the command to its end; return its status, 128 + n for signal n; end whatever it has started.

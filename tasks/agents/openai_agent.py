@@ -1,6 +1,5 @@
 """Agents that are written against OpenAI's client: an `async def` of the user's."""
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pydantic import AfterValidator
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
+from tasks.own_code import import_own
 from tasks.registry import described_with_place
 
 Solve = Callable[..., Awaitable[object]]
@@ -23,9 +23,8 @@ def _import(entry: str) -> Solve:
     Raises:
         ValueError: there is none, or it is no `async def`.
     """
-    module_name, _, name = entry.partition(":")
     try:
-        solve = getattr(importlib.import_module(module_name), name)
+        solve = getattr(import_own(entry), entry.partition(":")[2])
     except (Exception, SystemExit) as error:  # any error of a user's module
         told = f"{described_with_place(error)}; write package.module:function, and have its folder on PYTHONPATH"
         raise ValueError(f"{entry!r} cannot be imported: {told}") from error

@@ -12,6 +12,7 @@ from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.versions import manifests
 from tasks.cluster.connection import require_token
+from tasks.own_code import Code, own_code, refuse_other
 
 _LOG_BYTES = 1_000_000
 """Bytes of a log file that are kept, from its end."""
@@ -27,14 +28,18 @@ def for_nodes(config: Config) -> dict[str, Any]:
     return values
 
 
-def open_store(config: Config, log: Path) -> Store:
+def open_store(config: Config, log: Path, code: Code) -> Store:
     """Open the store of a run in a process on a node, and the log of this process, before anything imports torch.
 
+    `code` is the flow's fingerprint of the user's code.
+
     Raises:
+        CodeChangedError: this node has other code.
         StorageError: this node does not see the run in the store.
         ValueError: Ray asks for no token on this node.
     """
     require_token()
+    refuse_other(own_code(config), code)
     keep_compiled_code_private()
     log.parent.mkdir(parents=True, exist_ok=True)
     file = logging.FileHandler(log)

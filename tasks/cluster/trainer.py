@@ -21,6 +21,7 @@ from tasks.cluster.node_process import for_nodes
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.cluster.trainer_rank import ASIDE, Line, TrainerRank
 from tasks.inference.devices import visible_devices
+from tasks.own_code import own_code
 from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
@@ -133,7 +134,7 @@ class RayTrainer:
             num_gpus=self._bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._reserved, bundle),
             runtime_env=around,
-        ).remote(for_nodes(self._config), number, node_ids)
+        ).remote(for_nodes(self._config), own_code(self._config), number, node_ids)
 
     def _answers(self, waiting: Sequence[Any], progress: Progress, limit_s: float | None = None) -> list[Any]:
         """Return the answers of all ranks; pass on what the first one tells meanwhile.

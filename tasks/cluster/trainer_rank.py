@@ -16,6 +16,7 @@ import ray
 from configs import Config
 from storage.versions.drafts import code_version
 from tasks.cluster.node_process import logs_of, open_store, store_logs
+from tasks.own_code import Code
 from tasks.train.orders import DistanceOrder, Made, RanksLostError, UpdateOrder
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ class TrainerRank:
 
     Args:
         values: the run's configuration; its paths are absolute.
+        code: the fingerprint of the user's code.
         number: the number of this rank.
         nodes: the node of each rank.
     """
 
-    def __init__(self, values: dict[str, Any], number: int, nodes: list[str]) -> None:
-        self._config = Config.model_validate(values)
+    def __init__(self, values: dict[str, Any], code: Code, number: int, nodes: list[str]) -> None:
+        self._config, self._code = Config.model_validate(values), code
         self._number, self._nodes = number, nodes
         self._device = "cpu"
         self._trainer: VersionTrainer | None = None
@@ -52,10 +54,11 @@ class TrainerRank:
 
         Raises:
             StorageError: this node does not see the run in the store.
+            CodeChangedError: this node has other code of the user's.
             ValueError: Ray asks for no token on this node.
         """
         log = logs_of(self._config) / "trainer" / f"rank-{self._number:05d}.log"
-        open_store(self._config, log)
+        open_store(self._config, log, self._code)
         _also_output_to(str(log))
         logging.getLogger("tasks").addHandler(_Forwarder(self._lines))
         with self._logging_errors():

@@ -22,6 +22,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.fetch import trim_to_limit
 from tasks.cluster.node_process import logs_of, open_store, store_logs
 from tasks.inference.engine import Engine
+from tasks.own_code import Code
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorker
@@ -43,12 +44,13 @@ class NodeWorker:
 
     Args:
         values: the run's configuration; its paths are absolute.
+        code: the fingerprint of the user's code.
         name: the name of its folder for logs.
         plays: whether it plays episodes, or only grades.
     """
 
-    def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
-        self._config = Config.model_validate(values)
+    def __init__(self, values: dict[str, Any], code: Code, name: str, *, plays: bool) -> None:
+        self._config, self._code = Config.model_validate(values), code
         self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
         # When the flow was heard last; until this process has started, it cannot hear it.
         starting = max(self._config.cluster.startup_timeout_s, self._config.train.startup_timeout_s)
@@ -112,7 +114,7 @@ class NodeWorker:
         os._exit(1)  # the reaper ends what it has started
 
     def _open_store(self) -> Store:
-        return open_store(self._config, self._logs / "process.log")
+        return open_store(self._config, self._logs / "process.log", self._code)
 
     def _open_engine(self) -> AbstractContextManager[Engine]:
         return Engine(self._config.servers, self._config.rollout, self._logs)

@@ -22,6 +22,7 @@ from tasks.cluster.node_process import for_nodes
 from tasks.cluster.placement import LostWorkers, Needs, Node, Seat, check, place, table
 from tasks.cluster.worker import NodeWorker
 from tasks.inference.devices import cpu_build
+from tasks.own_code import own_code
 from tasks.rollout.remote.jobs import CALLS, RemoteWorker
 from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.scheduler import Scheduler
@@ -55,7 +56,7 @@ class RayWorker:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 runtime_env=environment(),
             )
-            .remote(for_nodes(_of_seat(config, seat)), folder, plays=seat.plays)
+            .remote(for_nodes(_of_seat(config, seat)), own_code(config), folder, plays=seat.plays)
         )
 
     async def give(self, orders: Sequence[Orders]) -> None:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from configs import Config
 from storage import layout
 from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
+from storage.processes.folder import TemporaryFolder
 from storage.versions import aliases, manifests
 from tasks.evaluate.summary import comparison_rows, estimated
 from tasks.metrics.plotting import draw_estimates, plotted
@@ -102,8 +102,8 @@ def write_timeline(store: Store, config: Config) -> list[Event]:
     """Write nights.json and champion.png to the report folder of the retraining; return the events that they show."""
     gate, events = config.retrain.gate, read_timeline(store, config)
     folder = f"{layout.retraining(config.run.name)}/report"
-    with TemporaryDirectory(prefix="report-") as scratch:
-        picture = Path(scratch) / "champion.png"
+    with TemporaryFolder() as scratch:
+        picture = scratch / "champion.png"
         plot(events, f"{gate.target}, {measured(gate)}", picture)
         store.put(f"{folder}/{picture.name}", picture)
     store.write(f"{folder}/nights.json", json.dumps([asdict(event) for event in events], indent=1).encode())

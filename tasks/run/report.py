@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -11,6 +9,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage.errors import counted
+from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
@@ -29,8 +28,8 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
     numbers = summary(history)
     folder = f"runs/{workspace.name}/report"
-    with TemporaryDirectory(prefix="report-") as scratch:
-        curve = Path(scratch) / "learning_curve.png"
+    with TemporaryFolder() as scratch:
+        curve = scratch / "learning_curve.png"
         plot(history, curve)
         store.put(f"{folder}/{curve.name}", curve)
     store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())

@@ -42,6 +42,7 @@ from storage import interrupts
 from storage.processes.limits import OUT_OF_TIME
 from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
+from tasks.own_code import CodeChangedError, files_of
 from tasks.score import worker
 from tasks.score.interface import Answer, Reading
 from tasks.score.verdict import LIMIT_MET, Verdict
@@ -223,7 +224,8 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     def _send(self, requests: Sequence[_Request]) -> None:
         """Send requests for one function to a worker."""
-        call = [requests[0].function, [request.item for request in requests]]
+        function = requests[0].function
+        call = [function, [request.item for request in requests], files_of(function)]
         try:
             result = self._pool.schedule(worker.judge_all, args=call, timeout=self._patience_s)
         except RuntimeError:  # the pool is broken, or closed: `_replace_pool` or `close` handles the requests
@@ -238,7 +240,7 @@ class Verifier(AbstractContextManager["Verifier"]):
             for request, verdict in zip(requests, result.result(), strict=True):
                 self._settle(request, verdict, keep=request.function in worker.GRADES.values())
         elif not isinstance(failure, _FAILURES):
-            self._give_up(requests, repr(failure))
+            self._give_up(requests, str(failure) if isinstance(failure, CodeChangedError) else repr(failure))
         elif len(requests) > 1:
             for request in requests:
                 self._send([request])

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from storage.processes.limits import address_space, hard_address_space, limited, prepare_for_limits
+from tasks.own_code import Code, files_of, refuse_other
 from tasks.registry import described_with_place
 from tasks.score.interface import Answer
 from tasks.score.verdict import Verdict, checked, storable
@@ -34,15 +35,16 @@ def prepare(timeout_s: float, memory_mb: int, grade: str) -> None:
     _timeout_s, _memory = timeout_s, memory_mb * _MB
 
 
-def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
+def judge_all(name: str, items: Sequence[tuple[Any, ...]], code: Code) -> list[Verdict]:
     """Call the function `name` (`module:function`) with the arguments in each item; return its verdicts, in order.
 
-    The kernel ends the process when their time is used up.
+    The kernel ends the process when their time is used up. `code` is the fingerprint of a user's function.
 
     Raises:
         MemoryError: they exceed the memory limit; the message is the limit.
+        CodeChangedError: this process would import other code.
     """
-    function, most = _judge(name)
+    function, most = _judge(name, frozenset(code.items()))
     try:
         with limited(_timeout_s, most):  # the limits do not include the messages between processes
             return [function(*item) for item in items]
@@ -52,10 +54,11 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
 
 
 @cache
-def _judge(name: str) -> tuple[Callable[..., Verdict], int]:
+def _judge(name: str, code: frozenset[tuple[str, str]]) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
     function = resolve_name(name)
     if name not in GRADES.values():
+        refuse_other(files_of(name), dict(code))
         function = partial(_call, function)
     return function, _memory + (_idle if name in GRADES.values() else address_space())
 

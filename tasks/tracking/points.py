@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from storage.errors import DamagedError
 from storage.grouping import grouped
 from storage.objects.store import Store
+from storage.processes.folder import TemporaryFolder
 from storage.versions import manifests
 from storage.versions.datasets import read_parquet
 from storage.versions.fetch import fetch_file
@@ -57,9 +56,9 @@ def read_transcripts(store: Store, version: str) -> list[Transcript]:
     """Read the first trajectory of some problems in the first shard of a data set; none if gc has deleted it."""
     files = [file for file in manifests.read(store, version).files if file.name.endswith(".parquet")]
     columns = ["trajectory_id", "sample", "prompt", "turns"]
-    with TemporaryDirectory(prefix="transcripts-") as scratch:
+    with TemporaryFolder() as scratch:
         try:
-            rows = read_parquet(fetch_file(store, files[0], Path(scratch)), columns)
+            rows = read_parquet(fetch_file(store, files[0], scratch), columns)
             return [_transcript(row) for row in islice((row for row in rows if row["sample"] == 0), TRANSCRIPTS)]
         except (DamagedError, IndexError):  # `python -m storage verify` reports damage
             return []

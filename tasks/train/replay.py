@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import get_args
 
 import torch
@@ -29,6 +28,7 @@ from configs.schema import Config
 from configs.train import Parallel
 from storage import layout
 from storage.objects.store import Store
+from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.drafts import code_version
@@ -108,8 +108,8 @@ def _compared(
     code = {name: digest for name, digest in manifest.code.items() if name not in models}
     others |= {name for name in own.keys() | code.keys() if own.get(name) != code.get(name)}
     other = ", ".join(sorted(others))
-    with TemporaryDirectory(prefix="replay-") as folder:
-        before, made = Path(folder) / "before", Path(folder) / "made"
+    with TemporaryFolder() as folder:
+        before, made = folder / "before", folder / "made"
         trainer.make_again(order, before, made)
         if any(store.exists(layout.tombstone(each)) for each in (version, order.policy)):
             return Replayed(version, "made again; gc has deleted what to compare with", True, None, "", other)

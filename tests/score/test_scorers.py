@@ -135,7 +135,7 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
     before = scorer_fingerprint(own)
     assert scorer_fingerprint(own) == before
     module.write_text("def score(answer): return False\n")
-    own_code._files_of.cache_clear()  # as in a new process
+    own_code._read.cache_clear()  # as in a new process
     others = [
         ScoreSettings(type="environment"),
         ScoreSettings(type="environment", success="reward"),

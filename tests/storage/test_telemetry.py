@@ -1,7 +1,9 @@
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.request import urlopen
@@ -45,13 +47,25 @@ def test_a_lease_is_seen_while_it_lasts(store: Store) -> None:
     assert value(url, "faults_total", kind="trajectories", fault="set-up") is not None  # before the first of them
 
 
+def drip(connection: socket.socket, ended: threading.Event) -> None:
+    """Send a request byte by byte, never at an end."""
+    with contextlib.suppress(OSError):
+        connection.sendall(b"GET /")
+        while not ended.wait(0.3):
+            connection.sendall(b"x")
+
+
 def test_a_taken_port_and_silent_readers_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Who connects and says nothing takes one file of the process at most."""
+    """Who connects and says nothing, or a byte now and then, takes one file of the process and a second at most."""
     port = int(page().split(":")[2].split("/")[0])
     before = len(list(Path("/proc/self/fd").iterdir()))
-    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
     time.sleep(0.2)
     assert len(list(Path("/proc/self/fd").iterdir())) - before - len(silent) <= 1
+    ended = threading.Event()
+    threading.Thread(target=drip, args=[silent[0], ended], daemon=True).start()
+    assert scrape(f"http://127.0.0.1:{port}/metrics")  # after those that came before
+    ended.set()
     for connection in silent:
         connection.close()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -62,12 +62,12 @@ def start(
 def no_process_left(mark: str) -> None:
     """Wait until no process has this value of MARK in its environment."""
     deadline = time.monotonic() + 200
-    while left := [process for process in psutil.process_iter() if _mark_of(process) == mark]:
+    while left := [process for process in psutil.process_iter() if mark_of(process) == mark]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
 
-def _mark_of(process: psutil.Process) -> str | None:
+def mark_of(process: psutil.Process) -> str | None:
     try:
         return process.environ().get(MARK)
     except psutil.Error:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from storage.errors import counted
+from storage.processes.peers import only_own
 from storage.visible import visible
 from tasks.audit.report import page, wording
 
@@ -85,8 +86,8 @@ def serve(app: FastAPI, listener: socket.socket, name: str) -> None:
 
     port = listener.getsockname()[1]
     print(f"{name} is on http://{ADDRESS}:{port}/?key={require_key(app, port)} until Ctrl-C", flush=True)
-    settings = Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3)
-    Server(settings).run([listener])
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    Server(Config(app, http=only_own(), timeout_graceful_shutdown=3, **quiet)).run([listener])
 
 
 def require_key(app: FastAPI, port: int) -> str:

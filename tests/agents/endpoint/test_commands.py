@@ -13,6 +13,7 @@ from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.command_agent import CommandAgent, _apart
 from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.own_code import files_of
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 from tests.support.sandbox_helpers import wait_gone
@@ -147,3 +148,15 @@ def test_an_environment_that_fails_is_named(chat: Chat, verifier: Verifier) -> N
     (row,) = play(engine, agent, verifier, group_size=1, environment=Broken)
     assert row.status == "failed"
     assert "500 environment_failed: LookupError: no rubric" in row.reason
+
+
+def test_an_episode_of_a_command_that_was_edited_fails(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
+    """A command starts again in each episode, and plays no other code than that of the run's fingerprint."""
+    command = tmp_path / "solve.py"
+    command.write_text("print(3)")
+    files_of(str(command))
+    command.write_text("print(4)")
+    agent = CommandAgent(context(chat), argv=[sys.executable, str(command)])
+    (row,) = play(ScriptedEngine(chat, lambda *_: "3"), agent, verifier, group_size=1)
+    assert (row.status, row.fault) == ("failed", "set-up")
+    assert "solve.py changed since" in row.reason
