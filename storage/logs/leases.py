@@ -11,11 +11,16 @@ commit. The version then comes from it or from its successor, never from both; i
 versions build on it.
 
 `is_held` finds who holds a lease without taking it, `tenures` who held it and when.
+
+What is written without the lease of a run, such as an evaluation by another flow, has a lease of its own for each
+attempt (`alive`), which nobody else takes: only gc looks at it (`is_free`).
 """
 
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -173,6 +178,28 @@ def is_held(store: Store, run: str) -> str | None:
     if last is None or is_alive(last[1]["holder"]) is False:
         return None
     return None if last_sign(store, run, last[0]).get("released") else describe(last[1])
+
+
+def is_free(store: Store, run: str) -> bool:
+    """Return whether the lease of `run` is free. A holder on another machine is watched for its time to live."""
+    try:
+        newest = newest_holder(store, run)
+        return newest is None or bool(Lease(store, run)._wait_until_free(*newest))
+    except LeaseHeldError:
+        return False
+    except FileNotFoundError:  # its holder has just ended
+        return True
+
+
+@contextmanager
+def alive(store: Store, attempt: str) -> Iterator[None]:
+    """Give an attempt to write a version, `<version>/<nonce>`, a lease of its own while the block lasts."""
+    try:
+        with Lease(store, attempt, label="an attempt"):
+            yield
+    finally:
+        for item in store.walk(layout.lease(attempt)):
+            store.delete(item.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class Store:
         """Known lengths of logs by their prefix, for `storage.logs.log`."""
         self.entries: dict[int, Any] = {}
         """Known entries of the catalog by their number, for `storage.logs.catalog`."""
+        self.named: dict[str, set[str]] = {}
+        """What known versions name in their configurations, for `storage.maintenance.gc`."""
         self.backend: LocalBackend | S3Backend
         if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
