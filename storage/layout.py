@@ -24,6 +24,7 @@ manifest.json                               the commit record
 journal/<number>.json                       finished shards of a rollout, so that it can be continued
 collected.json                              the tombstone: gc deleted the data; the manifest stays
 collected-state.json                        gc deleted `state/` of a checkpoint, and no more
+withdrawn.json                              the manifest that the version had until objects of it were lost
 
 Logs of numbered entries that are created once (see `storage.logs.log`):
 catalog/<number>.json                       all attempts to commit, in order

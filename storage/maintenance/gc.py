@@ -16,23 +16,24 @@ distinguishes collected data from lost data. gc keeps
 A run that is being written collects its own checkpoints after each update, by the rules of `storage.keep`.
 """
 
+import errno
 import itertools
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from storage import layout
-from storage.errors import LeaseHeldError, counted
+from storage.errors import LeaseHeldError, StorageError, counted, first_few
 from storage.logs import catalog, leases
 from storage.maintenance.verify import Progress
 from storage.objects.interface import ObjectInfo
-from storage.objects.seal import seal
 from storage.objects.store import Store, in_parallel
-from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion, version_of
+from storage.version_names import AnnotationsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
-from storage.versions.lineage import climb_down
+from storage.versions.lineage import climb_down, descendants
 from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "annotations", "scores", "evaluation")
@@ -92,6 +93,13 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
         except LeaseHeldError as error:
             progress(f"left alone: {error}")
             done.append(Plan(planned.run, held_by=str(error)))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or leases.is_held(store, planned.run):
+                raise
+            found = plan(store, rules, planned.run)  # without a lease, for which no writer has room, either
+            for each in found:
+                _delete(store, each, rules, progress, lambda: None)
+            done += found
     return done
 
 
@@ -160,8 +168,7 @@ def _delete(store: Store, planned: Plan, rules: Rules, progress: Progress, check
     """
     check()
     for manifest in planned.versions:
-        mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
-        store.write(_tombstone(manifest), seal(mark))
+        store.write(_tombstone(manifest), b"")  # which takes no room on a full disk
     keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
     for manifest in list(planned.versions):
         if manifest.version in keep:
@@ -263,3 +270,29 @@ def _is_needed(store: Store, version: str) -> bool:
     checkpoints = (manifests.find(store, layout.checkpoint(known.run, number)) for number in following)
     made = itertools.takewhile(lambda manifest: manifest is not None, checkpoints)
     return not any(manifest.names_in("state") for manifest in made if manifest)
+
+
+def withdraw(store: Store, version: str) -> list[str]:
+    """Rename the manifest of a version that lacks objects, and those of scores and annotations of it; return them all.
+
+    They do not exist then, so what made them makes them again.
+
+    Raises:
+        StorageError: it lacks nothing, or something else names the hash of its manifest.
+        LeaseHeldError: its run is being written.
+    """
+    run = layout.run_of(version)
+    with leases.Lease(store, run, label="repair") if run else nullcontext():
+        lost = manifests.lost(store, manifests.left(store, manifests.read(store, version)))
+        made = descendants(store, version)
+        others = [node.version for node in made if node.kind not in ("scores", "annotations")]
+        if not lost or others or PolicyVersion.is_place(version):
+            raise StorageError(
+                f"{store.uri(version)} lacks {counted(len(lost), 'object')}, {first_few(others) or 'nothing else'} was "
+                "made from it: a checkpoint or what others name by its hash is not made again. Bring its objects back"
+            )
+        names = [*(node.version for node in reversed(made)), version]
+        for name in names:  # the version itself last, so that a killed repair is finished by the next
+            store.write(f"{name}/withdrawn.json", manifests.read_bytes(store, name))
+            store.delete(layout.manifest(name))
+    return names

@@ -71,11 +71,14 @@ class Store:
         return self.backend.uri(self.path(key))
 
     def exists(self, key: str) -> bool:
+        return self.find_size(key) is not None
+
+    def find_size(self, key: str) -> int | None:
+        """Return the size in bytes; None if there is no such object."""
         try:
-            self.size(key)
+            return self.size(key)
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
     def size(self, key: str) -> int:
         """Return the size in bytes. Raises FileNotFoundError."""

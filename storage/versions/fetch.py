@@ -72,7 +72,8 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 def _missing(store: Store, file: File) -> DamagedError:
     version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
     refuse_collected(store, version, state=file.name.startswith(layout.STATE))
-    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
+    remedy = f"`python -m storage repair {store.uri(version)}` lets it be made again, if nothing else was made from it"
+    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it: {remedy}")
 
 
 def _check(store: Store, file: File, fetched: Path, digest: str = "") -> None:

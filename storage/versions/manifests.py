@@ -135,15 +135,9 @@ def left(store: Store, manifest: Manifest) -> list[File]:
 
 def lost(store: Store, files: Iterable[File]) -> list[str]:
     """Return the keys of those files that the store does not have, or not with their size."""
-
-    def is_lost(file: File) -> bool:
-        try:
-            return store.size(file.path) != file.bytes
-        except FileNotFoundError:
-            return True
-
     asked = list(files)
-    return [file.path for file, gone in zip(asked, in_parallel(is_lost, asked), strict=True) if gone]
+    sizes = in_parallel(lambda file: store.find_size(file.path), asked)
+    return [file.path for file, size in zip(asked, sizes, strict=True) if size != file.bytes]
 
 
 def refuse_lost(store: Store, version: str, files: Iterable[File]) -> None:
