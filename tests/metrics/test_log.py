@@ -14,7 +14,7 @@ from storage.version_names import EvaluationVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
-from tasks.metrics.rows import by_iteration, row_of
+from tasks.metrics.rows import Row, by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
 from tasks.watch.state import State
 from tests.support.metrics_run import CONFIG, EVALUATED, EVALUATION, commit, commit_iteration, commit_run
@@ -90,8 +90,9 @@ def test_a_damaged_log_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
     log_of(store, commit_run(store))
     written = read_rows(store, "r")
     row = {name: written[-1][name] for name in ("run", "iteration", "stage", "version", "at")}
-    changes: list[dict[str, object]] = [{"iteration": "1"}, {"iteration": [1]}, {"run": None}, {"version": "r/7"}, {"version": 7}, {"at": 7},
-               {"at": "noon"}, {"at": "2027-01-01"}, {"stage": "x"}, {"grad_norm": "0.5"}, {"lr": None}]  # fmt: skip
+    heads: list[Row] = [{"iteration": "1"}, {"iteration": [1]}, {"run": None}, {"version": 7}, {"at": 7}]
+    texts: list[Row] = [{"version": "r/7"}, {"at": "noon"}, {"at": "2027-01-01"}, {"stage": "x"}]
+    changes: list[Row] = [*heads, *texts, {"grad_norm": "0.5"}, {"lr": None}]
     lines = [b"{}\n", b'{"iteration": 1', b"[]", b"7", b"\xff", b"[" * 100_000]
     for line in (*lines, *(json.dumps(row | change).encode() for change in changes)):
         store.write("runs/r/metrics/000000.jsonl", line)
