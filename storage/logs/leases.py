@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 BEATS = 4
 """Signs of life within `ttl_s`."""
+LONGEST_TTL_S = 3600.0
+"""Nobody waits longer for a sign of life, whatever an entry says."""
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Lease:
         """
         seen, since = last_sign(self.store, self.run, token), time.monotonic()
         has_moved = is_named = False
-        ttl_s = float(entry["ttl_s"] or self.ttl_s)
+        ttl_s = min(LONGEST_TTL_S, float(entry["ttl_s"] or self.ttl_s))
         while self._log.length() == token + 1:
             sign = last_sign(self.store, self.run, token)
             if sign.get("released"):
@@ -198,8 +200,11 @@ def alive(store: Store, attempt: str) -> Iterator[None]:
         with Lease(store, attempt, label="an attempt"):
             yield
     finally:
-        for item in store.walk(layout.lease(attempt)):
-            store.delete(item.path)
+        try:
+            for key in (Log(store, layout.lease(attempt)).key(0), layout.beat(attempt, 0)):
+                store.delete(key)
+        except (StorageError, OSError) as error:  # such as for credentials that may not delete
+            logger.warning("the released lease of %s is left to gc: %s", attempt, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda
     """Copy `run` to `target`, under the lease that it has there; return the manifests of what `target` lacked.
 
     Raises:
-        StorageError: there is no such run.
+        StorageError: there is no such run, or a link in it leads to what those who read the copy may not read.
         DamagedError: the run cannot be copied whole, or an object did not arrive whole.
         ConflictError: `target` has a run of this name that went another way, or that is being written.
     """
@@ -48,9 +48,12 @@ def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda
         written = (version for version in _versions(target, run) if not layout.is_written_without_lease(version))
         further = set(written).difference(manifest.version for manifest in needed)
         _refuse(target, [*sorted(further), *(own.version for own, other in pairs if other not in (None, own))])
-        for folder in ("metrics", "report", "logs"):  # which are no versions: their objects are replaced
+        home = Path(source.path(f"runs/{run}")).resolve()  # it may be a link to another disk
+        for folder in ("metrics", "report", "logs"):  # which are no versions: no hash is known, and they are replaced
             for item in source.walk(f"runs/{run}/{folder}"):
-                _copy_loose(source, target, item.path)
+                if not Path(source.path(item.path)).resolve().is_relative_to(home):
+                    raise StorageError(f"{source.uri(item.path)} is a link out of runs/{run}: cp does not follow it")
+                target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]
         for manifest in new:
             left = manifests.left(source, manifest)
@@ -100,7 +103,7 @@ def _refuse(target: Store, versions: Sequence[str]) -> None:
 def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
     for tombstone in (layout.tombstone(manifest.version, state=state) for state in (False, True)):
         if source.exists(tombstone):  # these data are gone there as here
-            _copy_loose(source, target, tombstone)
+            target.write(tombstone, b"")
     files = manifests.left(source, manifest)
     with alive(target, f"{manifest.version}/{new_nonce()}"):  # it may be of another run than the one that is leased
         in_parallel(partial(_copy_file, source, target), files, _FILES_AT_ONCE)
@@ -108,18 +111,6 @@ def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
         manifests.refuse_lost(target, manifest.version, files)
         if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
             _refuse(target, [manifest.version])
-
-
-def _copy_loose(source: Store, target: Store, key: str) -> None:
-    """Copy an object of which no manifest has a hash.
-
-    Raises:
-        StorageError: it is a link to a file elsewhere, which whoever copies may read, but not those who read the copy.
-    """
-    folder = "/".join(key.split("/")[:2])  # of the run: it may be a link to another disk
-    if source.is_local and not Path(source.path(key)).resolve().is_relative_to(Path(source.path(folder)).resolve()):
-        raise StorageError(f"{source.uri(key)} is a link out of {folder}, which cp does not follow: delete it")
-    target.write(key, source.read(key))
 
 
 def _copy_file(source: Store, target: Store, file: File) -> None:

@@ -95,7 +95,7 @@ class Manifest(_Record):
     @property
     def named(self) -> set[str]:
         """The versions that configuration and metrics name, such as a problem set, a teacher, data of `flows.fit`."""
-        texts = re.findall(r'"([^"]+)"', json.dumps([self.config, self.metrics], ensure_ascii=False))
+        texts = re.findall(r'"([^"]*[/@][^"]*)"', json.dumps([self.config, self.metrics], ensure_ascii=False))
         return {version for text in texts if (version := layout.version_in(text))}
 
     @property

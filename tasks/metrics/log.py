@@ -96,7 +96,8 @@ def _read(store: Store, key: str) -> list[Row]:
             order(row)
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise DamagedError(
-            f"{store.uri(key)} is damaged ({error!r}): delete the folder; the next flow run makes it again"
+            f"{store.uri(key)} is damaged ({type(error).__name__} {error}): "
+            "delete the folder; the next flow run makes it again"
         ) from None
     return rows
 
