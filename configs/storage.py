@@ -14,8 +14,8 @@ class Keep(Knobs):
     """Number of newest checkpoints to keep whole. The servers may still read the one before the newest."""
     every: NonNegativeInt = 20
     """Keep also every checkpoint whole whose number is a multiple of this, so that forks can begin there; 0: none for
-    this reason. Number 0, and those that an alias points at or another run began with, are always kept whole; those
-    that were evaluated keep their weights, but not the state of the optimizer."""
+    this reason. Number 0, and those that an alias points at or another run began with or names, are always kept whole;
+    those that were evaluated keep their weights, but not the state of the optimizer."""
 
 
 class Storage(Knobs):

@@ -24,16 +24,19 @@ manifest.json                               the commit record
 journal/<number>.json                       finished shards of a rollout, so that it can be continued
 collected.json                              the tombstone: gc deleted the data; the manifest stays
 collected-state.json                        gc deleted `state/` of a checkpoint, and no more
+withdrawn.json                              the manifest that the version had until objects of it were lost
 
 Logs of numbered entries that are created once (see `storage.logs.log`):
 catalog/<number>.json                       all attempts to commit, in order
 aliases/<name>/<number>.json                moves of an alias
 leases/<run>/<number>.json                  holders of the lease of a run; `beats/<number>.json` has their signs of life
+leases/<version>/<nonce>/<number>.json      the same for an attempt that no lease of a run protects, until it ends
 retraining/<name>/<number>.json             nights that began and ended (see `storage.logs.nights`)
 """
 
 import re
 
+from configs.models import CHECKPOINT
 from storage import version_names as names
 from storage.version_names import version_of
 
@@ -96,6 +99,16 @@ def checkpoint_of(text: str) -> names.PolicyVersion:
     return checkpoint(run, int(number))
 
 
+def version_in(text: str) -> names.Version | None:
+    """Return the version that a text of a configuration means: its name or URI, that of a file in it, or `RUN@N`.
+
+    >>> version_in("demo@3"), version_in("s3://bucket/x/runs/demo/checkpoints/000003"), version_in("demo")
+    ('runs/demo/checkpoints/000003', 'runs/demo/checkpoints/000003', None)
+    """
+    rest = checkpoint_of(text) if re.fullmatch(CHECKPOINT, text) else split_uri(text)[1]
+    return version_of((data_of(rest) or [rest])[0])
+
+
 def trajectories(name: str, iteration: int) -> names.TrajectoriesVersion:
     return names.TrajectoriesVersion(f"runs/{name}/trajectories/{iteration:06d}")
 
@@ -128,8 +141,8 @@ def evaluated_policy(version: str) -> names.PolicyVersion | None:
 
 
 def is_written_without_lease(key: str) -> bool:
-    """Return whether `key` lies in a run but is written without its lease: evaluations and histories."""
-    return key.split("/")[2:3] in (["evaluations"], ["history"])
+    """Return whether `key` is written without the lease of a run: evaluations, histories, and what is in no run."""
+    return run_of(key) is None or key.split("/")[2] in ("evaluations", "history")
 
 
 def history(name: str, iterations: int) -> names.HistoryVersion:
@@ -231,8 +244,8 @@ _VERSION = re.compile(
 
 
 def data_of(key: str) -> tuple[str, str] | None:
-    """Return version and nonce of the attempt that wrote `key`; None if `key` is not a data object of a version."""
-    match = _VERSION.fullmatch(key)
+    """Return version and nonce of the attempt that wrote `key`: a data object, or its lease. None for other keys."""
+    match = _VERSION.fullmatch(key.removeprefix(lease("")))
     return (match["version"], match["nonce"]) if match and match["nonce"] else None
 
 

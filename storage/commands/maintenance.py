@@ -91,8 +91,17 @@ def run_gc(store: Store, arguments: argparse.Namespace) -> Output:
     return Output(data, [table(columns, rows), *versions, "nothing was deleted: --delete does it"])
 
 
-def run_repair(store: Store, _: argparse.Namespace) -> Output:
-    """Repair the logs and show what was done. `verify` reports other problems."""
+def _add_repair(parser: argparse.ArgumentParser) -> None:
+    about = "instead withdraw these, which lack objects, so that what made them (an evaluation, a run) makes them again"
+    parser.add_argument("versions", metavar="VERSION", nargs="*", help=about)
+
+
+def run_repair(store: Store, arguments: argparse.Namespace) -> Output:
+    """Repair the logs, or withdraw versions, and show what was done. `verify` reports other problems."""
+    if arguments.versions:
+        names = [aliases.resolve_version(store, version) for version in arguments.versions]
+        gone = [each for name in names for each in gc.withdraw(store, name)]
+        return Output({"withdrawn": gone}, [f"withdrawn {name}" for name in gone])
     filled, entered = check_logs.repair(store)
     summary = (
         f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
@@ -145,7 +154,7 @@ def run_cp(store: Store, arguments: argparse.Namespace) -> Output:
 COMMANDS = {
     "verify": Command("check that versions and everything they were made from are whole", _add_verify, run_verify),
     "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, run_gc),
-    "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, run_repair),
+    "repair": Command("replace lost and damaged entries of the catalog and of other logs", _add_repair, run_repair),
     "doctor": Command("check that a root can be trusted with versions: races, permissions", no_arguments, run_doctor),
     "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, run_export),
     "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, run_cp),

@@ -11,11 +11,16 @@ commit. The version then comes from it or from its successor, never from both; i
 versions build on it.
 
 `is_held` finds who holds a lease without taking it, `tenures` who held it and when.
+
+What is written without the lease of a run, such as an evaluation by another flow, has a lease of its own for each
+attempt (`alive`), which nobody else takes: only gc looks at it (`is_free`).
 """
 
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 BEATS = 4
 """Signs of life within `ttl_s`."""
+LONGEST_TTL_S = 3600.0
+"""Nobody waits longer for a sign of life, whatever an entry says."""
 
 
 @dataclass
@@ -112,7 +119,7 @@ class Lease:
         """
         seen, since = last_sign(self.store, self.run, token), time.monotonic()
         has_moved = is_named = False
-        ttl_s = float(entry["ttl_s"] or self.ttl_s)
+        ttl_s = min(LONGEST_TTL_S, float(entry["ttl_s"] or self.ttl_s))
         while self._log.length() == token + 1:
             sign = last_sign(self.store, self.run, token)
             if sign.get("released"):
@@ -173,6 +180,31 @@ def is_held(store: Store, run: str) -> str | None:
     if last is None or is_alive(last[1]["holder"]) is False:
         return None
     return None if last_sign(store, run, last[0]).get("released") else describe(last[1])
+
+
+def is_free(store: Store, run: str) -> bool:
+    """Return whether the lease of `run` is free. A holder on another machine is watched for its time to live."""
+    try:
+        newest = newest_holder(store, run)
+        return newest is None or bool(Lease(store, run)._wait_until_free(*newest))
+    except LeaseHeldError:
+        return False
+    except FileNotFoundError:  # its holder has just ended
+        return True
+
+
+@contextmanager
+def alive(store: Store, attempt: str) -> Iterator[None]:
+    """Give an attempt to write a version, `<version>/<nonce>`, a lease of its own while the block lasts."""
+    try:
+        with Lease(store, attempt, label="an attempt"):
+            yield
+    finally:
+        try:
+            for key in (Log(store, layout.lease(attempt)).key(0), layout.beat(attempt, 0)):
+                store.delete(key)
+        except (StorageError, OSError) as error:  # such as for credentials that may not delete
+            logger.warning("the released lease of %s is left to gc: %s", attempt, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,33 +11,31 @@ Before that, each data object is read back and compared with its sha256. So a co
 next one, and one that is repeated adds what is new.
 """
 
-import re
 from collections.abc import Sequence
 from functools import partial
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
 from storage.logs import catalog
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, alive
 from storage.maintenance.verify import Progress
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import TemporaryFolder
-from storage.version_names import version_of
 from storage.versions import aliases, manifests
+from storage.versions.drafts import new_nonce
 from storage.versions.fetch import fetch_file
 from storage.versions.lineage import climb_down, scores_of
 from storage.versions.manifests import File, Manifest
 from storage.visible import Fleeting
 
 _FILES_AT_ONCE = 4
-_NAME = re.compile(rf'"((?:{"|".join(layout.AREAS)})/[^"]+)"')
 
 
 def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda _: None) -> list[Manifest]:
     """Copy `run` to `target`, under the lease that it has there; return the manifests of what `target` lacked.
 
     Raises:
-        StorageError: there is no such run.
+        StorageError: there is no such run, or a link in it leads to what those who read the copy may not read.
         DamagedError: the run cannot be copied whole, or an object did not arrive whole.
         ConflictError: `target` has a run of this name that went another way, or that is being written.
     """
@@ -49,8 +47,11 @@ def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda
         written = (version for version in _versions(target, run) if not layout.is_written_without_lease(version))
         further = set(written).difference(manifest.version for manifest in needed)
         _refuse(target, [*sorted(further), *(own.version for own, other in pairs if other not in (None, own))])
-        for folder in ("metrics", "report", "logs"):  # which are no versions: their objects are replaced
+        home = Path(source.path(f"runs/{run}")).resolve()  # it may be a link to another disk
+        for folder in ("metrics", "report", "logs"):  # which are no versions: no hash is known, and they are replaced
             for item in source.walk(f"runs/{run}/{folder}"):
+                if not Path(source.path(item.path)).resolve().is_relative_to(home):
+                    raise StorageError(f"{source.uri(item.path)} is a link out of runs/{run}: cp does not follow it")
                 target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]
         for manifest in new:
@@ -76,8 +77,7 @@ def _needed(source: Store, run: str) -> list[Manifest]:
     """Return the manifests of everything that the copy of a run needs, oldest first."""
     if not (own := _versions(source, run)):
         raise StorageError(f"there is no run {run!r} in {source.root}: `python -m storage ls --kind run` lists them")
-    texts = in_parallel(partial(manifests.read_bytes, source), own)
-    named = {name for text in texts for name in _NAME.findall(text.decode(errors="replace")) if version_of(name)}
+    named = {name for manifest in in_parallel(partial(manifests.read, source), own) for name in manifest.named}
     begun = manifests.find(source, layout.run(run))
     if data := begun and begun.knob("fit.data"):
         scores = scores_of(catalog.read_all(source))
@@ -102,11 +102,14 @@ def _refuse(target: Store, versions: Sequence[str]) -> None:
 def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
     for tombstone in (layout.tombstone(manifest.version, state=state) for state in (False, True)):
         if source.exists(tombstone):  # these data are gone there as here
-            target.write(tombstone, source.read(tombstone))
-    in_parallel(partial(_copy_file, source, target), manifests.left(source, manifest), _FILES_AT_ONCE)
-    catalog.enter(target, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
-    if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
-        _refuse(target, [manifest.version])
+            target.write(tombstone, b"")
+    files = manifests.left(source, manifest)
+    with alive(target, f"{manifest.version}/{new_nonce()}"):  # it may be of another run than the one that is leased
+        in_parallel(partial(_copy_file, source, target), files, _FILES_AT_ONCE)
+        catalog.enter(target, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
+        manifests.refuse_lost(target, manifest.version, files)
+        if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
+            _refuse(target, [manifest.version])
 
 
 def _copy_file(source: Store, target: Store, file: File) -> None:

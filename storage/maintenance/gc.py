@@ -5,34 +5,35 @@ distinguishes collected data from lost data. gc keeps
 
 - versions that an alias points at, and all their ancestors; for the alias `<run>/latest`, which the pipeline moves
   itself, only the version;
-- checkpoints with which other runs began;
+- checkpoints with which other runs began, and what the configurations of runs name, such as teachers, judges and the
+  data sets of a `flows.fit` with their scores, also if nothing was made of it yet;
 - of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more back to the newest
   checkpoint that has a train state (`train.state_every`);
 - data sets that no checkpoint with a train state was trained on yet, and shards with which a killed rollout can be
   continued;
-- data sets and scores of a `flows.fit` that has not ended, even if nobody will continue it;
 - everything of a run that is being written, and leftovers younger than `older_than_s`.
 
 A run that is being written collects its own checkpoints after each update, by the rules of `storage.keep`.
 """
 
+import errno
 import itertools
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from storage import layout
-from storage.errors import LeaseHeldError, counted
+from storage.errors import LeaseHeldError, StorageError, counted, first_few
 from storage.logs import catalog, leases
 from storage.maintenance.verify import Progress
 from storage.objects.interface import ObjectInfo
-from storage.objects.seal import seal
 from storage.objects.store import Store, in_parallel
-from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion, version_of
+from storage.version_names import AnnotationsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
-from storage.versions.lineage import climb_down
+from storage.versions.lineage import climb_down, descendants
 from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "annotations", "scores", "evaluation")
@@ -92,6 +93,13 @@ def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> 
         except LeaseHeldError as error:
             progress(f"left alone: {error}")
             done.append(Plan(planned.run, held_by=str(error)))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or leases.is_held(store, planned.run):
+                raise
+            found = plan(store, rules, planned.run)  # without a lease, for which no writer has room, either
+            for each in found:
+                _delete(store, each, rules, progress, lambda: None)
+            done += found
     return done
 
 
@@ -129,24 +137,27 @@ def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
     attempts: dict[str, list[ObjectInfo]] = defaultdict(list)
     leftovers: list[ObjectInfo] = []
     for item in store.walk(folder):
-        leased = layout.run_of(item.path) and not layout.is_written_without_lease(item.path)
-        if item.modified >= (before if leased else before_unleased):
+        if item.modified >= (before_unleased if layout.is_written_without_lease(item.path) else before):
             continue
         if data := layout.data_of(item.path):
             attempts[data[0]].append(item)
         elif _TEMPORARY.fullmatch(item.path) or item.path.startswith("doctor/"):
             leftovers.append(item)
-    needed = in_parallel(lambda version: _needed(store, version), attempts)
-    for items, keys in zip(attempts.values(), needed, strict=True):
-        leftovers += [item for item in items if item.path not in keys]
-    return leftovers
+    unneeded = in_parallel(lambda version: _unneeded(store, version, attempts[version]), attempts)
+    return [*leftovers, *itertools.chain.from_iterable(unneeded)]
 
 
-def _needed(store: Store, version: str) -> set[str]:
-    """Return the keys in a version's manifest, or those of the shards with which a killed rollout can be continued."""
-    if manifest := manifests.find(store, version):
-        return {file.path for file in manifest.files}
-    return set(drafts.shards(store, version))
+def _unneeded(store: Store, version: str, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """Return those of the found objects that neither a version's manifest nor a killed rollout's continuation needs.
+
+    While an attempt lives that has a lease of its own, all are needed: it may have been written by several processes.
+    """
+    own = {layout.data_of(item.path) for item in store.walk(layout.lease(version))}
+    if not all(leases.is_free(store, "/".join(attempt)) for attempt in own if attempt):
+        return []
+    manifest = manifests.find(store, version)  # only now: an attempt that has just ended is committed
+    needed = {file.path for file in manifest.files} if manifest else drafts.shards(store, version).keys()
+    return [item for item in found if item.path not in needed]
 
 
 def _delete(store: Store, planned: Plan, rules: Rules, progress: Progress, check: Callable[[], object]) -> None:
@@ -157,8 +168,7 @@ def _delete(store: Store, planned: Plan, rules: Rules, progress: Progress, check
     """
     check()
     for manifest in planned.versions:
-        mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
-        store.write(_tombstone(manifest), seal(mark))
+        store.write(_tombstone(manifest), b"")  # which takes no room on a full disk
     keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
     for manifest in list(planned.versions):
         if manifest.version in keep:
@@ -181,7 +191,7 @@ def _tombstone(planned: Manifest) -> str:
 
 
 def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
-    """Return the versions that aliases (those they point at, their ancestors and evaluations), forks or fits keep."""
+    """Return the versions that aliases (those they point at, their ancestors and evaluations), or other runs keep."""
     newest = {name: aliases.current(store, name, moves) for name, moves in aliases.names(store).items()}
     pointed = {move.version for move in newest.values() if move}
     heads = [move.version for name, move in newest.items() if move and not name.endswith("/latest")]
@@ -189,25 +199,18 @@ def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) ->
     evaluations = {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
     made = ((entry.version, parent) for entry in entries if entry.kind == "checkpoint" for parent in entry.parents)
     forked = {parent for version, parent in made if layout.run_of(parent) != layout.run_of(version)}
-    fitted = _fitted(store, entries) if "trajectories" in rules.kinds or "scores" in rules.kinds else set[str]()
-    return pointed | older | evaluations | forked | fitted
+    named = _named(store, entries, pointed)
+    graded = {entry.version for entry in entries if entry.kind == "scores" and named.intersection(entry.parents)}
+    return pointed | older | evaluations | forked | named | graded
 
 
-def _fitted(store: Store, entries: Sequence[catalog.CatalogEntry]) -> set[str]:
-    """Return the data sets and scores that runs of `flows.fit` need, until they have ended with a train state."""
-    runs = in_parallel(lambda entry: manifests.find(store, entry.version), [e for e in entries if e.kind == "run"])
-    fits = [(run.version, data) for run in runs if run and (data := run.knob("fit.data"))]
-    needed = {version for run, data in fits if not _has_ended(store, entries, run) for version in data}
-    return needed | {each.version for each in entries if each.kind == "scores" and needed.intersection(each.parents)}
-
-
-def _has_ended(store: Store, entries: Sequence[catalog.CatalogEntry], run: str) -> bool:
-    """Return whether the newest checkpoint of a run is its last one, and has a train state."""
-    name = layout.run_of(run)
-    made = (entry.version for entry in entries if entry.kind == "checkpoint" and layout.run_of(entry.version) == name)
-    newest = next(filter(None, (manifests.find(store, version) for version in sorted(made, reverse=True))), None)
-    number = layout.number_of(newest.version) if newest else None
-    return bool(newest and number == newest.number("run.iterations") and newest.names_in("state"))
+def _named(store: Store, entries: Sequence[catalog.CatalogEntry], newest: set[str]) -> set[str]:
+    """Return what configurations of runs name: those with which they began, and those of their `newest` versions."""
+    begun = {entry.version for entry in entries if entry.kind == "run" or entry.version.endswith("/checkpoints/000000")}
+    unread = [version for version in begun | newest if version not in store.named]
+    for manifest in filter(None, in_parallel(lambda version: manifests.find(store, version), unread)):
+        store.named[manifest.version] = manifest.named
+    return set().union(*store.named.values())
 
 
 def deletable(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules, run: str | None) -> list[Manifest]:
@@ -267,3 +270,29 @@ def _is_needed(store: Store, version: str) -> bool:
     checkpoints = (manifests.find(store, layout.checkpoint(known.run, number)) for number in following)
     made = itertools.takewhile(lambda manifest: manifest is not None, checkpoints)
     return not any(manifest.names_in("state") for manifest in made if manifest)
+
+
+def withdraw(store: Store, version: str) -> list[str]:
+    """Rename the manifest of a version that lacks objects, and those of scores and annotations of it; return them all.
+
+    They do not exist then, so what made them makes them again.
+
+    Raises:
+        StorageError: it lacks nothing, or something else names the hash of its manifest.
+        LeaseHeldError: its run is being written.
+    """
+    run = layout.run_of(version)
+    with leases.Lease(store, run, label="repair") if run else nullcontext():
+        lost = manifests.lost(store, manifests.left(store, manifests.read(store, version)))
+        made = descendants(store, version)
+        others = [node.version for node in made if node.kind not in ("scores", "annotations")]
+        if not lost or others or PolicyVersion.is_place(version):
+            raise StorageError(
+                f"{store.uri(version)} lacks {counted(len(lost), 'object')}, {first_few(others) or 'nothing else'} was "
+                "made from it: a checkpoint or what others name by its hash is not made again. Bring its objects back"
+            )
+        names = [*(node.version for node in reversed(made)), version]
+        for name in names:  # the version itself last, so that a killed repair is finished by the next
+            store.write(f"{name}/withdrawn.json", manifests.read_bytes(store, name))
+            store.delete(layout.manifest(name))
+    return names

@@ -4,12 +4,16 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from storage.errors import StorageError
+from storage.errors import DamagedError, StorageError
 from storage.objects.interface import ObjectInfo
+
+LARGEST_READ = 2**28
+"""Most bytes of a file that is read at once, such as an entry of a log; one with holes takes no room on the disk."""
 
 
 class LocalBackend:
@@ -25,7 +29,9 @@ class LocalBackend:
         return _file(path).stat().st_size
 
     def read(self, path: str) -> bytes:
-        return _file(path).read_bytes()
+        if (size := self.size(path)) > LARGEST_READ:
+            raise DamagedError(f"{path} has {size:,} bytes, more than any file that is read at once: move it elsewhere")
+        return Path(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
         """Create or replace the object. A reader sees the old object or the new one, never a part."""
@@ -60,7 +66,8 @@ class LocalBackend:
                 path = os.path.join(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # deleted since the folder was listed
                     status = os.stat(path, follow_symlinks=False)
-                    yield ObjectInfo(path, status.st_size, status.st_mtime)
+                    if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):  # others are no objects
+                        yield ObjectInfo(path, status.st_size, status.st_mtime)
 
     def uri(self, path: str) -> str:
         return path

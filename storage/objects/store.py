@@ -40,6 +40,8 @@ class Store:
         """Known lengths of logs by their prefix, for `storage.logs.log`."""
         self.entries: dict[int, Any] = {}
         """Known entries of the catalog by their number, for `storage.logs.catalog`."""
+        self.named: dict[str, set[str]] = {}
+        """What known versions name in their configurations, for `storage.maintenance.gc`."""
         self.backend: LocalBackend | S3Backend
         if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
@@ -69,11 +71,14 @@ class Store:
         return self.backend.uri(self.path(key))
 
     def exists(self, key: str) -> bool:
+        return self.find_size(key) is not None
+
+    def find_size(self, key: str) -> int | None:
+        """Return the size in bytes; None if there is no such object."""
         try:
-            self.size(key)
+            return self.size(key)
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
     def size(self, key: str) -> int:
         """Return the size in bytes. Raises FileNotFoundError."""

@@ -8,7 +8,7 @@ Example: a `Draft` of version V = runs/demo/scores/000003/1f0c4a7b gets the nonc
 
 Of two writers of one version the first wins. The second gets the winner's manifest; if it holds the lease of the run,
 where no other writer is expected, it gets ConflictError. A killed attempt leaves objects that no manifest names; `gc`
-deletes them later.
+deletes them later. An attempt that is alive is known to gc by a lease: that of the run or, without it, one of its own.
 
 The finished shards of a `JournaledDraft` outlive their writer: a killed rollout is continued, not repeated. After step
 1 each shard is entered into the journal, the numbered log V/journal. A writer that continues the version takes over
@@ -24,6 +24,7 @@ import subprocess
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
@@ -35,14 +36,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError
 from storage.logs import catalog
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, alive
 from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
 from storage.telemetry.spans import span
 from storage.versions.fetch import fetch_file
-from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
+from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read, refuse_lost
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,16 @@ class Draft:
         """The notes of the adopted shards, in order."""
         self._scratch = TemporaryFolder()
         self.scratch = self._scratch.path
+        without_lease = layout.is_written_without_lease(version)
+        self._alive = alive(store, f"{version}/{self.nonce}") if without_lease else nullcontext()
 
     def __enter__(self) -> Self:
+        self._alive.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._scratch.remove()
+        self._alive.__exit__(*error)
 
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
         """Hash and upload the local file `path` as `name`."""
@@ -151,7 +156,7 @@ class Draft:
         `base` is the checkpoint that an adapter changes.
 
         Raises:
-            DamagedError: a parent was never committed, or its manifest is damaged.
+            DamagedError: a parent was never committed, or its manifest is damaged; or something that was added is gone.
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
@@ -175,6 +180,8 @@ class Draft:
             catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
             if provenance.fence:
                 provenance.fence.check()
+            known = {file.path for file in self.adopted}  # which were read before
+            refuse_lost(self.store, self.version, [file for file in self.files if file.path not in known])
             # Without code of the user's or a base, programs that do not know these fields still read the manifest.
             stored = manifest.model_dump_json(
                 exclude={name for name in ("code", "base") if not getattr(manifest, name)}

@@ -53,14 +53,14 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
     if store.is_local:
         if not path.is_file():  # reading a pipe or a device may never end
             raise _missing(store, file)
-        _check(store, file, sha256(path), path)
+        _check(store, file, path)
     elif path.is_file() and sha256(path) == file.sha256:  # a copy in the cache may have been damaged since
         os.utime(path)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")  # so that the file appears as a whole
         try:
-            _check(store, file, store.get(file.path, partial), partial)
+            _check(store, file, partial, store.get(file.path, partial))
             partial.replace(path)
         except FileNotFoundError:
             raise _missing(store, file) from None
@@ -72,13 +72,14 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 def _missing(store: Store, file: File) -> DamagedError:
     version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
     refuse_collected(store, version, state=file.name.startswith(layout.STATE))
-    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
+    remedy = f"`python -m storage repair {store.uri(version)}` lets it be made again, if nothing else was made from it"
+    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it: {remedy}")
 
 
-def _check(store: Store, file: File, digest: str, fetched: Path) -> None:
+def _check(store: Store, file: File, fetched: Path, digest: str = "") -> None:
     if (size := fetched.stat().st_size) != file.bytes:
         raise DamagedError(f"{store.uri(file.path)} has {size} bytes, its manifest says {file.bytes}: it is damaged")
-    if digest != file.sha256:
+    if (digest or sha256(fetched)) != file.sha256:
         raise DamagedError(f"{store.uri(file.path)} does not match the sha256 in its manifest: it is damaged")
 
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -9,11 +11,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from configs import up_to_date
 from storage import layout
-from storage.errors import DamagedError, StorageError
+from storage.errors import DamagedError, StorageError, first_few
 from storage.logs.log import first_free
 from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.version_names import PolicyVersion, version_of
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
@@ -91,6 +93,12 @@ class Manifest(_Record):
         return value
 
     @property
+    def named(self) -> set[str]:
+        """The versions that configuration and metrics name, such as a problem set, a teacher, data of `flows.fit`."""
+        texts = re.findall(r'"([^"]*[/@][^"]*)"', json.dumps([self.config, self.metrics], ensure_ascii=False))
+        return {version for text in texts if (version := layout.version_in(text))}
+
+    @property
     def parent_names(self) -> list[str]:
         return [parent.version for parent in self.parents]
 
@@ -123,6 +131,22 @@ def left(store: Store, manifest: Manifest) -> list[File]:
         return [file for file in manifest.files if file.name == layout.SELECTION]
     whole = not store.exists(layout.tombstone(manifest.version, state=True))
     return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
+
+
+def lost(store: Store, files: Iterable[File]) -> list[str]:
+    """Return the keys of those files that the store does not have, or not with their size."""
+    asked = list(files)
+    sizes = in_parallel(lambda file: store.find_size(file.path), asked)
+    return [file.path for file, size in zip(asked, sizes, strict=True) if size != file.bytes]
+
+
+def refuse_lost(store: Store, version: str, files: Iterable[File]) -> None:
+    """Raise DamagedError if a version cannot be committed, because some of its files are not stored any more."""
+    if gone := lost(store, files):
+        raise DamagedError(
+            f"{store.uri(version)} was not committed: {first_few(gone)} was deleted or cut since it was written. Find "
+            "out what deletes in this store; then the same command makes it again"
+        )
 
 
 def bytes_left(store: Store, manifest: Manifest) -> int:

@@ -9,13 +9,14 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store, in_parallel
 from storage.version_names import ProblemsVersion, ScoresVersion, select, version_of
 from storage.versions import manifests
-from tasks.metrics.rows import STAGES, Row, by_iteration, order, row_of
+from tasks.metrics.rows import HEAD, STAGES, Row, by_iteration, numbers_of, order, row_of
 
 logger = logging.getLogger(__name__)
 PER_FILE = 100
@@ -88,11 +89,15 @@ def _read(store: Store, key: str) -> list[Row]:
     try:
         rows: list[Row] = [json.loads(line) for line in store.read(key).splitlines()]
         for row in rows:
-            assert isinstance(row["version"], str)
+            assert [type(row[name]) for name in HEAD] == [str, int, str, str, str]
+            assert {type(value) for value in numbers_of(row).values()} <= {int, float}
+            assert version_of(row["version"])
+            assert datetime.fromisoformat(row["at"]).tzinfo
             order(row)
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise DamagedError(
-            f"{store.uri(key)} is damaged ({error!r}): delete the folder; the next flow run makes it again"
+            f"{store.uri(key)} is damaged ({type(error).__name__} {error}): "
+            "delete the folder; the next flow run makes it again"
         ) from None
     return rows
 
@@ -107,7 +112,10 @@ def _write(store: Store, rows: Iterable[Row]) -> None:
     for key, new in files.items():
         try:
             known = {row["version"]: row for row in _read(store, key)}
-        except (FileNotFoundError, DamagedError):
+        except FileNotFoundError:
+            known = {}
+        except DamagedError as error:
+            logger.warning("%s", error)
             known = {}
         if known | new != known:
             lines = [f"{json.dumps(row)}\n" for row in sorted((known | new).values(), key=order)]

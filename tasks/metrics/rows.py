@@ -19,7 +19,7 @@ from storage import layout
 from storage.versions.manifests import Manifest
 
 Row = dict[str, Any]
-_HEAD = "run", "iteration", "stage", "version", "at"
+HEAD = "run", "iteration", "stage", "version", "at"
 STAGES = {"trajectories": "rollout", "scores": "score", "checkpoint": "train"}
 """The stages of an iteration by the kinds of the versions that they commit."""
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -121,7 +121,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def numbers_of(row: Row) -> dict[str, float]:
     """Return the metrics of a row, without what identifies it."""
-    return {name: value for name, value in row.items() if name not in _HEAD}
+    return {name: value for name, value in row.items() if name not in HEAD}
 
 
 def by_iteration(rows: Iterable[Row], *, evaluations: bool = False) -> dict[int, Row]:

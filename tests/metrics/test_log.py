@@ -14,8 +14,9 @@ from storage.version_names import EvaluationVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
-from tasks.metrics.rows import by_iteration, row_of
+from tasks.metrics.rows import Row, by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
+from tasks.watch.state import State
 from tests.support.metrics_run import CONFIG, EVALUATED, EVALUATION, commit, commit_iteration, commit_run
 
 
@@ -83,17 +84,28 @@ def test_rows_of_a_run_without_a_log_are_made(tmp_path: Path) -> None:
     assert read_rows(begun, "r") == []  # it has a log, so nobody reads manifests at every look until the first row
 
 
-def test_a_damaged_log_is_named(tmp_path: Path) -> None:
+def test_a_damaged_log_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A reader is told which file it is, and that it can be deleted; the next flow run makes it again."""
     store = Store(f"{tmp_path}")
     log_of(store, commit_run(store))
     written = read_rows(store, "r")
-    for line in (b"{}\n", b'{"iteration": 1', b"[]", b'{"iteration": 0, "stage": "train", "at": ""}'):
+    row = {name: written[-1][name] for name in ("run", "iteration", "stage", "version", "at")}
+    heads: list[Row] = [{"iteration": "1"}, {"iteration": [1]}, {"run": None}, {"version": 7}, {"at": 7}]
+    texts: list[Row] = [{"version": "r/7"}, {"at": "noon"}, {"at": "2027-01-01"}, {"stage": "x"}]
+    changes: list[Row] = [*heads, *texts, {"grad_norm": "0.5"}, {"lr": None}]
+    lines = [b"{}\n", b'{"iteration": 1', b"[]", b"7", b"\xff", b"[" * 100_000]
+    for line in (*lines, *(json.dumps(row | change).encode() for change in changes)):
         store.write("runs/r/metrics/000000.jsonl", line)
         with pytest.raises(DamagedError, match=r"000000.jsonl is damaged(.|\n)*delete"):
             read_rows(store, "r")
+        with pytest.raises(DamagedError, match=r"000000.jsonl is damaged"):
+            State(store, "r")
         catch_up(store, "r")
         assert read_rows(store, "r") == written
+    store.write("runs/r/metrics/000000.jsonl", b"[]")
+    caplog.clear()
+    record(store, written[-1]["version"])  # as a run that is going on does: the others are gone until the next one
+    assert "000000.jsonl is damaged" in caplog.text
 
 
 def test_runs_are_printed_and_overlaid(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from storage.__main__ import main
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
+from storage.maintenance import gc
 from storage.maintenance.check_logs import check_logs
 from storage.maintenance.copying import copy_run
 from storage.maintenance.verify import verify
@@ -127,6 +129,60 @@ def test_a_fit_that_has_just_begun_brings_its_data_and_their_scores(source: Stor
     copied = {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "fitted")}
     (scores,) = scores_of(catalog.read_all(source))[played]
     assert {played, scores, imported, layout.run("imported")} <= copied
+
+
+def test_a_teacher_comes_along(source: Store, tmp_path: Path) -> None:
+    """A run needs the checkpoint that teaches it, of which no version of it is made."""
+    with Draft(source, layout.run("taught"), "run") as draft:
+        draft.commit(Provenance(config={"models": {"teacher": {"checkpoint": f"{RUN}@1"}}}), [])
+    assert SECOND in {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "taught")}
+
+
+def test_gc_at_the_target_leaves_a_copy_alone(source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy holds the lease of its run only, but also brings versions of other runs."""
+    target, enter = Store(str(tmp_path / "target")), catalog.enter
+
+    def collect_first(*arguments: Any) -> None:
+        gc.collect(Store(target.root), gc.Rules(older_than_s=-1))
+        enter(*arguments)
+
+    monkeypatch.setattr(catalog, "enter", collect_first)
+    copied = copy_run(source, target, RUN)
+    assert_whole(target, [manifest.version for manifest in copied])
+
+
+def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None:
+    """A link in the source must not carry a file of whoever copies to those who read the copy; a pipe ends nothing."""
+    target, secret = Store(str(tmp_path / "target")), tmp_path / "etc" / "shadow"
+    secret.parent.mkdir()
+    secret.write_text("root:$y$j9T")
+    Path(source.path(f"runs/{RUN}/metrics")).mkdir(exist_ok=True)
+    os.mkfifo(source.path(f"runs/{RUN}/metrics/pipe"))
+    for name, to in (("logs", secret.parent), ("metrics/x.jsonl", secret), ("report/page.html", secret)):
+        link = Path(source.path(f"runs/{RUN}/{name}"))
+        link.symlink_to(to)
+        with pytest.raises(StorageError, match=rf"{name}.* is a link out of runs/{RUN}: cp does not"):
+            copy_run(source, target, RUN)
+        link.unlink()
+    shutil.move(source.path(f"runs/{RUN}"), tmp_path / "other disk")
+    Path(source.path(f"runs/{RUN}")).symlink_to(tmp_path / "other disk")
+    copy_run(source, target, RUN)
+    assert target.exists(REPORT)
+    assert not [item for item in target.walk() if b"root:$y$j9T" in target.read(item.path)]
+
+
+@pytest.mark.parametrize("key", [f"runs/{RUN}/logs/x/node.log", "catalog/00000003.json", f"leases/{RUN}/00000000.json"])
+def test_a_file_of_holes_is_not_read_whole(source: Store, tmp_path: Path, key: str) -> None:
+    """Its terabyte is on no disk, and would take all memory."""
+    path = Path(source.path(key))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.truncate(2**40)
+    if "logs" in key:
+        with pytest.raises(StorageError, match=r"node.log has 1,099,511,627,776 bytes"):
+            copy_run(source, Store(str(tmp_path / "target")), RUN)
+    else:
+        assert any("1,099,511,627,776" in finding.problem for finding in check_logs(source).findings)
 
 
 def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:

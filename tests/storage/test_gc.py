@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,12 +16,14 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs import leases
 from storage.logs.leases import Lease
+from storage.logs.log import Log
 from storage.maintenance import gc as garbage
 from storage.maintenance.copying import copy_run
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion
+from storage.processes.identity import own_identity
+from storage.version_names import PolicyVersion, Version
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.fetch import fetch
@@ -170,6 +174,43 @@ def test_a_live_run_is_not_touched(any_store: Store) -> None:
     assert leases.is_held(any_store, "r") is None
 
 
+def add(draft: Draft, name: str) -> str:
+    """Add a file to a draft and return its key."""
+    path = draft.scratch / "part"
+    path.write_text(name)
+    return draft.add(path, name).path
+
+
+@pytest.mark.parametrize(
+    "version", [layout.evaluation(layout.checkpoint("r", 0), "held-out", "greedy-1f"), layout.problems("1f0c")]
+)
+def test_what_is_written_without_the_lease_of_a_run_is_not_touched(
+    any_store: Store, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither `--older-than-hours 0` nor a clock that is days ahead lets gc delete from an attempt that is alive.
+
+    What killed ones have left goes: at once if they were on this machine, else after their lease's time to live.
+    """
+    kind = cast("manifests.Kind", version.kind)
+    with Draft(any_store, version, kind) as living:
+        kept, dead = add(living, "rows"), list[str]()
+        for changed in ({"started": 1}, {"machine": "another"}):
+            killed = Draft(any_store, version, kind)
+            dead.append(add(killed, "rows"))
+            entry = {"holder": own_identity() | changed, "label": "", "at": "2026", "ttl_s": 0.1}
+            log = Log(any_store, layout.lease(f"{version}/{killed.nonce}"))
+            assert log.put(0, entry)
+            dead.append(log.key(0))
+        monkeypatch.setattr(garbage, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86400))
+        garbage.collect(any_store, NOW)
+        assert any_store.exists(kept)
+        living.commit(Provenance(config={}), [])
+    garbage.collect(any_store, NOW)
+    assert has_data(any_store, version)
+    assert not any(map(any_store.exists, dead))
+    assert [*any_store.walk(layout.lease(version))] == []
+
+
 def test_leftovers_go_when_old(store: Store) -> None:
     """Old objects of attempts that were not committed and old temporary files are deleted.
 
@@ -227,7 +268,7 @@ def test_only_keys_as_versions_have_them_are_data(key: str, data: tuple[str, str
 
 
 def test_what_a_fit_of_another_run_needs_stays(store: Store) -> None:
-    """Data sets and scores that `flows.fit` has not used yet stay until its last update; used ones stay anyway."""
+    """Data sets that `flows.fit` names stay with their scores, also those that it has not used yet."""
     chain(store, "played", 8)
     data = [layout.trajectories("played", number) for number in range(3)]
     scores = [commit(store, layout.scores("played", n, "f00d"), "scores", [data[n]], {}) for n in range(3)]
@@ -244,5 +285,25 @@ def test_what_a_fit_of_another_run_needs_stays(store: Store) -> None:
         assert data[2] in deleted()
         parents = [newest, data[0], scores[0]]
         newest = commit(store, layout.checkpoint("fitted", number), "checkpoint", parents, settings)
-    assert {data[0], scores[0]}.isdisjoint(deleted())
-    assert data[1] in deleted()
+    assert {*data[:2], *scores[:2]}.isdisjoint(deleted())
+
+
+def test_what_other_runs_name_stays(any_store: Store) -> None:
+    """A policy stays that a run is taught, judged or begun by, though no version was made from it yet.
+
+    The configuration of a run may be corrected until policy version 0, and where its models are later.
+    """
+    versions = chain(any_store, "r", 12)
+    begun = {"policy": {"fork": "r@2"}, "models": {"teacher": {"checkpoint": "r@3"}}}
+    commit(any_store, layout.run("named"), "run", [], dict(begun))
+    inside = any_store.uri(f"{versions[4]}/{read(any_store, versions[4]).nonce}/model")
+    corrected = {"policy": {"path": any_store.uri(versions[5])}, "models": {"judge": {"path": inside}}}
+    commit(any_store, layout.checkpoint("named", 0), "checkpoint", [], dict(corrected))
+    moved = {"models": {"reward": {"path": any_store.uri(versions[6])}}}
+    newest = commit(any_store, layout.checkpoint("named", 1), "checkpoint", [], dict(moved))
+    aliases.advance(any_store, "named/latest", newest)
+    with Lease(any_store, "r") as lease:
+        garbage.collect_leased(any_store, lease, Rules(keep_last=1, ancestors=False, evaluated=True))
+    assert with_data(any_store, versions) == [0, 2, 3, 4, 5, 6, 11]
+    garbage.collect(any_store, Rules(keep_last=1))
+    assert with_data(any_store, versions) == [0, 2, 3, 4, 5, 6, 11]

@@ -108,6 +108,32 @@ def test_a_silent_holder_elsewhere_is_replaced(sign: bytes | None, entry: bytes 
     assert time.monotonic() - started >= 0.5
 
 
+@pytest.mark.parametrize("ttl_s", [1e18, float("inf"), float("nan")])
+def test_nobody_waits_for_ever(ttl_s: float, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry may say anything: neither a flow nor gc hangs on it."""
+    monkeypatch.setattr(leases, "LONGEST_TTL_S", 0.1)
+    hold_elsewhere(store, ttl_s)
+    assert leases.is_free(store, "r")
+    with Lease(store, "r") as lease:
+        assert lease.token == 1
+
+
+def test_credentials_that_may_not_delete(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is written without the lease of a run is committed all the same; its own lease is left, but free."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setattr(Store, "delete", refuse)
+    with Draft(store, "problems/1f0c", "problems") as draft:
+        draft.commit(Provenance(config={}), [])
+    assert committed(store, "problems/1f0c")
+    assert "is left to gc: not allowed" in caplog.text
+    assert leases.is_free(Store(store.root), f"problems/1f0c/{draft.nonce}")
+
+
 def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:
     """A second writer stops as soon as it sees a new sign of life, long before the time to live is over."""
     hold_elsewhere(store, ttl_s=600)

@@ -71,6 +71,20 @@ def test_a_version_without_manifest_does_not_exist(any_store: Store, tmp_path: P
         list(datasets.rows(any_store, draft.version, tmp_path))
 
 
+@pytest.mark.parametrize("left", [None, b"on"])
+def test_a_commit_looks_at_its_objects(any_store: Store, left: bytes | None) -> None:
+    """What was deleted or cut since it was written is not committed: the version would be broken for ever."""
+    with Draft(any_store, "runs/r/scores/000000/x", "scores") as draft:
+        datasets.write_rows(draft, SCORE_SCHEMA, [score(0)], 1)
+        (file,) = draft.files
+        any_store.write(file.path, left) if left else any_store.delete(file.path)
+        with pytest.raises(
+            StorageError, match=r"was not committed: runs/r/scores/000000/x/.*part.* was deleted or cut"
+        ):
+            draft.commit(PROVENANCE, [])
+    assert not manifests.committed(any_store, draft.version)
+
+
 def test_the_first_commit_wins(any_store: Store) -> None:
     """If two writers commit one version, the second gets the manifest of the first."""
     first = commit_scores(any_store, "runs/r/scores/000000/x", count=3)

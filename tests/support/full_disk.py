@@ -4,7 +4,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +15,9 @@ from safetensors.numpy import save_file
 from configs import load
 from storage import layout
 from storage.errors import StorageError
+from storage.logs.leases import Lease
 from storage.maintenance import gc
+from storage.maintenance.check_logs import check_logs
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions.drafts import Draft, Provenance
@@ -77,9 +79,32 @@ def main(folder: Path) -> None:
     (folder / "fill").write_bytes(bytes(2_500_000))
     with pytest.raises(StorageError, match="need 1.5 MB for the next one"):
         check_room(config, warnings.append)
+    collect_without_a_byte(store, folder)
     (folder / "more").write_bytes(bytes(shutil.disk_usage(folder).free - 500_000))
     with pytest.raises(StorageError, match=f"Prefect's database in {folder} has no room"), telling_full_disks(config):
         raise RuntimeError("Server error '500 Internal Server Error'")
+
+
+def collect_without_a_byte(store: Store, folder: Path) -> None:
+    """gc frees what it would otherwise free, though neither its lease nor a tombstone has room."""
+    versions = [layout.checkpoint("old", number) for number in range(3)]
+    for version in versions:
+        with Draft(store, version, "checkpoint") as draft:
+            (draft.scratch / "weights").write_bytes(bytes(100_000))
+            draft.add(draft.scratch / "weights", "model/weights")
+            draft.commit(Provenance(config={}), [])
+    with Lease(store, "old", label="gc"):
+        pass
+    fill = folder / "everything"
+    with suppress(OSError), fill.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert shutil.disk_usage(folder).free == 0
+    gc.collect(store, gc.Rules(keep_last=1, older_than_s=0))
+    assert [store.exists(layout.tombstone(version)) for version in versions] == [False, True, False]
+    assert shutil.disk_usage(folder).free >= 100_000
+    fill.unlink()
+    assert [finding for finding in check_logs(store).findings if finding.version != layout.CATALOG] == []
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""`python -m storage repair VERSION`: a version that lacks objects is made again instead of being broken for ever."""
+
+from typing import cast
+
+import pytest
+
+from storage import layout
+from storage.__main__ import main
+from storage.errors import LeaseHeldError, StorageError
+from storage.logs.leases import Lease
+from storage.maintenance import gc
+from storage.maintenance.gc import withdraw
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.version_names import Version
+from storage.versions import manifests
+from storage.versions.drafts import Draft, Provenance
+from tests.support.programs import call_program
+
+POLICY = layout.checkpoint("r", 0)
+EVALUATION = layout.evaluation(POLICY, "held-out", "greedy-1f")
+OF_EVALUATION = layout.evaluation_scores(EVALUATION, "5c0e")
+ROLLOUT, SCORES = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
+AUDIT = layout.audit("5c0e")
+Made = dict[Version, list[str]]
+
+
+def commit(store: Store, version: Version, *parents: str) -> None:
+    with Draft(store, version, cast("manifests.Kind", version.kind)) as draft:
+        (draft.scratch / "part").write_text(version)
+        draft.add(draft.scratch / "part", "part")
+        draft.commit(Provenance(config={}), parents)
+
+
+def lose(store: Store, version: str) -> None:
+    store.delete(manifests.read(store, version).files[0].path)
+
+
+@pytest.mark.parametrize(
+    ("lost", "again"),
+    [
+        (EVALUATION, {EVALUATION: [POLICY], OF_EVALUATION: [EVALUATION]}),
+        (OF_EVALUATION, {OF_EVALUATION: [EVALUATION]}),
+        (ROLLOUT, {ROLLOUT: [POLICY], SCORES: [ROLLOUT]}),
+        (AUDIT, {AUDIT: [ROLLOUT]}),
+    ],
+)
+def test_what_lacks_objects_is_made_again(any_store: Store, lost: Version, again: Made) -> None:
+    """It and what was said about it do not exist any more, until the commands that made them commit them again."""
+    made: Made = {POLICY: [], EVALUATION: [POLICY], OF_EVALUATION: [EVALUATION], ROLLOUT: [POLICY], SCORES: [ROLLOUT]}
+    for each, parents in made.items():
+        commit(any_store, each, *parents)
+    if lost == AUDIT:
+        commit(any_store, AUDIT, ROLLOUT)
+    with pytest.raises(StorageError, match="lacks 0 objects"):
+        withdraw(any_store, lost)
+    lose(any_store, lost)
+    assert "repair" in verify(any_store, [lost]).findings[0].problem
+    assert set(withdraw(any_store, lost)) == set(again)
+    for each, parents in again.items():
+        assert not manifests.committed(any_store, each)
+        commit(any_store, each, *parents)
+    gc.collect(any_store, gc.Rules(older_than_s=-7200))
+    assert [each for each in verify(any_store, [*made, *again]).findings if each.version != POLICY] == []
+
+
+def test_what_others_name_by_its_hash_stays(store: Store) -> None:
+    """Made again it would have another manifest, and their lineage would be broken; nothing changes in a live run."""
+    newest = layout.checkpoint("r", 1)
+    made: Made = {POLICY: [], ROLLOUT: [POLICY], SCORES: [ROLLOUT], newest: [POLICY, ROLLOUT, SCORES]}
+    for version, parents in made.items():
+        commit(store, version, *parents)
+        lose(store, version)
+    refused = {POLICY: ROLLOUT, ROLLOUT: "checkpoints/000001", newest: "nothing else"}
+    for version, named in refused.items():
+        with pytest.raises(StorageError, match=f"lacks 1 object, .*{named}.* was made from it.*Bring its objects back"):
+            withdraw(store, version)
+    with Lease(store, "r"), pytest.raises(LeaseHeldError):
+        withdraw(store, SCORES)
+    assert all(manifests.committed(store, version) for version in made)
+
+
+def test_a_killed_repair_is_finished_by_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is killed, no version stays that was made from one that is gone."""
+    commit(store, EVALUATION)
+    commit(store, OF_EVALUATION, EVALUATION)
+    lose(store, EVALUATION)
+    delete = Store.delete
+
+    def kill(self: Store, key: str) -> None:
+        if key == fatal:
+            raise KeyboardInterrupt
+        delete(self, key)
+
+    for version, left in ((OF_EVALUATION, [True, True]), (EVALUATION, [True, False])):
+        fatal = layout.manifest(version)
+        with monkeypatch.context() as killed:
+            killed.setattr(Store, "delete", kill)
+            with pytest.raises(KeyboardInterrupt):
+                withdraw(store, EVALUATION)
+        assert [manifests.committed(store, each) for each in (EVALUATION, OF_EVALUATION)] == left
+    out, _ = call_program(main, "repair", store.uri(EVALUATION))
+    assert out == f"withdrawn {EVALUATION}\n"
+    assert not manifests.committed(store, EVALUATION)
