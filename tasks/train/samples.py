@@ -38,8 +38,8 @@ from tasks.train.returns import Ints as Ints
 Logprobs = npt.NDArray[np.float32]
 MATH_VERIFY = ScoreSettings()
 FAR = -9000.0
-"""Smallest logprob that is trained on: servers write -9999 for minus infinity. Admission refuses those below -87.34, but
-old stores may have some; objectives bound what they weigh."""
+"""Smallest logprob that is trained on: servers write -9999 for minus infinity. Admission refuses those below -87.34;
+old stores may have some, and objectives bound what they weigh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def build_samples(
     """Build a sample from each trainable trajectory (`returns.is_trainable`) that graders could judge, and its scores.
 
     The samples are sorted by trajectory id, so the order of the input does not matter. What an agent's row says of
-    itself was checked when it was admitted (`tasks.rollout.admission`); before training, `refuse_impossible` asks again.
+    itself was checked when it was admitted (`tasks.rollout.admission`); of all rows `check_sampled` asks again.
 
     Args:
         trajectories: scores of those that are not trainable are ignored.
@@ -158,7 +158,7 @@ def _refuse_faulty(rows: Sequence[Trajectory], scored: Sequence[Sequence[Score]]
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
 
 
-def refuse_impossible(samples: Sequence[Sample], vocabulary: int, newest: float, experts: int = 0) -> None:
+def check_sampled(samples: Sequence[Sample], vocabulary: int, newest: float, experts: int = 0) -> None:
     """Refuse numbers that no policy can have sampled: rows of other programs and of old stores may have some.
 
     Args:

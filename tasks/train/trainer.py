@@ -30,14 +30,7 @@ from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_acti
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders, is_trainable
-from tasks.train.samples import (
-    MATH_VERIFY,
-    Sample,
-    build_samples,
-    refuse_impossible,
-    with_known_returns,
-    within_staleness,
-)
+from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, with_known_returns, within_staleness
 from tasks.train.schedules import factor
 from tasks.train.step import Step, Stepper, terms_of
 from tasks.train.train_state import TrainState, load_train_state, save_train_state, set_knobs
@@ -262,7 +255,7 @@ class Trainer:
         samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
         known = self._train_state.model.config
         newest = math.inf if chosen else version
-        refuse_impossible(samples, known.vocab_size, newest, getattr(known, "num_experts", 0))
+        check_sampled(samples, known.vocab_size, newest, getattr(known, "num_experts", 0))
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
         if not any(sample.in_loss.any() for sample in samples):
