@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,8 +22,9 @@ from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
 from tasks.audit.__main__ import main as audit_main
-from tasks.audit.data_sets import TargetError
-from tasks.fit.plan import _batches, plan_updates, select_data
+from tasks.audit.data_sets import Intake, TargetError
+from tasks.audit.database import open_database
+from tasks.fit.plan import _batches, _choose, plan_updates, select_data
 from tasks.fit.task import _check_tokens, _refuse_another_plan, _versions, with_versions
 from tasks.provenance.questions import training_data
 from tasks.run.workspace import Workspace
@@ -215,6 +218,44 @@ def test_a_wrong_condition_is_refused_before_anything_is_committed(run: Training
     """The run's name is still free for the command with the mistake mended."""
     with pytest.raises(ValueError, match=r"fit\.where="):
         with_versions(run.config("algorithm.type=rft", f"fit.where={where}", "run.name=new"), ["smoke"])
+
+
+CONDITIONS = {
+    "true); copy episodes to '{folder}/out.csv'; select (1": "syntax error",
+    "true; copy episodes to '{folder}/out.csv'": "more than one statement",
+    "true, false": "single expression",
+    "true union select true": "not an expression",
+    "exists(from read_csv('{folder}/in.csv'))": "has a query in it",
+    "row in (from read_csv('{folder}/in.csv') select a)": "has a query in it",
+    "1 = any(from glob('{folder}/*') select 1)": "has a query in it",
+    "len(list_transform([1], lambda x: (from read_csv('{server}') select 1))) = 1": "has a query in it",
+}
+
+
+def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> None:
+    """What another person's configuration says is a condition, and not what DuckDB could do for it.
+
+    The database is closed to the outside, too: to what the parser might let through one day.
+    """
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        open_database([], Intake(), load("smoke").audit) as database,
+    ):
+        server.settimeout(0.05)
+        for where, message in CONDITIONS.items():
+            told = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")
+            with pytest.raises(ValueError, match=message):
+                _choose(database, told)
+        _choose(database, 'best > 0.5 or problem_id = \'"class":"SUBQUERY"\' -- a text is no query')
+        for query in (f"copy episodes to '{tmp_path}/out.csv'", f"from glob('{tmp_path}/*')", "install httpfs"):
+            with pytest.raises(duckdb.PermissionException):
+                database.connection.execute(query)
+        with pytest.raises(duckdb.InvalidInputException, match="locked"):
+            database.connection.execute("set enable_external_access = true")
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
 def test_a_run_names_the_versions_that_there_were(run: TrainingRun) -> None:
