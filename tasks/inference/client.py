@@ -209,9 +209,9 @@ class Client:
         answer = await self._post("/inference/v1/generate", body)
         entries = answer["prompt_logprobs"][1:]
         logprobs = [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
-        if strange := [each for each in logprobs if not each <= HIGHEST_LOGPROB]:
-            told = "which is none: is its --logprobs-mode processed_logprobs?"
-            raise InferenceError(f"{self.url} answered with the logprob {strange[0]} of a prompt's token, {told}")
+        if max(logprobs, default=0) > HIGHEST_LOGPROB:
+            told = "is its --logprobs-mode processed_logprobs?"
+            raise InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
         return logprobs
 
     async def chat(self, model: str, messages: list[dict[str, str]], fields: Mapping[str, Any]) -> tuple[str, str]:

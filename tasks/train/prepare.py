@@ -122,8 +122,7 @@ class Preparation:
             for index, sample in enumerate(self._samples)
         }
         wrong = [index for index, each in teacher.items() if outside(each, FAR, HIGHEST_LOGPROB)]
-        told = "nothing was trained. Does it serve with --logprobs-mode processed_logprobs?"
-        refuse_broken("or impossible logprobs", self._samples, wrong, told, by="the teacher's server")
+        refuse_broken("or impossible logprobs", self._samples, wrong, by="the teacher's server")
         return teacher
 
     def _score(self, quantity: str, scorer: TokenScorer, indices: Sequence[int]) -> ByIndex:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -158,28 +159,25 @@ def _refuse_faulty(rows: Sequence[Trajectory], scored: Sequence[Sequence[Score]]
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
 
 
-def check_sampled(samples: Sequence[Sample], vocabulary: int, newest: float, experts: int = 0) -> None:
+def check_sampled(samples: Sequence[Sample], policy: Any, newest: float) -> None:
     """Refuse numbers that no policy can have sampled: rows of other programs and of old stores may have some.
 
     Args:
         samples: those of an update.
-        vocabulary: number of token ids that the policy knows.
+        policy: the configuration of the policy's model.
         newest: the newest version that may have sampled.
-        experts: their number in each layer of a mixture.
 
     Raises:
         ValueError: the message names the trajectories.
     """
-    limits = {"token_ids": (0, vocabulary - 1), "behaviour": (FAR, HIGHEST_LOGPROB)}
-    for column, (least, most) in {**limits, "versions": (-1, newest), "experts": (-1, experts - 1)}.items():
+    limits = {"token_ids": (0, policy.vocab_size - 1), "behaviour": (FAR, HIGHEST_LOGPROB), "versions": (-1, newest)}
+    for column, (least, most) in {**limits, "experts": (-1, getattr(policy, "num_experts", 0) - 1)}.items():
         given = {each.trajectory_id: values for each in samples if (values := getattr(each, column)) is not None}
         if given and outside(np.concatenate([*given.values()], axis=None), least, most):
             wrong = first_few([name for name, values in given.items() if outside(values, least, most)], 5)
-            what = {"behaviour": "logprobs"}.get(column, column)
-            raise ValueError(
-                f"{what} of the trajectories {wrong} are not from {least} to {most}: this policy cannot have sampled "
-                "them. Exclude them (problems.exclusions), or collect or import them again"
-            )
+            told = f"{wrong} have {column.replace('behaviour', 'logprobs')} outside of {least} to {most}"
+            remedy = "exclude them (problems.exclusions), or collect or import them again"
+            raise ValueError(f"the trajectories {told}, which this policy cannot have sampled: {remedy}")
 
 
 def outside(values: np.ndarray, least: float, most: float) -> bool:

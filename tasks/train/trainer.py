@@ -253,9 +253,7 @@ class Trainer:
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
         samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
-        known = self._train_state.model.config
-        newest = math.inf if chosen else version
-        check_sampled(samples, known.vocab_size, newest, getattr(known, "num_experts", 0))
+        check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
         if not any(sample.in_loss.any() for sample in samples):

@@ -112,5 +112,5 @@ async def test_a_teachers_logprobs_are_logprobs() -> None:
             return web.json_response({"prompt_logprobs": entries})
 
     async with served(Teacher(), timeout_s=30) as client:
-        with pytest.raises(InferenceError, match=r"answered with the logprob 0\.5 of .*: is its --logprobs-mode"):
+        with pytest.raises(InferenceError, match=r"gave a prompt.s token the logprob 0\.5: is its --logprobs-mode"):
             await client.prompt_logprobs([5, 6, 7])

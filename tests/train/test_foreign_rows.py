@@ -21,11 +21,11 @@ from tests.support.train_helpers import with_random_experts as routed
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
-        ("token_ids", 999_999, "token_ids of the trajectories t005 are not from 0 to 49"),
-        ("token_ids", -1, "token_ids of the trajectories t005 are not from 0 to 49"),
-        *(("logprobs", value, "logprobs of the trajectories t005 are") for value in (5.0, 2e38, -2e38, math.nan, None)),
-        ("versions", -(10**6), "versions of the trajectories t005 are not from -1 to"),
-        ("versions", 3, "versions of the trajectories t005 are not from -1 to 2"),
+        ("token_ids", 999_999, "t005 have token_ids outside of 0 to 49"),
+        ("token_ids", -1, "t005 have token_ids outside of 0 to 49"),
+        *(("logprobs", value, "t005 have logprobs outside of") for value in (5.0, 2e38, -2e38, math.nan, None)),
+        ("versions", -(10**6), "t005 have versions outside of -1 to"),
+        ("versions", 3, "t005 have versions outside of -1 to 2"),
     ],
 )
 def test_what_no_policy_can_have_sampled_is_not_trained_on(
@@ -63,7 +63,9 @@ def test_experts_that_the_policy_does_not_have_are_refused(tmp_path: Path) -> No
         experts: Any = unpack(given[1].experts).astype(np.int64)
         experts[1, 0, 0] = number
         wrong = replace(given[1], experts=pack(experts))
-        with pytest.raises(ValueError, match=r"t001(: experts that are no numbers from -1| are not from -1 to 4)"):
+        with pytest.raises(
+            ValueError, match=r"t001(: experts that are no numbers from -1| have experts outside of -1 to 4)"
+        ):
             trainer.update([given[0], wrong, *given[2:]], scores, version=2)
 
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
 
 from configs import Config, load
@@ -124,9 +124,8 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
                 rollout = read_row(row, form, str(where))
                 problem_of(rollout)
                 if chat:
-                    for turn in rollout.turns:
-                        ids = [*(turn.prompt_token_ids or []), *(turn.token_ids or [])]
-                        check_ids("the tokens of a turn", ids, chat.vocabulary)
+                    given = [ids for turn in rollout.turns for ids in (turn.prompt_token_ids, turn.token_ids) if ids]
+                    check_ids("token ids", [*chain.from_iterable(given)], chat.vocabulary)
                     kind = UnshownRow
                     add_tokens(rollout, chat)
                 rollouts.append(rollout)
