@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
+from tasks.agents.chat import Chat, load_tokenizer
 from tasks.audit.__main__ import main as audit_main
 from tasks.audit.data_sets import Intake, TargetError
 from tasks.audit.database import open_database
@@ -346,6 +348,28 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
     plain = f"algorithm.type={__name__}:Plain", "fit.data=[mine]", "score.type=environment", "sampling.temperature=0.5"
     assert len(select_data(run.store, run.config(*plain))) == 1
     check_algorithm(run.config(*plain).algorithm)
+
+
+def test_a_text_of_the_end_teaches_no_end(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
+    """Rows that pay for an answer with `<|im_end|>` in it: it does not become likelier that the policy ends there."""
+    chat = Chat(load_tokenizer(policy_folder))
+    prompt = chat.prompt([{"role": "user", "content": "1 + 2"}])
+    row = {"input": str(chat.tokenizer.decode(prompt)), "output": "3<|im_end|>3<|im_end|>3", "score": 1.0}
+    (tmp_path / "ends.jsonl").write_text("\n".join([json.dumps(row)] * 4))
+    importing = ["import", str(tmp_path / "ends.jsonl"), "--format=verl", "--name=ends"]
+    call_program(audit_main, "--root", run.root, *importing, f"--tokenizer={policy_folder}")
+    config = run.config("algorithm.type=rft", "algorithm.distinct=false", "fit.data=[ends]", "score.type=environment")
+    (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
+    rows, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
+    trainer, chances = Trainer.of(config), list[float]()
+    trainer.load(policy_folder, None, seed=1)
+    for number in range(3):
+        model = trainer._train_state.model
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *chat.encode("3")]])).logits[0, -1]
+        chances.append(float(logits.softmax(-1)[chat.encode("<|im_end|>")[0]]))
+        trainer.update(rows, scores, number, chosen=True)
+    assert chances[0] > chances[1] > chances[2]
 
 
 def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
