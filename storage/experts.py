@@ -23,13 +23,15 @@ def unpack(stored: bytes) -> Experts:
     """Read a value of the column.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: it is not such a file, or has other numbers than those of experts.
     """
     try:
         read = np.lib.format.read_array(io.BytesIO(stored), allow_pickle=False)  # type: ignore[no-untyped-call]
-        experts: Experts = read.astype(np.int16)
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         raise ValueError(f"experts are not a file in NumPy's format .npy: {error}") from None
-    if experts.ndim != 3:
-        raise ValueError(f"experts of the shape {experts.shape}, not [tokens, layers, experts per token]")
+    if read.ndim != 3:
+        raise ValueError(f"experts of the shape {read.shape}, not [tokens, layers, experts per token]")
+    if read.dtype.kind not in "iu" or (read.size and not -1 <= read.min() <= read.max() < 2**15):
+        raise ValueError("experts that are no numbers from -1 (unknown) to 32767")  # in 16 bits they would be others
+    experts: Experts = read.astype(np.int16)
     return experts

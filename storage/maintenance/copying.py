@@ -13,6 +13,7 @@ next one, and one that is repeated adds what is new.
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few

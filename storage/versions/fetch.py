@@ -54,7 +54,7 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
         if not path.is_file():  # reading a pipe or a device may never end
             raise _missing(store, file)
         _check(store, file, path)
-    elif path.is_file() and sha256(path) == file.sha256:  # a copy in the cache may have been damaged since
+    elif path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256:  # or it is damaged
         os.utime(path)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +77,7 @@ def _missing(store: Store, file: File) -> DamagedError:
 
 
 def _check(store: Store, file: File, fetched: Path, digest: str = "") -> None:
+    """Check the size first: to read a file with a hole of a terabyte would take an hour."""
     if (size := fetched.stat().st_size) != file.bytes:
         raise DamagedError(f"{store.uri(file.path)} has {size} bytes, its manifest says {file.bytes}: it is damaged")
     if (digest or sha256(fetched)) != file.sha256:

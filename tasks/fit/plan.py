@@ -156,8 +156,8 @@ def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: 
         raise ValueError(f"{version} cannot be trained on: gc has deleted its scores; leave it out")
     files = [path.name for _, path in intake.trajectories]
     with open_database(data_sets, intake, config.audit) as database:
-        rows, groups = _chosen(database, config.fit.where)
         of_scores = _score_files(database, [path.name for _, path in intake.scores])
+        rows, groups = _chosen(database, config.fit.where)
     numbers = [number for number, _ in intake.trajectories]  # of each file's data set
     batches = _batches(rows, groups, len(files), config)
     return [_parts(rows[batch], numbers, files, of_scores, data_sets) for batch in batches]
@@ -183,10 +183,22 @@ def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
 
 
 def _choose(database: AuditDatabase, where: str | None) -> None:
+    """Create the table `chosen`; from then on the database reads and writes no file, and reaches no network.
+
+    Raises:
+        ValueError: the condition is no SQL, more than one expression, or has a query in it.
+    """
     import duckdb
 
     condition = f"where (\n{where}\n)" if where else ""
     try:
+        if where:
+            duckdb.SQLExpression(where)  # an error unless it is a single one
+            if '"class":"SUBQUERY"' in str(database.one("select json_serialize_sql('select ' || ?)", where)):
+                raise ValueError(
+                    f"fit.where={where!r} has a query in it: give a condition on the columns of `episodes`"
+                )
+        database.connection.execute("set enable_external_access = false; set lock_configuration = true")
         database.connection.execute(
             f"""create table chosen as select row,
             dense_rank() over (order by data_set, problem_id) as "group" from episodes {condition} order by row"""

@@ -22,6 +22,7 @@ from tenacity import (
     wait_exponential,
 )
 
+from storage.records import HIGHEST_LOGPROB
 from tasks.inference.api import (
     AbortedError,
     Completion,
@@ -197,13 +198,21 @@ class Client:
             asked.cancel()
 
     async def prompt_logprobs(self, token_ids: list[int], adapter: str | None = None) -> list[float]:
-        """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context."""
+        """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context.
+
+        Raises:
+            InferenceError: one is above 0.
+        """
         token_ids = token_ids[: self._max_model_len - 1]
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
         body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
         answer = await self._post("/inference/v1/generate", body)
         entries = answer["prompt_logprobs"][1:]
-        return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+        logprobs = [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+        if max(logprobs, default=0) > HIGHEST_LOGPROB:
+            told = "is its --logprobs-mode processed_logprobs?"
+            raise InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
+        return logprobs
 
     async def chat(self, model: str, messages: list[dict[str, str]], fields: Mapping[str, Any]) -> tuple[str, str]:
         """Return what a service with OpenAI's chat completions answers to messages, and why it ended there.

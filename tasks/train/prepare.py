@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from storage.errors import first_few
+from storage.records import HIGHEST_LOGPROB
 from storage.visible import Fleeting
 from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Assignment, check_assignment, shared_out
@@ -16,7 +17,7 @@ from tasks.train.batches import Columns, batching_for
 from tasks.train.losses import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, bootstrap_values, broken, logprob_scorer, refuse_broken, score_action_tokens
-from tasks.train.samples import Floats, Logprobs, Sample
+from tasks.train.samples import FAR, Floats, Logprobs, Sample, outside
 from tasks.train.train_state import TrainState
 
 Epochs = Sequence[Sequence[Sequence[int]]]
@@ -120,7 +121,8 @@ class Preparation:
             index: np.asarray(self._taught[sample.trajectory_id], np.float32)[sample.actions]
             for index, sample in enumerate(self._samples)
         }
-        refuse_broken("the teacher's logprobs", self._samples, broken(teacher.items()))
+        wrong = [index for index, each in teacher.items() if outside(each, FAR, HIGHEST_LOGPROB)]
+        refuse_broken("or impossible logprobs", self._samples, wrong, by="the teacher's server")
         return teacher
 
     def _score(self, quantity: str, scorer: TokenScorer, indices: Sequence[int]) -> ByIndex:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from configs.score import Score as ScoreSettings
 from storage.errors import first_few
 from storage.experts import Experts, unpack
 from storage.grouping import grouped
-from storage.records import Score, Trajectory
+from storage.records import HIGHEST_LOGPROB, Score, Trajectory
 from tasks.train import returns
 from tasks.train.returns import Bools as Bools
 from tasks.train.returns import Causes
@@ -37,6 +38,9 @@ from tasks.train.returns import Ints as Ints
 
 Logprobs = npt.NDArray[np.float32]
 MATH_VERIFY = ScoreSettings()
+FAR = -9000.0
+"""Smallest logprob that is trained on: servers write -9999 for minus infinity. Admission refuses those below -87.34;
+old stores may have some, and objectives bound what they weigh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,8 @@ def build_samples(
 ) -> list[Sample]:
     """Build a sample from each trainable trajectory (`returns.is_trainable`) that graders could judge, and its scores.
 
-    The samples are sorted by trajectory id, so the order of the input does not matter. What a stored row says of itself
-    was checked when it was admitted (`tasks.rollout.admission`).
+    The samples are sorted by trajectory id, so the order of the input does not matter. What an agent's row says of
+    itself was checked when it was admitted (`tasks.rollout.admission`); of all rows `check_sampled` asks again.
 
     Args:
         trajectories: scores of those that are not trainable are ignored.
@@ -153,6 +157,32 @@ def _refuse_faulty(rows: Sequence[Trajectory], scored: Sequence[Sequence[Score]]
     ):
         if ids:
             raise ValueError(f"these trajectories {fault}: {first_few(ids, 5)}. Leave them out, or collect them again")
+
+
+def check_sampled(samples: Sequence[Sample], policy: Any, newest: float) -> None:
+    """Refuse numbers that no policy can have sampled: rows of other programs and of old stores may have some.
+
+    Args:
+        samples: those of an update.
+        policy: the configuration of the policy's model.
+        newest: the newest version that may have sampled.
+
+    Raises:
+        ValueError: the message names the trajectories.
+    """
+    limits = {"token_ids": (0, policy.vocab_size - 1), "behaviour": (FAR, HIGHEST_LOGPROB), "versions": (-1, newest)}
+    for column, (least, most) in {**limits, "experts": (-1, getattr(policy, "num_experts", 0) - 1)}.items():
+        given = {each.trajectory_id: values for each in samples if (values := getattr(each, column)) is not None}
+        if given and outside(np.concatenate([*given.values()], axis=None), least, most):
+            wrong = first_few([name for name, values in given.items() if outside(values, least, most)], 5)
+            told = f"{wrong} have {column.replace('behaviour', 'logprobs')} outside of {least} to {most}"
+            remedy = "exclude them (problems.exclusions), or collect or import them again"
+            raise ValueError(f"the trajectories {told}, which this policy cannot have sampled: {remedy}")
+
+
+def outside(values: np.ndarray, least: float, most: float) -> bool:
+    """Return whether any of the values is smaller, larger or NaN."""
+    return not (least <= values.min() and values.max() <= most)
 
 
 def _routed(sample: Sample, row: Trajectory) -> Sample:

@@ -1,6 +1,7 @@
 """The trainer: runs updates on stored rows, and saves the state from which training continues."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_acti
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders, is_trainable
-from tasks.train.samples import MATH_VERIFY, Sample, build_samples, with_known_returns, within_staleness
+from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, with_known_returns, within_staleness
 from tasks.train.schedules import factor
 from tasks.train.step import Step, Stepper, terms_of
 from tasks.train.train_state import TrainState, load_train_state, save_train_state, set_knobs
@@ -252,6 +253,7 @@ class Trainer:
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
         samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
+        check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
         left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
         if not any(sample.in_loss.any() for sample in samples):

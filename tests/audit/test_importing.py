@@ -1,6 +1,7 @@
 """Dumps of other programs become data sets that audits, scorers and comparisons take; what they lack is not checked."""
 
 import argparse
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -22,23 +23,26 @@ from storage.commands.program import Parser
 from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, to_table
 from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.audit import comparing
 from tasks.audit.data_sets import select
 from tasks.audit.importing import command
 from tasks.audit.importing.formats import read_row
-from tasks.audit.importing.rollout import problem_of, to_trajectory
+from tasks.audit.importing.rollout import add_tokens, problem_of, to_trajectory
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
-from tasks.problems.problem_set import ProblemError, RowError
+from tasks.problems.messages import MESSAGES
+from tasks.problems.problem_set import BadRow, ProblemError, RowError
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import FEEDBACK, Play
 from tests.support.chain_helpers import commit_rows
-from tests.support.chat_formats import chat_of
+from tests.support.chat_formats import FORMATS, chat_of
 from tests.support.train_helpers import make_scores, make_trajectory
 
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4 and 1 + 1?"}]
+ANSWER = {"role": "assistant", "content": "It is 7.\n"}
 CALL: dict[str, Any] = {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}
 VERL: dict[str, Any] = {"gts": "7", "score": 1.0, "step": 2, "acc": True, "pred": "7"}
 VERL |= {"input": "system\nAdd.\nuser\nWhat is 3 + 4?\nassistant\n", "output": "#### 7"}
@@ -116,9 +120,10 @@ def test_each_format_is_read_as_its_program_means_it() -> None:
     assert (call["function"]["arguments"], tuned.reward, tuned.status) == ('{"x": 1}', None, None)
 
 
+NAMES = ["role", "content", "text", "function", "name", "arguments", "parameters", "id", "\ud800"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters() | st.just("\ud800"), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "text"]), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner),
     max_leaves=6,
 )
 
@@ -129,13 +134,80 @@ def test_a_wrong_value_makes_a_bad_row_at_most(form: str, value: object, data: s
     row = json.loads(json.dumps(ROWS[form]))
     messages = [part for part in row.values() if isinstance(part, list)]
     place = data.draw(st.sampled_from([row, *(each for part in messages for each in part if isinstance(each, dict))]))
-    place[data.draw(st.sampled_from(sorted(place)))] = value
+    place[
+        data.draw(st.sampled_from([*sorted(place), "tools", "tool_calls", "function_call", "metadata", "\ud800"]))
+    ] = value
     try:
         rollout = read_row(row, form, "")
+        problem = problem_of(rollout)
     except RowError:
         return
     assert rollout.turns or rollout.status == "failed"
-    "".join(each.text for each in rollout.messages).encode()
+    with contextlib.suppress(ValueError):  # such as calls that this template does not write
+        add_tokens(rollout, chat_of("qwen3"))
+    to_table([problem], PROBLEM_SCHEMA)
+    to_table([to_trajectory(rollout, Counter(), "r", "p", form)], TRAJECTORY_SCHEMA)
+
+
+def sampled(**values: Any) -> dict[str, Any]:
+    """Return a row of messages with the tokens of its answer."""
+    tokens = {"prompt_token_ids": [5], "token_ids": [9], "logprobs": [-0.5], **values}
+    return {"messages": [*ASKED, ANSWER | tokens]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": [], "tools": [{"type": "function"}]}, "a tool has no function with a name"),
+        ({"messages": [], "tools": [{"type": "function", "function": None}]}, "a tool has no function with a name"),
+        ({"messages": [], "tools": [{"name": "add", "x": 2**70}]}, "exceeds 64-bit range"),
+        ({"messages": [], "data_source": "\ud800"}, "surrogates not allowed"),
+        (VERL | {"\ud800": 1.0}, "surrogates not allowed"),
+        (VERL | {"acc": 10**400}, "too large"),
+        (sampled(token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
+        (sampled(prompt_token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
+        (sampled(logprobs=[5.0]), "logprobs.0=5.0: Input should be less than or equal to 0.0001"),
+        (sampled(logprobs=[2e38]), "Input should be less than or equal to 0.0001"),
+        (sampled(logprobs=[-2e38]), "Input should be greater than or equal to -87.34"),
+    ],
+)
+def test_a_row_of_any_shape_costs_itself_alone(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    """It is a bad row with its place and its reason, whichever library could not take it; the others are read."""
+    form = "verl" if "input" in row else "messages"
+    row = row | ({"messages": [*ASKED, ANSWER]} if row.get("messages") == [] else {})
+    good = VERL if form == "verl" else sampled()
+    rollouts, bad = command.read([write(tmp_path / "a.jsonl", [good, row, good])], form, chat_of("qwen3"))
+    assert [(str(each.where), type(each)) for each in bad] == [("line 2 of a.jsonl", BadRow)]
+    assert reason in bad[0].reason
+    assert len(rollouts) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])  # it has control tokens in calls
+@pytest.mark.parametrize("form", ["messages", "trl"])
+def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path, name: str, form: str) -> None:
+    """Else an answer with `<|im_end|>` in it would teach to end turns there, or to write the turns of others.
+
+    Tags of thoughts and of calls are tokens: a policy samples them itself.
+    """
+    chat = chat_of(name)
+    special = [token for tokens in FORMATS[name][1:3] for token in tokens if "|" in token or token in FORMATS[name][1]]
+    texts = [text for token in special for text in (f"7{token}8", token, f"7{token}")]
+    rows = [{"messages": [*ASKED, ANSWER | {"content": text}]} for text in texts]
+    if form == "trl":
+        rows = [TRL | {"completion": text} for text in texts]
+    rollouts, bad = command.read([write(tmp_path / "a.jsonl", rows)], form, chat)
+    assert not bad
+    for text, rollout in zip(texts, rollouts, strict=True):
+        learnt = rollout.turns[0].token_ids or []
+        said = learnt[:-1] if form == "messages" else learnt  # the end that the policy is to sample
+        assert not set(said).intersection(map(chat.tokenizer.convert_tokens_to_ids, special))
+        assert str(chat.tokenizer.decode(said)).endswith(text)
+
+
+def test_a_problem_has_only_the_messages_that_were_asked() -> None:
+    """Metadata of a row may call something by the name under which a problem keeps its messages."""
+    row = {"messages": [*ASKED, ANSWER], "metadata": {MESSAGES: 5, "level": 2}}
+    assert json.loads(problem_of(read_row(row, "messages", "")).metadata) == {"level": 2}
 
 
 QUESTION = "system\nAdd.\nuser\nWhat is {} + 4?\nassistant\n"
@@ -249,14 +321,12 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
 
 
 ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4 and 1 + 1?"}]
 CALLS: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "b"}]}
 OLD: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "function_call": CALL["function"], "tool_calls": None}
 ]
 OLD += [{"role": "function", "name": "add", "content": "seven"}]
 OUTPUTS = [{"role": "tool", "tool_call_id": number, "content": "seven"} for number in ("b", "a")]
-ANSWER = {"role": "assistant", "content": "It is 7.\n"}
 LOG: dict[str, Any] = {"messages": [*ASKED, CALLS, *OUTPUTS, ANSWER], "tools": [ADD], "reward": 1}
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
 GLM = '\n<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'

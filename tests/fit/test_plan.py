@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +22,11 @@ from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
+from tasks.agents.chat import Chat, load_tokenizer
 from tasks.audit.__main__ import main as audit_main
-from tasks.audit.data_sets import TargetError
-from tasks.fit.plan import _batches, plan_updates, select_data
+from tasks.audit.data_sets import Intake, TargetError
+from tasks.audit.database import open_database
+from tasks.fit.plan import _batches, _choose, plan_updates, select_data
 from tasks.fit.task import _check_tokens, _refuse_another_plan, _versions, with_versions
 from tasks.provenance.questions import training_data
 from tasks.run.workspace import Workspace
@@ -217,6 +222,44 @@ def test_a_wrong_condition_is_refused_before_anything_is_committed(run: Training
         with_versions(run.config("algorithm.type=rft", f"fit.where={where}", "run.name=new"), ["smoke"])
 
 
+CONDITIONS = {
+    "true); copy episodes to '{folder}/out.csv'; select (1": "syntax error",
+    "true; copy episodes to '{folder}/out.csv'": "more than one statement",
+    "true, false": "single expression",
+    "true union select true": "not an expression",
+    "exists(from read_csv('{folder}/in.csv'))": "has a query in it",
+    "row in (from read_csv('{folder}/in.csv') select a)": "has a query in it",
+    "1 = any(from glob('{folder}/*') select 1)": "has a query in it",
+    "len(list_transform([1], lambda x: (from read_csv('{server}') select 1))) = 1": "has a query in it",
+}
+
+
+def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> None:
+    """What another person's configuration says is a condition, and not what DuckDB could do for it.
+
+    The database is closed to the outside, too: to what the parser might let through one day.
+    """
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        open_database([], Intake(), load("smoke").audit) as database,
+    ):
+        server.settimeout(0.05)
+        for where, message in CONDITIONS.items():
+            told = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")
+            with pytest.raises(ValueError, match=message):
+                _choose(database, told)
+        _choose(database, 'best > 0.5 or problem_id = \'"class":"SUBQUERY"\' -- a text is no query')
+        for query in (f"copy episodes to '{tmp_path}/out.csv'", f"from glob('{tmp_path}/*')", "install httpfs"):
+            with pytest.raises(duckdb.PermissionException):
+                database.connection.execute(query)
+        with pytest.raises(duckdb.InvalidInputException, match="locked"):
+            database.connection.execute("set enable_external_access = true")
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
 def test_a_run_names_the_versions_that_there_were(run: TrainingRun) -> None:
     """A name of a run stands for its data sets."""
     config = with_versions(run.config("algorithm.type=rft", "run.name=other"), ["smoke"])
@@ -305,6 +348,28 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
     plain = f"algorithm.type={__name__}:Plain", "fit.data=[mine]", "score.type=environment", "sampling.temperature=0.5"
     assert len(select_data(run.store, run.config(*plain))) == 1
     check_algorithm(run.config(*plain).algorithm)
+
+
+def test_a_text_of_the_end_teaches_no_end(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
+    """Rows that pay for an answer with `<|im_end|>` in it: it does not become likelier that the policy ends there."""
+    chat = Chat(load_tokenizer(policy_folder))
+    prompt = chat.prompt([{"role": "user", "content": "1 + 2"}])
+    row = {"input": str(chat.tokenizer.decode(prompt)), "output": "3<|im_end|>3<|im_end|>3", "score": 1.0}
+    (tmp_path / "ends.jsonl").write_text("\n".join([json.dumps(row)] * 4))
+    importing = ["import", str(tmp_path / "ends.jsonl"), "--format=verl", "--name=ends"]
+    call_program(audit_main, "--root", run.root, *importing, f"--tokenizer={policy_folder}")
+    config = run.config("algorithm.type=rft", "algorithm.distinct=false", "fit.data=[ends]", "score.type=environment")
+    (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
+    rows, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
+    trainer, chances = Trainer.of(config), list[float]()
+    trainer.load(policy_folder, None, seed=1)
+    for number in range(3):
+        model = trainer._train_state.model
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *chat.encode("3")]])).logits[0, -1]
+        chances.append(float(logits.softmax(-1)[chat.encode("<|im_end|>")[0]]))
+        trainer.update(rows, scores, number, chosen=True)
+    assert chances[0] > chances[1] > chances[2]
 
 
 def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tasks.inference.api import AbortedError, Completion, GenerationConfig
+from tasks.inference.api import AbortedError, Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 
 
@@ -101,3 +101,16 @@ async def test_a_server_that_does_not_answer_is_a_time_out(monkeypatch: pytest.M
     async with served(Slow(deaf=True), timeout_s=0.3) as client:
         with pytest.raises(TimeoutError):
             await ask(client, tokens=200)
+
+
+async def test_a_teachers_logprobs_are_logprobs() -> None:
+    """What a wrong server says is stored nowhere: stored once, it would not be asked again."""
+
+    class Teacher(Slow):
+        async def generate(self, request: web.Request) -> web.Response:
+            entries = [None, {"6": {"logprob": 1e-5}}, {"7": {"logprob": 0.5}}]
+            return web.json_response({"prompt_logprobs": entries})
+
+    async with served(Teacher(), timeout_s=30) as client:
+        with pytest.raises(InferenceError, match=r"gave a prompt.s token the logprob 0\.5: is its --logprobs-mode"):
+            await client.prompt_logprobs([5, 6, 7])

@@ -100,9 +100,18 @@ def make_scores(name: str, *successes: float) -> list[Score]:
 
 
 def random_rows(
-    problems: int = 4, samples: int = 4, seed: int = 0, vocabulary: int = VOCABULARY, longest: int = 9, grades: int = 2
+    problems: int = 4,
+    samples: int = 4,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
+    longest: int = 9,
+    grades: int = 2,
+    newest: int = 2,
 ) -> tuple[list[Trajectory], list[Score]]:
-    """Make trajectories of one or two turns of random tokens and logprobs, with a success of 0 to `grades` - 1."""
+    """Make trajectories of one or two turns of random tokens and logprobs, with a success of 0 to `grades` - 1.
+
+    They are of policy versions up to `newest`, 2 at most.
+    """
     draw = torch.Generator().manual_seed(seed)
     rows, scores = [], []
     for number in range(problems * samples):
@@ -110,7 +119,8 @@ def random_rows(
         lengths = torch.randint(1, longest, (int(torch.randint(1, 3, (), generator=draw)),), generator=draw).tolist()
         turns = [torch.randint(6, vocabulary, (length,), generator=draw).tolist() for length in lengths]
         logprob = -3.5 - float(torch.rand((), generator=draw))
-        rows.append(make_trajectory(name, turns, problem=f"p{number // samples}", logprob=logprob, version=number % 3))
+        version = min(number % 3, newest)
+        rows.append(make_trajectory(name, turns, problem=f"p{number // samples}", logprob=logprob, version=version))
         scores += make_scores(name, *torch.randint(0, grades, (len(turns),), generator=draw).float().tolist())
     return rows, scores
 

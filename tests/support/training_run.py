@@ -119,7 +119,7 @@ class TrainingRun:
         return [number for number in range(1000) if manifests.committed(self.store, self.policy(number))]
 
     def _add_data(self, iteration: int) -> None:
-        rows, scores = random_rows(seed=iteration, **self._data)
+        rows, scores = random_rows(seed=iteration, newest=iteration, **self._data)
         (part,) = self.order(iteration).parts
         for version, kind, schema, items in (
             (part.trajectories, "trajectories", TRAJECTORY_SCHEMA, rows),

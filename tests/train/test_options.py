@@ -78,7 +78,7 @@ def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> No
     register_advantage("no-returns", group)
     trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
     with pytest.raises(ValueError, match="no-returns gives no returns for the critic"):
-        trainer.update(*random_rows(), version=0)
+        trainer.update(*random_rows(), version=2)
 
 
 def test_the_coefficient_of_a_kl_in_the_reward_adapts(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_models_that_are_broken_name_the_trajectories(tmp_path: Path, options: d
 def test_a_new_optimizer_warms_up_anew(tmp_path: Path, other_weights: bool) -> None:
     """The steps of a fork whose moments go on are counted further; also a fork of its version 0 begins anew."""
     trainer = make_trainer(save_tiny(tmp_path / "start"))
-    trainer.update(*random_rows(), version=0)
+    trainer.update(*random_rows(), version=2)
     trainer.save(tmp_path / "model", state := tmp_path / "state")
     for again in (other_weights, False):
         adapt(state, PPO(), PPO(), other_weights=again)
@@ -187,7 +187,7 @@ def test_a_state_is_continued_with_other_options(
 ) -> None:
     """What the options of a fork need and the state does not have begins anew; moments, steps and RNG go on."""
     trainer = make_trainer(save_tiny(tmp_path / "start"), **before)
-    trainer.update(*random_rows(), version=0)
+    trainer.update(*random_rows(), version=2)
     trainer.save(model := tmp_path / "model", state := tmp_path / "state")
     adapt(state, PPO(**before), PPO(**after))
     assert [part for part in json.loads((state / "state.json").read_text())["anew"] if part in anew] == anew
@@ -198,7 +198,7 @@ def test_a_state_is_continued_with_other_options(
     assert torch.equal(new.generator.get_state(), old.generator.get_state())
     step = [next(iter(each.adamw.state.values()))["exp_avg"] for each in (old, new)]
     assert torch.equal(*step)
-    forked.update(*random_rows(), version=1)
+    forked.update(*random_rows(), version=2)
     forked.save(tmp_path / "model", tmp_path / "again")
     assert "anew" not in json.loads((tmp_path / "again" / "state.json").read_text())
     forked.load(model, tmp_path / "again", seed=1, version_0=model)  # the next updates find all parts
@@ -210,11 +210,11 @@ def test_moments_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
     for moments in ("device", "host"):
         options: dict[str, Any] = {"moments": moments, "critic": {"model": "own"}, "minibatches": 2, **GAE}
         trainer = make_trainer(save_tiny(tmp_path / "start"), **options)
-        trainer.update(*rows, version=0)
+        trainer.update(*rows, version=2)
         model, state = tmp_path / moments / "model", tmp_path / moments / "state"
         trainer.save(model, state)
         trainer.load(model, state, seed=1, version_0=tmp_path / "start")
-        trainer.update(*rows, version=1)
+        trainer.update(*rows, version=3)
         files = [load_file(state / f"{name}.safetensors") for name in ("optimizer", "critic")]
         states.append({**files[0], **files[1], **weights(trainer)})
     assert states[0].keys() == states[1].keys()

@@ -64,7 +64,7 @@ def test_continuing_keeps_every_bit(tmp_path: Path, schedule: Schedule) -> None:
     whole.load(folder, None, seed=1)
     parts.load(folder, None, seed=1)
     for update in range(4):
-        metrics = whole.update(*random_rows(seed=update), version=update)
+        metrics = whole.update(*random_rows(seed=update, newest=update), version=update)
         rates.append(metrics["optimizer/lr"])
         critic = whole._train_state.critic
         assert critic is not None
@@ -74,7 +74,7 @@ def test_continuing_keeps_every_bit(tmp_path: Path, schedule: Schedule) -> None:
             parts.save(tmp_path / "model", tmp_path / "state")
             parts = trainer()
             parts.load(tmp_path / "model", tmp_path / "state", seed=1, version_0=folder)
-        parts.update(*random_rows(seed=update), version=update)
+        parts.update(*random_rows(seed=update, newest=update), version=update)
     assert rates == pytest.approx([1e-3 * factor(knobs, update, 4, 2 * update + 2) for update in range(4)])
     ours, theirs = weights(whole), weights(parts)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -49,7 +49,7 @@ def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str
     folder, knobs = save_tiny(tmp_path / "start"), {"minibatches": 2, "micro_batch_tokens": 60, **options}
     trainer = make_trainer(folder, **knobs)
     for number in (1, 2):
-        trainer.update(*random_rows(seed=number), version=number)
+        trainer.update(*random_rows(seed=number), version=number + 1)
         trainer.save(tmp_path / f"model{number}", tmp_path / f"state{number}")
     script = f"""
 from pathlib import Path
@@ -57,10 +57,10 @@ from tests.support.train_helpers import random_rows
 from tests.support.train_helpers import make_trainer
 here = Path({str(tmp_path)!r})
 trainer = make_trainer(here / "start", **{knobs!r})
-trainer.update(*random_rows(seed=1), version=1)
+trainer.update(*random_rows(seed=1), version=2)
 trainer.save(here / "again1", here / "again_state1")
 trainer.load(here / "model1", here / "state1", seed=99, version_0=here / "start")
-trainer.update(*random_rows(seed=2), version=2)
+trainer.update(*random_rows(seed=2), version=3)
 trainer.save(here / "again2", here / "again_state2")
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
@@ -81,7 +81,7 @@ def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     """
     trainer = make_trainer(save_tiny(tmp_path / "start"))
     assert {parameter.data_ptr() % 64 for parameter in trainer._train_state.model.parameters()} == {0}
-    trainer.update(*random_rows(), version=0)
+    trainer.update(*random_rows(), version=2)
     trainer.save(tmp_path / "model", tmp_path / "state")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "config.json",
@@ -100,7 +100,7 @@ def test_canaries_of_other_weights_differ(tmp_path: Path, tied: bool) -> None:
     before = trainer.canary()
     torch.rand(1)
     assert trainer.canary() == before
-    trainer.update(*random_rows(), version=0)
+    trainer.update(*random_rows(), version=2)
     after = trainer.canary()
     assert after.token_ids == before.token_ids
     assert max(abs(a - b) for a, b in zip(after.logprobs, before.logprobs, strict=True)) > 1e-4
@@ -125,16 +125,16 @@ def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
     """The warm-up counts steps, not updates, and continues after a restart."""
     optimizer = Optimizer(lr=1.0e-3, warmup_steps=4)
     trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, minibatches=2)
-    assert trainer.update(*random_rows(), version=0)["optimizer/lr"] == pytest.approx(0.5e-3)
+    assert trainer.update(*random_rows(), version=2)["optimizer/lr"] == pytest.approx(0.5e-3)
     trainer.save(tmp_path / "model", tmp_path / "state")
     trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
-    assert [trainer.update(*random_rows(), version=0)["optimizer/lr"] for _ in range(2)] == pytest.approx([1e-3, 1e-3])
+    assert [trainer.update(*random_rows(), version=2)["optimizer/lr"] for _ in range(2)] == pytest.approx([1e-3, 1e-3])
 
 
 def test_gradients_are_clipped(tmp_path: Path) -> None:
     """The step uses the clipped norm; the metric reports the norm before clipping."""
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(max_grad_norm=1e-3))
-    metrics = trainer.update(*random_rows(), version=0)
+    metrics = trainer.update(*random_rows(), version=2)
     assert torch.nn.utils.get_total_norm(list(gradients(trainer).values())).item() == pytest.approx(1e-3, rel=1e-2)
     assert metrics["optimizer/grad_norm"] > 0.01
 
@@ -146,7 +146,7 @@ def test_infinite_loss_names_the_trajectory_and_spares_the_weights(tmp_path: Pat
     broken = replace(rows[5], logprobs=[-200.0 if sampled else 0.0 for sampled in rows[5].action_mask])
     before = weights(trainer)
     with pytest.raises(ValueError, match="infinite losses with the trajectories t005: the step was not taken"):
-        trainer.update([*rows[:5], broken, *rows[6:]], scores, version=0)
+        trainer.update([*rows[:5], broken, *rows[6:]], scores, version=2)
     assert is_unchanged(trainer, before)
 
 
@@ -156,7 +156,7 @@ def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> Non
     before = weights(trainer)
     next(trainer._train_state.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(ValueError, match=r"infinite gradients with the trajectories t000, t001, .* and 11 more"):
-        trainer.update(*random_rows(), version=0)
+        trainer.update(*random_rows(), version=2)
     assert is_unchanged(trainer, before)
 
 
@@ -226,7 +226,7 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no config\.json"):
         make_trainer(tmp_path)
     trainer = make_trainer(save_tiny(tmp_path / "qwen3"))
-    trainer.update(*random_rows(), version=0)
+    trainer.update(*random_rows(), version=2)
     trainer.save(tmp_path / "model", tmp_path / "state")
     with pytest.raises(FileNotFoundError, match=r"critic\.safetensors"):
         make_trainer(tmp_path / "qwen3", **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)

@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
 
 from configs import Config, load
@@ -32,6 +32,7 @@ from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_tr
 from tasks.problems import fingerprint
 from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet
+from tasks.rollout.admission import check_ids
 
 _ROWS_PER_SHARD = 5_000
 _STEP = re.compile(
@@ -123,11 +124,13 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
                 rollout = read_row(row, form, str(where))
                 problem_of(rollout)
                 if chat:
+                    given = [ids for turn in rollout.turns for ids in (turn.prompt_token_ids, turn.token_ids) if ids]
+                    check_ids("token ids", [*chain.from_iterable(given)], chat.vocabulary)
                     kind = UnshownRow
                     add_tokens(rollout, chat)
                 rollouts.append(rollout)
-            except ValueError as error:
-                bad.append(kind(where, str(error)))
+            except Exception as error:  # noqa: BLE001 - whatever a row makes templates raise costs this row alone
+                bad.append(kind(where, str(error) if isinstance(error, ValueError) else repr(error)))
     return rollouts, bad
 
 

@@ -12,6 +12,7 @@ trl              the files of `log_completions=True`: one text for all turns, a 
 import math
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from configs.loader import explain
@@ -92,10 +93,11 @@ def read_row(row: Row | RowError, form: str, where: str) -> Rollout:
         told = {"step": row["step"]} if row.get("step") is not None else {}
         rollout = Rollout.model_validate(FORMATS[form](row) | told | {"row": where})
         rollout.model_dump_json()  # an error, if a text has half a surrogate pair, which UTF-8 cannot store
+        orjson.dumps([rollout.parts, rollout.tools])  # also in the names of parts, and numbers that need over 64 bits
         return rollout
     except ValidationError as error:
         raise RowError(explain(error.errors()[0])) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RowError(f"it is not as {form} writes it: {error}") from None
 
 

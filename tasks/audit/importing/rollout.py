@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from storage.records import Call, Problem, Status, Trajectory, Turn
+from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, Call, Problem, Status, Trajectory, Turn
 from tasks.agents.answers import read_arguments
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.protocol import message_of
@@ -64,7 +64,10 @@ def _objects(given: Any) -> list[Any]:
 
 def _as_tools(given: Any) -> list[dict[str, Any]]:
     """Return tools as in OpenAI's chat completions; some programs write functions alone."""
-    return [each if "function" in each else {"type": "function", "function": each} for each in _objects(given)]
+    tools = [each if "function" in each else {"type": "function", "function": each} for each in _objects(given)]
+    if not all(isinstance(of, dict) and isinstance(of.get("name"), str) for of in (each["function"] for each in tools)):
+        raise ValueError("a tool has no function with a name")
+    return tools
 
 
 def _as_calls(given: Any) -> list[dict[str, Any]]:
@@ -98,7 +101,7 @@ class Message(BaseModel):
     weight: float | None = None  # 0: the assistant's message is no turn, but context, which is not trained on
     prompt_token_ids: _Ids | None = None  # the whole prompt of this completion, as vLLM returns it
     token_ids: _Ids | None = None  # N
-    logprobs: list[_Number] | None = None  # N
+    logprobs: list[Annotated[float, Field(ge=LOWEST_LOGPROB, le=HIGHEST_LOGPROB)]] | None = None  # N
 
     @model_validator(mode="before")
     @classmethod
@@ -191,7 +194,8 @@ def problem_of(rollout: Rollout) -> Problem:
     """
     chat = [{"role": each.role, "content": each.text} for each in rollout.prompt]
     asked = "\n\n".join(each["content"] for each in chat if each["role"] != "system")
-    metadata = as_json(rollout.metadata | ({MESSAGES: chat} if len(chat) > 1 else {}))
+    others = {name: value for name, value in rollout.metadata.items() if name != MESSAGES}
+    metadata = as_json(others | ({MESSAGES: chat} if len(chat) > 1 else {}))
     problem = Problem("", asked, rollout.golds, rollout.data_source, metadata)
     return replace(problem, problem_id=f"{rollout.id}~{key(problem)[:12]}".lstrip("~"))
 
@@ -199,7 +203,8 @@ def problem_of(rollout: Rollout) -> Problem:
 def add_tokens(rollout: Rollout, chat: Chat) -> None:
     """Add the tokens of prompts and answers, unless they are there; show what calls and thoughts were sampled as.
 
-    Those of messages are what a policy would have sampled under this chat template.
+    Those of messages are what a policy would have sampled under this chat template. In an answer the text of a control
+    token stays text, as in contents: else one `<|im_end|>` there would teach to end a turn early.
 
     Raises:
         ValueError: the template does not show the conversation, or does not write its calls.
@@ -210,7 +215,8 @@ def add_tokens(rollout: Rollout, chat: Chat) -> None:
     for turn in turns:
         prompt = turn.prompt_token_ids or []
         if rollout.rendered and not turn.token_ids:
-            turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), chat.encode(turn.content)
+            said = chat.control.encode(chat.control.said_apart(turn.content))
+            turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), said
         elif turn.token_ids and (turn.tool_calls or chat.opening_of(prompt)):  # the content is only a part of it
             turn.content, turn.reasoning_content = chat.decode(turn.token_ids, prompt), None
 
