@@ -54,19 +54,11 @@ def for_pools() -> SpawnContext:
     return multiprocessing.get_context("spawn")
 
 
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when the thread of `parent` that started it ends; end now if it has ended."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Let the kernel kill this process when the thread that started it ends; end now if the process `parent` has."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if parent not in (None, os.getppid()):
         os._exit(1)
-
-
-def end_forks_with_parent() -> None:
-    """Let each process that is forked from now on end with the one that has forked it."""
-    forking = [0]
-    os.register_at_fork(
-        before=lambda: forking.__setitem__(0, os.getpid()), after_in_child=lambda: end_with_parent(forking[0])
-    )
 
 
 def kill_until_gone(variable: str) -> None:

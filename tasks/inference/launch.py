@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from storage.processes.child import end_forks_with_parent
+from storage.processes.child import end_with_parent
 
 
 def main(descriptor: int) -> None:
@@ -26,7 +26,7 @@ def main(descriptor: int) -> None:
     gc.freeze()
     gc.enable()
     # A forked engine has the server's socket, too: as long as it lives, requests to a dead server wait for an answer.
-    end_forks_with_parent()
+    os.register_at_fork(after_in_child=end_with_parent)
     if current_platform.is_cpu():
         _fork_engine(type(current_platform))
     with os.fdopen(descriptor) as pipe:

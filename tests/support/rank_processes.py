@@ -39,7 +39,7 @@ def _run(
     log: Path,
     environment: dict[str, str],  # the forkserver has that of the test in which it was started
 ) -> None:
-    end_with_parent(os.getppid())  # the fork server
+    end_with_parent()
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
