@@ -234,6 +234,29 @@ def test_what_another_user_leaves_hangs_nothing(
     link.unlink()
 
 
+@pytest.mark.parametrize("home", ["own", "none", *(["another's"] if os.geteuid() == 0 else [])])
+def test_torchs_folder_is_nobody_elses(home: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a home, or in one of another user's, it is a new folder of this process. What the user has set stays."""
+    if home == "another's":
+        os.chown(tmp_path, 65534, 65534)
+    monkeypatch.setenv("HOME", "/nonexistent" if home == "none" else str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    choose = folders.keep_compiled_code_private.__wrapped__
+    assert choose() is None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    made = choose()
+    chosen = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    if home == "own":
+        assert chosen == tmp_path / ".cache/math-mt-ppo/torchinductor"
+    else:
+        assert made
+        assert chosen == made.path
+        assert chosen.parent == place
+        assert stat.S_IMODE(chosen.stat().st_mode) == 0o700
+        made.remove()
+
+
 @pytest.mark.parametrize(
     ("limits", "asked", "warning"),
     [
