@@ -127,7 +127,8 @@ class BesideModels:
                     if role != "reward":  # vLLM begins with a version that is no number
                         await client.set_weight_version(0)
             except LOST as error:
-                raise InferenceError(f"models.{role}: vLLM at {url} cannot be reached: {error}") from error
+                told = f"models.{role}: vLLM at {url} cannot be reached, or has failed: {error}"
+                raise InferenceError(told) from error
             if held is None:
                 raise InferenceError(
                     f"models.{role}: {url} does not tell its weights. Start it with --worker-extension-cls "

@@ -49,10 +49,6 @@ _CHECK_S = 1.0
 """Seconds between two questions whether an engine lives of which an answer is awaited."""
 LOST = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Errors of requests to a server that may have ended."""
-_OPEN = (
-    "lets everybody who reaches it pause it, change its weights and write files: vLLM's key does not cover that. Close "
-    "it with --uds in a folder of your own or a proxy, as `inference.urls` says in configs/inference.py"
-)
 _WARNED_OF = set[str]()
 _TRANSIENT = (*LOST, AbortedError)
 _LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
@@ -141,16 +137,17 @@ class Client:
 
     async def warn_if_open(self) -> None:
         """Warn, once, of a server whose weights others can change: vLLM asks for its key in /v1 and /inference only."""
-        socket = Path(self.url.removeprefix(UNIX)) if self.url.startswith(UNIX) else None
-        private = socket and not all(folder.stat().st_mode & 1 for folder in socket.parents)
-        if private or self.url in _WARNED_OF:
-            return
+        folders = reversed(Path(self.url.removeprefix(UNIX)).parents if self.url.startswith(UNIX) else ())
+        if self.url in _WARNED_OF or any(folder.exists() and not folder.stat().st_mode & 1 for folder in folders):
+            return  # of a socket in a folder that others cannot enter
         _WARNED_OF.add(self.url)
-        async with self._session.post(
-            f"{self._base}/collective_rpc", json={}, headers={"Authorization": ""}
-        ) as open_to:
-            if open_to.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
-                logger.warning("%s %s", self.url, _OPEN)
+        async with self._session.post(f"{self._base}/collective_rpc", json={}, headers={"Authorization": ""}) as told:
+            if told.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
+                logger.warning(
+                    "%s lets everybody who reaches it pause it, change its weights and write files: vLLM's key does "
+                    "not cover that. Close it as `inference.urls` says (configs/inference.py)",
+                    self.url,
+                )
 
     async def answers(self) -> bool:
         """Return whether the engine itself answers, and not only the process that takes its requests."""

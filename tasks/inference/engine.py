@@ -123,9 +123,7 @@ class Engine(Collector):
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
         adapted = adapters.arguments(policy)
-        self._restart(
-            policy, [each for each in self.servers if everywhere or not each.alive or each.adapted != adapted]
-        )
+        self._restart(policy, [each for each in self.servers if everywhere or each.adapted != adapted])
         bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
 
     @asynccontextmanager
@@ -207,7 +205,8 @@ class Engine(Collector):
                     await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
         except LOST as error:
-            raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
+            told = f"vLLM at {replica.url} cannot be reached, or has failed: {error}"
+            raise InferenceError(f"{told}. Its log says why; once it serves, the same command continues") from error
 
 
 class Connection:

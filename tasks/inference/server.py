@@ -119,7 +119,7 @@ class Server(Child):
                 return await client.answers()
 
         if self.pid and not (self.alive and asyncio.run(answers())):
-            logger.warning("vLLM at %s has died: it is restarted; the end of its log:\n%s", self.url, self.why())
+            logger.warning("vLLM at %s has died; the end of its log:\n%s", self.url, self.why())
             self.stop()
         return not self.alive
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tasks.inference.api import AbortedError, Completion, GenerationConfig
-from tasks.inference.client import Client
+from tasks.inference.client import LOST, Client
 
 
 @dataclass
@@ -173,3 +173,10 @@ async def test_a_server_that_obeys_others_is_warned_of(key: str, caplog: pytest.
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (0 if key else 1)
     assert all("lets everybody who reaches it" in line for line in told)
+
+
+async def test_a_socket_that_is_not_there_is_a_server_that_is_not_reached() -> None:
+    """What looks whether others can enter its folder raises nothing else."""
+    async with Client("unix:///no/such/vllm", None, 5, 1000) as client:
+        with pytest.raises(LOST):
+            await client.warn_if_open()
