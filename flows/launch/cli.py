@@ -21,6 +21,7 @@ from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
 from storage.frames import of_library, traceback_without, with_own_line
 from storage.interrupts import reader_may_go
+from storage.processes.folder import keep_compiled_code_private
 from storage.visible import print_clean_logs, printable
 from tasks.run.configuration import plan, resolve
 
@@ -141,6 +142,7 @@ def status(act: Callable[[], None], *, verbose: bool) -> int:
     Call it before anything imports torch.
     """
     share_cores()
+    keep_compiled_code_private()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     print_clean_logs()
     with contextlib.nullcontext() if verbose else contextlib.closing(tell()):

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from storage.interrupts import reader_may_go
 from storage.objects.store import Store
+from storage.processes.folder import keep_compiled_code_private
 from storage.visible import Fleeting, print_clean_logs, printable
 
 _WIDTH = 140
@@ -171,6 +172,7 @@ class Program:
         process with status 2.
         """
         arguments = self._parse()
+        keep_compiled_code_private()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
         print_clean_logs()
         try:

@@ -2,7 +2,7 @@
 
 identity   says whether a process that another one noted is still alive
 folder     a folder that no other user may enter
-child      a command with a folder and a log; `mark` is for what is started in other ways
+child      a command with a folder and a log; `for_pools` and `mark` are for what is started in other ways
 reaper     kills what a process has started and removes its folders when it has ended, also by SIGKILL
 
 The kernel can end a process with its parent (PR_SET_PDEATHSIG), but none of its children, and only with the thread that

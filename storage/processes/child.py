@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import multiprocessing
 import os
 import secrets
 import signal
@@ -11,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 from storage.processes import reaper
@@ -41,9 +44,21 @@ def _watched(owner: int) -> dict[str, str]:
     return {_VARIABLE: token, "SPT_NOENV": "1"}
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
+def for_pools() -> SpawnContext:
+    """Return the context for a pool of processes, which end with this one though they cannot end themselves yet.
+
+    They bear the mark from their first moment. So does whatever else this process starts from now on.
+    """
+    resource_tracker.ensure_running()  # without the mark: it removes what a killed process leaves in /dev/shm
+    os.environ.update(mark())
+    return multiprocessing.get_context("spawn")
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Let the kernel kill this process when the thread that started it ends; end now if the process `parent` has."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def kill_until_gone(variable: str) -> None:

@@ -61,13 +61,19 @@ def for_sockets() -> str:
     )
 
 
-def keep_compiled_code_private() -> None:
-    """Choose the folder that torch makes when it is imported, and loads compiled code from.
+@functools.cache  # which keeps the folder
+def keep_compiled_code_private() -> TemporaryFolder | None:
+    """Choose the folder that torch makes when transformers is imported, and loads compiled code from: before that.
 
-    The default is a fixed name in TMPDIR, which another user may have made before.
+    The default is a fixed name in TMPDIR, which another user may have made before. Without a home of the user's own, it
+    is a folder of this process.
     """
-    if os.access(os.path.expanduser("~"), os.W_OK):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))
+    home = os.path.expanduser("~")
+    own = os.access(home, os.W_OK) and os.stat(home).st_uid == os.geteuid()
+    made = None if own or "TORCHINDUCTOR_CACHE_DIR" in os.environ else TemporaryFolder()
+    place = str(made.path) if made else f"{home}/.cache/math-mt-ppo/torchinductor"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", place)
+    return made
 
 
 _remove_abandoned = functools.cache(reaper.remove_abandoned)  # once in this process

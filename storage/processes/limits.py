@@ -38,9 +38,9 @@ def is_hosts(error: BaseException) -> bool:
     return any(isinstance(each, OSError) and each.errno in _USED_UP for each in chain(error))
 
 
-def prepare_for_limits() -> None:
+def prepare_for_limits(parent: int) -> None:
     """Prepare a new process, once: it will end with its parent, and immediately when its time is used up."""
-    end_with_parent()
+    end_with_parent(parent)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a handler would wait for C code to return
 
 

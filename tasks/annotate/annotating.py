@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import aiohttp
-
 from configs import Config
 from configs.models import Judge, Role
 from storage import layout
@@ -21,7 +19,7 @@ from storage.visible import Fleeting, visible
 from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.client import Client, retrying
+from tasks.inference.client import LOST, UNIX, Client, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
 
 Rows = Iterable[dict[str, Any]]
@@ -51,12 +49,19 @@ def asker(config: Config, role: Role) -> Asker:
     return JudgeAsker(config, None if isinstance(knobs, Judge) and knobs.name else folder_of(config, role))
 
 
-async def _answer(role: Role, asks: Asker, client: Client, question: Question, attempts: int) -> Said:
+async def _answer(
+    role: Role, asks: Asker, models: BesideModels, client: Client, question: Question, attempts: int
+) -> Said:
+    """Return a model's answer. Servers of the flow's own are started again if they do not live any more."""
+
+    async def repair(_: object) -> None:
+        await asyncio.to_thread(models.repair, role)
+
+    again = retrying(attempts, slow=client.url.startswith(UNIX)).copy(before_sleep=repair)
     try:
-        return await retrying(attempts, slow=False)(asks.ask, client, question)
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-        told = f"{client.url} does not answer: {type(error).__name__} {error}"
-        raise InferenceError(f"models.{role}: {told}") from error
+        return await again(asks.ask, client, question)
+    except LOST as error:
+        raise InferenceError(f"models.{role}: {client.url} does not answer: {type(error).__name__} {error}") from error
 
 
 def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows, tell: Tell) -> list[str]:
@@ -73,7 +78,7 @@ def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows
 
     async def ask(models: BesideModels, question: Question) -> Said:
         async with models.connect(role) as clients:
-            return await _answer(role, asks, clients[0], question, _TRIES)
+            return await _answer(role, asks, models, clients[0], question, _TRIES)
 
     for question in [each for each in questions if not each.problem][-1:]:
         tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
@@ -125,7 +130,7 @@ class Annotator:
             with ShardWriter(draft, ANNOTATION_SCHEMA, _ROWS_PER_SHARD) as writer:
                 for by_trajectory in self._asks.questions(row for row in rows if row["trajectory_id"] not in done):
                     questions = [question for of_it in by_trajectory.values() for question in of_it]
-                    said, errors = await self._ask_all(clients, questions)
+                    said, errors = await self._ask_all(models, clients, questions)
                     for name, of_it in by_trajectory.items():
                         if all(question in said for question in of_it):
                             writer.write_group([said[each].about(each, self._model) for each in of_it], name)
@@ -142,7 +147,7 @@ class Annotator:
         return {**named, **numbers, "seconds": time.monotonic() - started}
 
     async def _ask_all(
-        self, clients: Sequence[Client], questions: Sequence[Question]
+        self, models: BesideModels, clients: Sequence[Client], questions: Sequence[Question]
     ) -> tuple[dict[Question, Said], list[BaseException]]:
         """Ask questions at the same time, of all servers in turn, and those with the same content once.
 
@@ -152,7 +157,7 @@ class Annotator:
 
         async def ask(question: Question, server: int) -> Said:
             async with limits[server]:
-                return await _answer(self._role, self._asks, clients[server], question, _ATTEMPTS)
+                return await _answer(self._role, self._asks, models, clients[server], question, _ATTEMPTS)
 
         new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
         turns = itertools.cycle(range(len(clients)))

@@ -1,8 +1,8 @@
 """Task: decide which stored trajectories each update of a run trains on."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from prefect import get_run_logger, task
@@ -13,7 +13,7 @@ from configs.algorithms import PPO, RFT, OwnAlgorithm, Preferred
 from storage import layout
 from storage.errors import counted
 from storage.objects.store import Store
-from storage.processes.child import end_with_parent
+from storage.processes.child import end_with_parent, for_pools
 from storage.version_names import PolicyVersion
 from storage.version_names import select as select_names
 from storage.versions import checkpoints, manifests
@@ -111,7 +111,7 @@ def _refuse_another_plan(workspace: Workspace, updates: Sequence[tuple[Part, ...
 
 def _apart(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """Call a function in another process: one with DuckDB and torch would end with pages about leaked types."""
-    with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent) as pool:
+    with ProcessPoolExecutor(1, for_pools(), end_with_parent, (os.getpid(),)) as pool:
         return pool.submit(function, *arguments).result()
 
 

@@ -4,20 +4,20 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-
-import aiohttp
 
 from configs import Config
 from configs.models import Role, ServedModel
 from storage.errors import first_few
 from tasks.inference.api import InferenceError
-from tasks.inference.client import Client
+from tasks.inference.client import LOST, Client
 from tasks.inference.devices import deal_beside, visible_devices
 from tasks.inference.location import CONFIG, folder_of, identities, identity_of
-from tasks.inference.server import Server
+from tasks.inference.server import Server, bring_in
 from tasks.inference.weight_sums import differing, sums_of_folder
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class BesideModels:
         self._config, self._logs = config, logs
         self._servers: dict[Role, list[Server]] = {}
         self._proven = set[Role]()
+        self._serving = threading.Lock()
 
     def __enter__(self) -> "BesideModels":
         return self
@@ -66,38 +67,46 @@ class BesideModels:
 
     @asynccontextmanager
     async def connect(self, role: Role) -> AsyncIterator[list[Client]]:
-        """Connect to the servers of a model, which are started and proven at the first time.
+        """Connect to the servers of a model, which are started and proven at the first time, and when they have died.
 
         Raises:
             InferenceError: a server does not start or answer, or does not hold this model's weights.
             ValueError, StorageError: see `folder_of`.
         """
         knobs = self._config.models.served()[role]
-        if not knobs.urls and role not in self._servers:
-            await asyncio.to_thread(self._start, role, knobs)
+        await asyncio.to_thread(self.repair, role)
         urls = knobs.urls or [server.url for server in self._servers[role]]
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(self._client(role, knobs, url)) for url in urls]
-            if knobs.path and role not in self._proven:
-                await self._prove(role, knobs, clients)
-                self._proven.add(role)
-            yield clients
+            yield [await stack.enter_async_context(self._client(role, knobs, url)) for url in urls]
 
-    def _start(self, role: Role, knobs: ServedModel) -> None:
-        folder, config = folder_of(self._config, role), self._config
-        devices = deal_beside(config.models, config.inference, visible_devices())[role]
+    def repair(self, role: Role) -> None:
+        """Start those servers of a model that are ours and do not live, and prove what they hold; see `connect`."""
+        knobs = self._config.models.served()[role]
+        with self._serving:
+            if not knobs.urls and role not in self._servers:
+                self._make(role, knobs)
+            servers = self._servers.get(role, [])
+            if knobs.path and (role not in self._proven or any(server.lost() for server in servers)):
+                bring_in(servers, partial(self._start, role), partial(self._prove, role, knobs))
+                self._proven.add(role)
+
+    def _make(self, role: Role, knobs: ServedModel) -> None:
+        devices = deal_beside(self._config.models, self._config.inference, visible_devices())[role]
         section, arguments = f"models.{role}", _ARGUMENTS.get(role, ())
-        servers = self._servers[role] = [
+        self._servers[role] = [
             Server(knobs, self._logs / f"vllm-{role}-{number}.log", own, section, arguments)
             for number, own in enumerate(devices)
         ]
+
+    def _start(self, role: Role, servers: Sequence[Server]) -> None:
+        self._proven.discard(role)
         for server in servers:
-            logger.info("starting vLLM for %s at %s; its log is %s", section, server.url, server.log)
-            server.start_serving(folder)
+            logger.info("starting vLLM for models.%s at %s; its log is %s", role, server.url, server.log)
+            server.start_serving(folder_of(self._config, role))
         for server in servers:
             server.wait_until_healthy()
 
-    async def _prove(self, role: Role, knobs: ServedModel, clients: Sequence[Client]) -> None:
+    async def _prove(self, role: Role, knobs: ServedModel) -> None:
         """Compare the sums of all weights that servers hold with those of the files.
 
         Quantised weights are not those of the files: then only our own servers are trusted, which loaded these files.
@@ -110,22 +119,23 @@ class BesideModels:
             expected = await asyncio.to_thread(sums_of_folder, folder, knobs.dtype)
         if await asyncio.to_thread(identity_of, folder) != identities(self._config)[role]:
             raise InferenceError(f"models.{role}: {folder} has changed while it was loaded: begin again")
-        for client in clients:
+        for url in knobs.urls or [server.url for server in self._servers[role]]:
             try:
-                held = expected if quantised else await client.weight_sums()
-                if role != "reward":  # vLLM begins with a version that is no number
-                    await client.set_weight_version(0)
-            except aiohttp.ClientError as error:
-                raise InferenceError(f"models.{role}: vLLM at {client.url} cannot be reached: {error}") from error
+                async with self._client(role, knobs, url) as client:
+                    await client.warn_if_open()
+                    held = expected if quantised else await client.weight_sums()
+                    if role != "reward":  # vLLM begins with a version that is no number
+                        await client.set_weight_version(0)
+            except LOST as error:
+                told = f"models.{role}: vLLM at {url} cannot be reached, or has failed: {error}"
+                raise InferenceError(told) from error
             if held is None:
                 raise InferenceError(
-                    f"models.{role}: {client.url} does not tell its weights. Start it with --worker-extension-cls "
+                    f"models.{role}: {url} does not tell its weights. Start it with --worker-extension-cls "
                     "tasks.inference.worker.PolicyWorker and this project in its PYTHONPATH"
                 )
             if wrong := differing(held, expected):
-                raise InferenceError(
-                    f"models.{role}: {client.url} holds other weights than {folder} in {first_few(wrong)}"
-                )
+                raise InferenceError(f"models.{role}: {url} holds other weights than {folder} in {first_few(wrong)}")
 
     def _client(self, role: Role, knobs: ServedModel, url: str) -> Client:
         key = os.environ.get(f"{role.upper()}_API_KEY") if knobs.urls else None

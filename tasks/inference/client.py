@@ -44,7 +44,14 @@ METRICS_S = 3.0
 """Longest wait for a server's metrics."""
 CUT_S = 10.0
 """Longest wait for the answer to a request that was cut."""
-_TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, AbortedError)
+SILENT_S = 60.0
+"""An engine that answers nothing for so long is taken for dead: it answers between its steps."""
+_CHECK_S = 1.0
+"""Seconds between two questions whether an engine lives of which an answer is awaited."""
+LOST = (aiohttp.ClientError, TimeoutError, ConnectionError)
+"""Errors of requests to a server that may have ended."""
+_WARNED_OF = set[str]()
+_TRANSIENT = (*LOST, AbortedError)
 _LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
@@ -121,12 +128,33 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def healthy(self) -> bool:
-        """Return whether the server answers."""
+    async def health(self) -> int:
+        """Return the status of the server's answer: 200, or 503 if its engine has died; 0 without an answer."""
         try:
             async with self._session.get(f"{self._base}/health") as response:
-                return response.status == 200
+                return response.status
         except (aiohttp.ClientError, TimeoutError, OSError):
+            return 0
+
+    async def warn_if_open(self) -> None:
+        """Warn, once, of a server whose weights others can change: vLLM asks for its key in /v1 and /inference only."""
+        folders = reversed(Path(self.url.removeprefix(UNIX)).parents if self.url.startswith(UNIX) else ())
+        if self.url in _WARNED_OF or any(folder.exists() and not folder.stat().st_mode & 1 for folder in folders):
+            return  # of a socket in a folder that others cannot enter
+        _WARNED_OF.add(self.url)
+        async with self._session.post(f"{self._base}/collective_rpc", json={}, headers={"Authorization": ""}) as told:
+            if told.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
+                logger.warning(
+                    "%s lets everybody who reaches it pause it, change its weights and write files: vLLM's key does "
+                    "not cover that. Close it as `inference.urls` says (configs/inference.py)",
+                    self.url,
+                )
+
+    async def answers(self) -> bool:
+        """Return whether the engine itself answers, and not only the process that takes its requests."""
+        try:
+            return (await self._request("GET", "/is_sleeping")).status == HTTPStatus.OK
+        except LOST:
             return False
 
     async def metrics(self) -> list[Metric]:
@@ -224,7 +252,8 @@ class Client:
             InferenceError: it refuses all, or its answer has another form.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        answer = await self._post("/v1/chat/completions", {"model": model, "messages": messages, **given})
+        asked = {"model": model, "messages": messages, **given}
+        answer = await self._post("/v1/chat/completions", asked, self._timeout)  # a service may know no /health
         try:
             (choice,) = answer["choices"]
             return str(choice["message"]["content"] or ""), str(choice.get("finish_reason"))
@@ -250,8 +279,7 @@ class Client:
 
     async def weight_version(self) -> str:
         """Return the weight version that the server reports."""
-        async with self._session.get(f"{self._base}/weight_info") as response:
-            return str((await _checked(response))["weight_version"])
+        return str((await _checked(await self._request("GET", "/weight_info")))["weight_version"])
 
     async def swap(self, model: Path, version: int, *, erase: bool = False) -> None:
         """Load the weights of `model` (an absolute path) in place and label them `version`.
@@ -295,23 +323,46 @@ class Client:
         Raises:
             InferenceError: the server takes no adapters, or not this one.
         """
-        body, base = {"lora_name": name, "lora_path": str(folder)}, f"{self._base}/v1"
-        async with self._session.post(f"{base}/unload_lora_adapter", json=body):
-            pass  # an error: it has none of this name
-        async with self._session.post(f"{base}/load_lora_adapter", json=body) as response:
-            if response.status != HTTPStatus.OK:
-                raise InferenceError(
-                    f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
-                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --max-lora-rank of policy.lora.rank or more, and "
-                    "--lora-target-modules with the names in policy.lora.targets. It answered "
-                    f"{response.status}: {(await response.text())[:500]}"
-                )
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await self._request("POST", "/v1/unload_lora_adapter", body)  # an error: it has none of this name
+        response = await self._request("POST", "/v1/load_lora_adapter", body)
+        if response.status != HTTPStatus.OK:
+            raise InferenceError(
+                f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --max-lora-rank of policy.lora.rank or more, and "
+                "--lora-target-modules with the names in policy.lora.targets. It answered "
+                f"{response.status}: {(await response.text())[:500]}"
+            )
 
     async def _post(
         self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
     ) -> dict[str, Any]:
-        async with self._session.post(f"{self._base}{path}", json=body, timeout=limit or self._timeout) as response:
-            return await _checked(response)
+        return await _checked(await self._request("POST", path, body, limit))
+
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
+    ) -> aiohttp.ClientResponse:
+        """Return an answer that was read whole.
+
+        Without a `limit` of its own, the request ends when the engine dies: vLLM would leave some without an answer.
+        """
+        within = limit or self._timeout
+
+        async def ask() -> aiohttp.ClientResponse:
+            async with self._session.request(method, f"{self._base}{path}", json=body, timeout=within) as response:
+                await response.read()
+                return response
+
+        asked = asyncio.create_task(ask())
+        try:
+            while not (await asyncio.wait({asked}, timeout=None if limit else _CHECK_S))[0]:
+                if await self.health() in (0, HTTPStatus.SERVICE_UNAVAILABLE):
+                    raise ConnectionError(f"the engine of {self.url} has died before it answered {method} {path}")
+            return await asked
+        except TimeoutError:  # aiohttp's has no words
+            raise TimeoutError(f"{self.url} has not answered {method} {path} within {within.total:g} s") from None
+        finally:
+            asked.cancel()
 
 
 def _named(adapter: str | None) -> dict[str, str]:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import aiohttp
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
@@ -22,11 +22,11 @@ from storage.versions.checkpoints import Checkpoint
 from tasks.inference import adapters
 from tasks.inference.ahead import take_servers
 from tasks.inference.api import Completion, EngineClosedError, GenerationConfig, InferenceError
-from tasks.inference.client import Client, retrying
+from tasks.inference.client import LOST, Client, retrying
 from tasks.inference.devices import deal, visible_devices
 from tasks.inference.experts import refuse_without_runner
 from tasks.inference.proof import Proof, Proven, holds_base
-from tasks.inference.server import Server
+from tasks.inference.server import Server, bring_in
 from tasks.inference.weight_sums import sums_of_folder
 
 logger = logging.getLogger(__name__)
@@ -42,10 +42,6 @@ class _Replica:
     url: str
     server: Server | None  # None if the configuration gives the URL
     proven: Proven | None = None  # what it serves; None if unknown
-
-    @property
-    def alive(self) -> bool:
-        return self.server is None or self.server.alive
 
 
 class Engine(Collector):
@@ -127,9 +123,8 @@ class Engine(Collector):
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
         adapted = adapters.arguments(policy)
-        others = [each for each in self._replicas if each.server and each.server.adapted != adapted]
-        self._restart([each for each in self._replicas if everywhere or not each.alive or each in others], policy)
-        asyncio.run(self._establish(self._replicas, policy))
+        self._restart(policy, [each for each in self.servers if everywhere or each.adapted != adapted])
+        bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:
@@ -154,7 +149,7 @@ class Engine(Collector):
             yield from labelled(metrics, "replica", str(replica))
 
     def repair(self, index: int) -> None:
-        """Restart a server of this engine with the current policy, if it has died.
+        """Restart a server of this engine with the current policy, if it has died, or its engine's process.
 
         Raises:
             EngineClosedError: the engine was closed meanwhile.
@@ -166,16 +161,14 @@ class Engine(Collector):
                 raise EngineClosedError("the engine was closed while a rollout was playing")
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
-            if not replica.alive:
-                why = replica.server.why() if replica.server else ""
-                logger.warning("vLLM at %s has died: restarting it; the end of its log:\n%s", replica.url, why)
-                self._restart([replica], self._policy)
-                asyncio.run(self._establish([replica], self._policy))
+            if (server := replica.server) and server.lost():
+                establish = partial(self._establish, [replica], self._policy)
+                bring_in([server], partial(self._restart, self._policy), establish)
 
-    def _restart(self, replicas: list[_Replica], policy: Checkpoint) -> None:
-        servers = [replica.server for replica in replicas if replica.server]
-        for replica in replicas:
-            replica.proven = None
+    def _restart(self, policy: Checkpoint, servers: Sequence[Server]) -> None:
+        for replica in self._replicas:
+            if replica.server in servers:
+                replica.proven = None
         for server in servers:
             logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
             server.start_serving(policy.model, adapters.arguments(policy))
@@ -202,6 +195,7 @@ class Engine(Collector):
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
+                await client.warn_if_open()
                 if self.settings.swap == "restart":
                     await client.set_weight_version(policy.base_number)
                 elif not holds_base(before, policy):
@@ -210,8 +204,9 @@ class Engine(Collector):
                 if policy.adapter and (name := adapters.name_of(policy)):
                     await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
-        except aiohttp.ClientError as error:
-            raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
+        except LOST as error:
+            told = f"vLLM at {replica.url} cannot be reached, or has failed: {error}"
+            raise InferenceError(f"{told}. Its log says why; once it serves, the same command continues") from error
 
 
 class Connection:

@@ -7,19 +7,22 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from http import HTTPStatus
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from configs.inference import Servers
 from storage.processes.child import Child
 from tasks.inference import launch
 from tasks.inference.api import InferenceError
-from tasks.inference.client import Client
+from tasks.inference.client import SILENT_S, Client
 from tasks.inference.devices import check_split, cpu_build
 
 logger = logging.getLogger(__name__)
 _PROJECT = str(Path(__file__).parents[2])
+_ATTEMPTS = 3
+"""Number of times that servers are given weights, if some end meanwhile."""
 
 
 class Server(Child):
@@ -98,7 +101,7 @@ class Server(Child):
     async def _await_health(self) -> None:
         started, limit_s = time.monotonic(), self.settings.startup_timeout_s
         async with Client(self.url, None, 5, self.settings.max_model_len) as client:
-            while not await client.healthy():
+            while await client.health() != HTTPStatus.OK:
                 late = time.monotonic() - started > limit_s
                 if late or not self.alive:
                     self.stop()
@@ -107,6 +110,18 @@ class Server(Child):
                     raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self.why()}")
                 await asyncio.sleep(0.2)
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
+
+    def lost(self) -> bool:
+        """Return whether the server has ended, or its engine, which is another process. One that is silent is ended."""
+
+        async def answers() -> bool:
+            async with Client(self.url, None, SILENT_S, self.settings.max_model_len) as client:
+                return await client.answers()
+
+        if self.pid and not (self.alive and asyncio.run(answers())):
+            logger.warning("vLLM at %s has died; the end of its log:\n%s", self.url, self.why())
+            self.stop()
+        return not self.alive
 
     def why(self) -> str:
         """Return the log's last lines but for tracebacks that name another one, of the engine, as the root cause."""
@@ -170,3 +185,24 @@ class Server(Child):
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point
         }
+
+
+Restart = Callable[[Sequence[Server]], None]
+Prove = Callable[[], Coroutine[Any, Any, None]]
+
+
+def bring_in(servers: Sequence[Server], restart: Restart, prove: Prove, attempts: int = _ATTEMPTS) -> None:
+    """Start the servers that are lost, give all their weights with `prove`, which proves these; again if some end.
+
+    Raises:
+        InferenceError: it fails though all live, or some are lost each time.
+    """
+    if lost := [server for server in servers if server.lost()]:
+        restart(lost)
+    try:
+        asyncio.run(prove())
+    except InferenceError as error:
+        if attempts == 1 or not any(server.lost() for server in servers):
+            raise
+        logger.warning("%s", error)
+        bring_in(servers, restart, prove, attempts - 1)

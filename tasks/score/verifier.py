@@ -22,7 +22,6 @@ import atexit
 import hashlib
 import logging
 import math
-import multiprocessing
 import os
 import threading
 import time
@@ -39,6 +38,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from storage import interrupts
+from storage.processes.child import for_pools
 from storage.processes.limits import OUT_OF_TIME
 from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
@@ -128,9 +128,8 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     def _make_pool(self) -> ProcessPool:
         # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
-        context = multiprocessing.get_context("spawn")
-        limits = [self._timeout_s, self._memory_mb, worker.GRADES[self._reading]]
-        pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
+        begin = [os.getpid(), self._timeout_s, self._memory_mb, worker.GRADES[self._reading]]
+        pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=begin, context=for_pools())
         try:
             with interrupts.starting_processes():
                 if not pool.active:  # this starts the workers, and threads that replace them

@@ -22,14 +22,14 @@ _timeout_s = 0.0
 _idle = _memory = 0  # bytes of an idle worker, and bytes that a call may use in addition
 
 
-def prepare(timeout_s: float, memory_mb: int, grade: str) -> None:
-    """Prepare a new worker, once: it ends with its parent, and gets its limits.
+def prepare(parent: int, timeout_s: float, memory_mb: int, grade: str) -> None:
+    """Prepare a new worker, once: it ends with the process `parent`, and gets its limits.
 
     A call of `judge_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle worker.
     `grade` is the function that it will mostly call.
     """
     global _timeout_s, _idle, _memory
-    prepare_for_limits()
+    prepare_for_limits(parent)
     resolve_name(grade)("\\boxed{\\frac{x}{2}}", ("0.5x",))  # the first call builds the grammar, without limits
     _idle = address_space()
     _timeout_s, _memory = timeout_s, memory_mb * _MB

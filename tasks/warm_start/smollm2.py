@@ -13,7 +13,7 @@ from pathlib import Path
 from storage import interrupts
 from storage.commands.program import Parser, print_error, print_progress
 from storage.errors import UnavailableError
-from storage.processes.folder import TemporaryFolder
+from storage.processes.folder import TemporaryFolder, keep_compiled_code_private
 from tasks.inference.location import TOKENIZER_FILES, locate
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -80,6 +80,7 @@ def convert(packages: Path, folder: Path) -> None:
 def main() -> int:
     """Print the hub name or the folder."""
     Parser(prog="python -m tasks.warm_start.smollm2", description=(__doc__ or "").splitlines()[0]).parse_args()
+    keep_compiled_code_private()
     try:
         print(get(FOLDER))
     except UnavailableError as error:

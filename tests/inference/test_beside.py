@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from configs import Config, load
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat, load_chat
-from tasks.annotate.annotating import asker
+from tasks.annotate.annotating import _answer, asker
 from tasks.annotate.asking import Question, Said
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.location import forget_models, identities
+from tests.support.engine_process import engine_core
 from tests.support.reward_model import save_reward_model
+from tests.support.sandbox_helpers import wait_gone
 from tests.support.scripted_judge import scripted_judge
 
 pytestmark = pytest.mark.slow
@@ -104,6 +107,28 @@ def test_servers_by_url_are_proven_to_hold_the_model(
             else:
                 with pytest.raises(InferenceError, match=problem):
                     ask(beside, judged, "judge", "3 + 4")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_question_is_answered_after_the_models_engine_has_died(
+    models: BesideModels, config: Config, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server is started again and proven; the process that takes requests may live on."""
+    monkeypatch.setattr("tasks.inference.beside._REQUEST_S", 8.0)
+    monkeypatch.setattr("tasks.inference.server.SILENT_S", 5.0)
+    question = Question("t", 0, ((5, 6, 7, 8),))
+    before = ask(models, config, "teacher", question.content)
+    (server,) = models._servers["teacher"]
+    core = engine_core(server)
+
+    async def asked() -> Said:
+        async with models.connect("teacher") as (client,):
+            core.send_signal(number)
+            return await _answer("teacher", asker(config, "teacher"), models, client, question, 3)
+
+    assert asyncio.run(asked()).logprobs == before.logprobs
+    wait_gone([core])
 
 
 def test_what_is_no_vllm_server_cannot_be_proven(config: Config, policies: list[Checkpoint], tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ def test_each_server_gets_its_own_devices(
         Server, "start", lambda _, __, environment, ___: started.append(environment["CUDA_VISIBLE_DEVICES"])
     )
     monkeypatch.setattr(Server, "wait_until_healthy", lambda _: None)
+    died = iter([False, False, True, True])
+    monkeypatch.setattr(Server, "lost", lambda _: next(died))
     monkeypatch.setattr(Engine, "_establish", AsyncMock())
     settings = Inference(replicas=2, tensor_parallel=2)
     with Engine(settings, Rollout(), tmp_path) as engine:

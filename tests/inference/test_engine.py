@@ -6,6 +6,8 @@ import dataclasses
 import glob
 import math
 import os
+import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -24,9 +26,11 @@ from tasks.inference import launch
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
+from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 from tasks.rollout.admission import MOST_COMPLETIONS
 from tests.conftest import INFERENCE, commit_policy, forget
+from tests.support.engine_process import engine_core
 from tests.support.sandbox_helpers import wait_gone
 
 pytestmark = pytest.mark.slow
@@ -375,6 +379,22 @@ def test_no_path_is_a_pattern_for_vllm(name: str, tmp_path: Path) -> None:
     assert (shown == model) == (name == "plain")
 
 
+def test_vllm_obeys_without_a_key_whom_its_socket_lets_in(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """The routes that change weights ask for none, so a server is warned of unless its folder is closed."""
+
+    async def ask(url: str) -> None:
+        async with Client(url, "key", 60, 128) as client:
+            await client.warn_if_open()
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        (shown := Path(folder, "vllm")).symlink_to(engine.servers[0].url.removeprefix("unix://"))
+        asyncio.run(ask(engine.servers[0].url))
+        assert not caplog.records
+        asyncio.run(ask(f"unix://{shown}"))
+        assert f"unix://{shown} lets everybody who reaches it" in caplog.text
+
+
 def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:
     engine = Engine(Inference(urls=["http://127.0.0.1:9"]), Rollout(), tmp_path)
     with pytest.raises(InferenceError, match="http://127.0.0.1:9 cannot be reached"):
@@ -392,3 +412,59 @@ def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]
     assert set(completion.versions) == {1}
     wait_gone(family)
     engine.serve(policies[0])
+
+
+@pytest.fixture
+def impatient(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Return the session's engine with time limits of seconds."""
+    monkeypatch.setattr("tasks.inference.engine.REQUEST_TIMEOUT_S", 8.0)
+    monkeypatch.setattr("tasks.inference.server.SILENT_S", 5.0)
+    monkeypatch.setattr("tasks.inference.client.CUT_S", 2.0)
+    monkeypatch.setattr(Rollout, "longest_completion_s", 5.0)
+    return engine
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["before", "in", "after"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_swap_goes_on_after_its_engine_has_died(
+    impatient: Engine, policies: list[Checkpoint], moment: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that takes requests lives on, and vLLM leaves some of them without an answer."""
+    impatient.serve(policies[1])
+    core, moments = engine_core(impatient.servers[0]), [moment]
+    reload, demand = Client._reload, Proof.demand
+
+    def strike(now: str) -> None:
+        if now in moments:
+            moments.clear()
+            core.send_signal(number)
+
+    async def reload_killed(client: Client, model: Path, version: int) -> None:
+        strike("in")
+        await reload(client, model, version)
+
+    async def prove_killed(proof: Proof) -> Proven:
+        strike("after")
+        return await demand(proof)
+
+    monkeypatch.setattr(Client, "_reload", reload_killed)
+    monkeypatch.setattr(Proof, "demand", prove_killed)
+    strike("before")
+    impatient.serve(policies[2])
+    assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {2}
+    wait_gone([core])
+    impatient.serve(policies[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_request_is_answered_after_its_engine_has_died(
+    impatient: Engine, policies: list[Checkpoint], number: int
+) -> None:
+    impatient.serve(policies[1])
+    core = engine_core(impatient.servers[0])
+    core.send_signal(number)
+    assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {1}
+    wait_gone([core])
+    impatient.serve(policies[0])

@@ -90,6 +90,61 @@ def test_everything_ends_with_a_killed_owner(place: Path) -> None:
         time.sleep(0.1)
 
 
+POOL = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from storage.processes.child import end_with_parent, for_pools
+pool = ProcessPoolExecutor(4, for_pools(), end_with_parent, (os.getpid(),))
+print("starts", flush=True)
+for _ in range(4):
+    pool.submit(time.sleep, 600)
+time.sleep(600)
+"""
+
+
+def having(variable: str) -> list[psutil.Process]:
+    """Return the processes with a variable, `NAME=value`, in their environment."""
+    found = [path.parent for path in Path("/proc").glob("[0-9]*/environ") if variable in environ_of(path)]
+    return [psutil.Process(int(folder.name)) for folder in found if folder.exists()]
+
+
+def environ_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").split("\0")
+    except OSError:  # it has ended
+        return []
+
+
+@pytest.mark.slow
+def test_a_pools_processes_end_with_an_owner_that_is_killed_at_any_moment(place: Path) -> None:
+    """Also before they have imported what they begin with: then nothing in them could end them."""
+    environment = {**os.environ, "TEST_POOL": str(place)}
+    for number in range(12):
+        with subprocess.Popen([sys.executable, "-c", POOL], cwd=ROOT, env=environment, stdout=subprocess.PIPE) as owner:
+            assert owner.stdout
+            owner.stdout.readline()
+            time.sleep(0.02 * number)
+            owner.kill()
+    deadline = time.monotonic() + 10
+    while left := having(f"TEST_POOL={place}"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_every_pool_is_made_with_that_context() -> None:
+    """The context of `for_pools` is what makes its processes end with a killed owner."""
+    others = [
+        f"{path}: {line.strip()}"
+        for folder in ("configs", "storage", "tasks", "flows")
+        for path in (ROOT / folder).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"get_context\(|set_start_method|multiprocessing\.(Pool|Process)\b|ProcessPool(Executor)?\(", line)
+        and "for_pools()" not in line
+        and path.name != "child.py"
+    ]
+    assert others == []
+
+
 def test_a_command_that_ended_can_be_started_again(place: Path) -> None:
     """It finds an empty folder: a socket of the first one would be in its way."""
     child = Child(place / "log")
@@ -177,6 +232,29 @@ def test_what_another_user_leaves_hangs_nothing(
         theirs.rmdir()
     pipe.unlink()
     link.unlink()
+
+
+@pytest.mark.parametrize("home", ["own", "none", *(["another's"] if os.geteuid() == 0 else [])])
+def test_torchs_folder_is_nobody_elses(home: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a home, or in one of another user's, it is a new folder of this process. What the user has set stays."""
+    if home == "another's":
+        os.chown(tmp_path, 65534, 65534)
+    monkeypatch.setenv("HOME", "/nonexistent" if home == "none" else str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    choose = folders.keep_compiled_code_private.__wrapped__
+    assert choose() is None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    made = choose()
+    chosen = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    if home == "own":
+        assert chosen == tmp_path / ".cache/math-mt-ppo/torchinductor"
+    else:
+        assert made
+        assert chosen == made.path
+        assert chosen.parent == place
+        assert stat.S_IMODE(chosen.stat().st_mode) == 0o700
+        made.remove()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """Versions of a run that trains an adapter: each is small, names its base with a hash, and needs it."""
 
+import getpass
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,7 @@ from tasks.train.orders import DistanceOrder
 from tasks.train.version_trainer import VersionTrainer
 from tasks.warm_start.importing import import_policy
 from tasks.warm_start.task import _continued
+from tests.support.paths import ROOT
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_trainer, save_random_adapter
 from tests.support.training_run import RUN, SCORER, TrainingRun
@@ -155,3 +160,27 @@ def test_the_run_says_what_it_trains(run: TrainingRun) -> None:
     assert Config.model_validate(manifests.read(run.store, run.policy(2)).settings).policy.lora
     stored = [json.loads(run.store.read(layout.manifest(run.policy(number)))) for number in (0, 2)]
     assert ["base" in each for each in stored] == [False, True]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("home", ["own", "none"])
+def test_no_command_uses_the_folder_that_torch_would_make_in_tmpdir(
+    run: TrainingRun, tmp_path: Path, home: str
+) -> None:
+    """Its name is known, so another user may have made anything of it; and nothing is left in TMPDIR."""
+    shared, own = tmp_path / "shared", tmp_path / "home"
+    shared.mkdir()
+    own.mkdir()
+    os.mkfifo(shared / f"torchinductor_{getpass.getuser()}")
+    others = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    place = {"TMPDIR": str(shared), "HOME": str(own) if home == "own" else "/nonexistent"}
+    for command in (
+        ["verify", "--deep"],
+        ["verify", "--replay", f"{RUN}@1..2", "--cache", str(tmp_path / "cache")],
+        ["export", run.policy(2), str(tmp_path / "merged"), "--merge"],
+    ):
+        given = [sys.executable, "-m", "storage", "--root", run.root, *command]
+        done = subprocess.run(given, cwd=ROOT, env=others | place, capture_output=True, text=True, check=False)
+        assert "torchinductor" not in done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [path.is_fifo() for path in shared.iterdir()] == [True]
