@@ -181,8 +181,13 @@ def add(draft: Draft, name: str) -> str:
     return draft.add(path, name).path
 
 
+EVALUATION = layout.evaluation(layout.checkpoint("r", 0), "held-out", "greedy-1f")
+
+
 @pytest.mark.parametrize(
-    "version", [layout.evaluation(layout.checkpoint("r", 0), "held-out", "greedy-1f"), layout.problems("1f0c")]
+    ("any_store", "version"),
+    [("local", EVALUATION), ("s3", EVALUATION), ("local", layout.problems("1f0c"))],
+    indirect=["any_store"],
 )
 def test_what_is_written_without_the_lease_of_a_run_is_not_touched(
     any_store: Store, version: Version, monkeypatch: pytest.MonkeyPatch
@@ -288,22 +293,22 @@ def test_what_a_fit_of_another_run_needs_stays(store: Store) -> None:
     assert {*data[:2], *scores[:2]}.isdisjoint(deleted())
 
 
-def test_what_other_runs_name_stays(any_store: Store) -> None:
+def test_what_other_runs_name_stays(store: Store) -> None:
     """A policy stays that a run is taught, judged or begun by, though no version was made from it yet.
 
     The configuration of a run may be corrected until policy version 0, and where its models are later.
     """
-    versions = chain(any_store, "r", 12)
+    versions = chain(store, "r", 12)
     begun = {"policy": {"fork": "r@2"}, "models": {"teacher": {"checkpoint": "r@3"}}}
-    commit(any_store, layout.run("named"), "run", [], dict(begun))
-    inside = any_store.uri(f"{versions[4]}/{read(any_store, versions[4]).nonce}/model")
-    corrected = {"policy": {"path": any_store.uri(versions[5])}, "models": {"judge": {"path": inside}}}
-    commit(any_store, layout.checkpoint("named", 0), "checkpoint", [], dict(corrected))
-    moved = {"models": {"reward": {"path": any_store.uri(versions[6])}}}
-    newest = commit(any_store, layout.checkpoint("named", 1), "checkpoint", [], dict(moved))
-    aliases.advance(any_store, "named/latest", newest)
-    with Lease(any_store, "r") as lease:
-        garbage.collect_leased(any_store, lease, Rules(keep_last=1, ancestors=False, evaluated=True))
-    assert with_data(any_store, versions) == [0, 2, 3, 4, 5, 6, 11]
-    garbage.collect(any_store, Rules(keep_last=1))
-    assert with_data(any_store, versions) == [0, 2, 3, 4, 5, 6, 11]
+    commit(store, layout.run("named"), "run", [], dict(begun))
+    inside = store.uri(f"{versions[4]}/{read(store, versions[4]).nonce}/model")
+    corrected = {"policy": {"path": store.uri(versions[5])}, "models": {"judge": {"path": inside}}}
+    commit(store, layout.checkpoint("named", 0), "checkpoint", [], dict(corrected))
+    moved = {"models": {"reward": {"path": store.uri(versions[6])}}}
+    newest = commit(store, layout.checkpoint("named", 1), "checkpoint", [], dict(moved))
+    aliases.advance(store, "named/latest", newest)
+    with Lease(store, "r") as lease:
+        garbage.collect_leased(store, lease, Rules(keep_last=1, ancestors=False, evaluated=True))
+    assert with_data(store, versions) == [0, 2, 3, 4, 5, 6, 11]
+    garbage.collect(store, Rules(keep_last=1))
+    assert with_data(store, versions) == [0, 2, 3, 4, 5, 6, 11]

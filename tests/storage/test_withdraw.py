@@ -45,23 +45,23 @@ def lose(store: Store, version: str) -> None:
         (AUDIT, {AUDIT: [ROLLOUT]}),
     ],
 )
-def test_what_lacks_objects_is_made_again(any_store: Store, lost: Version, again: Made) -> None:
+def test_what_lacks_objects_is_made_again(store: Store, lost: Version, again: Made) -> None:
     """It and what was said about it do not exist any more, until the commands that made them commit them again."""
     made: Made = {POLICY: [], EVALUATION: [POLICY], OF_EVALUATION: [EVALUATION], ROLLOUT: [POLICY], SCORES: [ROLLOUT]}
     for each, parents in made.items():
-        commit(any_store, each, *parents)
+        commit(store, each, *parents)
     if lost == AUDIT:
-        commit(any_store, AUDIT, ROLLOUT)
+        commit(store, AUDIT, ROLLOUT)
     with pytest.raises(StorageError, match="lacks 0 objects"):
-        withdraw(any_store, lost)
-    lose(any_store, lost)
-    assert "repair" in verify(any_store, [lost]).findings[0].problem
-    assert set(withdraw(any_store, lost)) == set(again)
+        withdraw(store, lost)
+    lose(store, lost)
+    assert "repair" in verify(store, [lost]).findings[0].problem
+    assert set(withdraw(store, lost)) == set(again)
     for each, parents in again.items():
-        assert not manifests.committed(any_store, each)
-        commit(any_store, each, *parents)
-    gc.collect(any_store, gc.Rules(older_than_s=-7200))
-    assert [each for each in verify(any_store, [*made, *again]).findings if each.version != POLICY] == []
+        assert not manifests.committed(store, each)
+        commit(store, each, *parents)
+    gc.collect(store, gc.Rules(older_than_s=-7200))
+    assert [each for each in verify(store, [*made, *again]).findings if each.version != POLICY] == []
 
 
 def test_what_others_name_by_its_hash_stays(store: Store) -> None:
