@@ -17,9 +17,9 @@ class ServedModel(Servers):
     """A model that vLLM serves beside the policy, on servers of its own."""
 
     path: str | None = None
-    """A transformers folder (safetensors), a hub name, or the URI of a checkpoint without adapter. Its hash, over
-    weights, configuration and tokenizer, is stored with each of its answers, and the servers are proven to hold its
-    weights. A run stops if the model changes under it, unless `run.accept_code` allows that."""
+    """A transformers folder (safetensors; no pipes, devices or holes), a hub name, or the URI of a checkpoint without
+    adapter. Its hash, over weights, configuration and tokenizer, is stored with each of its answers, and the servers
+    are proven to hold its weights. A run stops if the model changes under it, unless `run.accept_code` allows that."""
     urls: list[Annotated[URI, Field(pattern=SERVER)]] = []
     """vLLM servers of the model in `path` to use, with the arguments that `inference.urls` describes, for a reward
     model also --runner pooling; empty: the flow starts `replicas`. With workers on a cluster or in several processes

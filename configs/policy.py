@@ -80,8 +80,8 @@ BEGINNINGS = ("path", "warm_start", "fork")
 class Policy(Knobs):
     path: URI | None = None
     """A transformers folder, the URI of a committed checkpoint, or a hub name. Weights must be safetensors and not
-    quantised. A policy that cannot be trained or played is refused; until policy version 0 is committed, the run can
-    continue with another path."""
+    quantised, and no file a pipe, a device or a hole. A policy that cannot be trained or played is refused; until
+    policy version 0 is committed, the run can continue with another path."""
     warm_start: WarmStart | None = None
     """Make and train a tiny policy instead of loading one."""
     fork: Annotated[str, Field(pattern=CHECKPOINT)] | None = None

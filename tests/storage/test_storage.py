@@ -160,6 +160,15 @@ def test_damaged_data_are_not_read(
         list(datasets.rows(store, manifest.version, tmp_path))
 
 
+def test_an_object_that_became_a_hole_is_not_read(tmp_path: Path) -> None:
+    """Its size is compared first: to hash a terabyte of nothing, in the store or in a cache, would take an hour."""
+    store = Store(str(tmp_path / "store"))
+    manifest = commit_scores(store, "runs/r/scores/000000/x")
+    os.truncate(store.path(manifest.files[0].path), 2**40)
+    with pytest.raises(StorageError, match="has 1099511627776 bytes, its manifest says"):
+        list(datasets.rows(store, manifest.version, tmp_path))
+
+
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
     """Reading data of a newer schema raises an error, because this program would misread them."""
     table = to_table([score(0)], SCORE_SCHEMA).replace_schema_metadata({"schema_version": "99"})
