@@ -17,11 +17,11 @@ from storage.records import ANNOTATION_SCHEMA
 from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
-from storage.visible import Fleeting, visible
+from storage.visible import Fleeting, described, visible
 from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.client import Client, retrying
+from tasks.inference.client import Client, MalformedError, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
 
 Rows = Iterable[dict[str, Any]]
@@ -54,9 +54,10 @@ def asker(config: Config, role: Role) -> Asker:
 async def _answer(role: Role, asks: Asker, client: Client, question: Question, attempts: int) -> Said:
     try:
         return await retrying(attempts, slow=False)(asks.ask, client, question)
+    except (MalformedError, aiohttp.ClientPayloadError) as error:  # it costs this question
+        return Said(problem=described(error))
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-        told = f"{client.url} does not answer: {type(error).__name__} {error}"
-        raise InferenceError(f"models.{role}: {told}") from error
+        raise InferenceError(f"models.{role}: {client.url} does not answer: {described(error)}") from error
 
 
 def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows, tell: Tell) -> list[str]:
