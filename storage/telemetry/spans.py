@@ -17,11 +17,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
 from storage.version_names import Version
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 _tracer = trace.get_tracer("math-mt-ppo")
 
@@ -60,10 +64,21 @@ def export_spans() -> None:
 
     os.environ.setdefault("OTEL_SERVICE_NAME", "math-mt-ppo")
     os.environ.setdefault(f"{prefix}_TIMEOUT", "3")
-    transport = "grpc" if os.environ.get(f"{prefix}_PROTOCOL") == "grpc" else "http"
-    exporter = resolve_name(f"opentelemetry.exporter.otlp.proto.{transport}.trace_exporter:OTLPSpanExporter")
-    first = iter([True])
-    logging.getLogger(exporter.__module__).addFilter(lambda _: next(first, False))
+    exporter, first = _exporter(), iter([True])
+    logging.getLogger(type(exporter).__module__).addFilter(lambda _: next(first, False))
     provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(exporter()))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
+
+
+def _exporter() -> "SpanExporter":
+    import requests
+
+    transport = "grpc" if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc" else "http"
+    exporter = resolve_name(f"opentelemetry.exporter.otlp.proto.{transport}.trace_exporter:OTLPSpanExporter")
+    arguments = {}
+    if transport == "http":
+        arguments["session"] = requests.Session()
+        arguments["session"].stream = True  # the body of an answer, which nobody needs, is not read
+    made: SpanExporter = exporter(**arguments)
+    return made
