@@ -202,12 +202,22 @@ def _parser(pattern: str) -> "re.Pattern[str]":
 
 
 def messages_of(answer: Answer) -> list[dict[str, Any]]:
-    """Return the conversation up to a turn, which is its last message, without thoughts: what a reward model reads."""
-    row, turn = answer.row, answer.turn
-    follows = row["follows"] or [index - 1 for index in range(len(row["turns"]))]
-    messages = list[dict[str, Any]]()
-    while turn >= 0:
-        messages.insert(0, {"role": "assistant", "content": split(row["turns"][turn]["text"])[1]})
-        turn = follows[turn]
-        messages.insert(0, {"role": "user", "content": row["turns"][turn]["feedback"] if turn >= 0 else row["prompt"]})
-    return messages
+    """Return the conversation up to a turn, which is its last message, without thoughts: what a reward model reads.
+
+    Raises:
+        ValueError: turns follow each other in a circle.
+    """
+    row, line = answer.row, {answer.turn: None}  # the turns up to the first one
+    follows = row["follows"] or range(-1, len(row["turns"]) - 1)
+    before = answer.turn
+    while (before := follows[before]) >= 0:
+        if before in line:
+            raise ValueError(f"turn {before} follows itself, in a circle of turns")
+        line[before] = None
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for turn in (row["turns"][each] for each in reversed(line)):
+        messages += [
+            {"role": "assistant", "content": split(turn["text"])[1]},
+            {"role": "user", "content": turn["feedback"]},
+        ]
+    return messages[:-1]
