@@ -92,13 +92,13 @@ def seconds(read: Callable[[str], object], text: str) -> float:
     return time.process_time() - begun
 
 
-def grows_linearly(read: Callable[[str], object], before: str, unit: str, after: str) -> bool:
+def grows_linearly(read: Callable[[str], object], before: str, unit: str, behind: str) -> bool:
     """Compare the time for a text with that for four times as much: 4 if it is linear, 16 if it is quadratic.
 
     A measurement that says otherwise is made again, since a busy machine disturbs it.
     """
-    texts = [before + (unit * length)[:length] + after for length in (1500, 6000)]
-    for _ in range(3):
+    for attempt in range(3):  # each with texts of its own, since readers remember what they have read
+        texts = (before + (unit * length)[: length + attempt] + behind for length in (1500, 6000))
         short, long = (seconds(read, text) for text in texts)
         if long < 10 * max(short, 0.002):
             return True
@@ -117,9 +117,9 @@ def test_the_time_for_an_answer_grows_with_its_length(gold: str) -> None:
     """Whatever is asked for, blanks or marks between two parts of an answer take linear time."""
     read = partial(_graded, gold)
     read("\\boxed{A}")
-    for before, after in FRAMES:
+    for before, behind in FRAMES:
         for unit in BLANKS if gold in SOLVED else [*BLANKS, ", ", "(", "- ", "or ", "C "]:
-            assert grows_linearly(read, before, unit, after), (before, unit, after)
+            assert grows_linearly(read, before, unit, behind), (before, unit, behind)
 
 
 @pytest.mark.parametrize("before", ["", "Score", "Score from ", "Score (", "Score: ", "Score: 1", "Score: 1 out of "])
@@ -141,8 +141,8 @@ def test_the_time_for_what_a_judge_says_grows_with_its_length(before: str) -> No
         "the ",
         "score\n",
     ):
-        for after in ("x", "\nScore: 8"):
+        for behind in ("x", "\nScore: 8"):
             read = partial(_own_number, most=10)
-            assert grows_linearly(read, before, unit, after), (before, unit, after)
+            assert grows_linearly(read, before, unit, behind), (before, unit, behind)
     assert _own_number("<q>Score: 9</q>\n<code>\nScore: 8", 10) == 8
     assert _own_number("Score: 8\n<Q>Score: 9\n<q>\nScore: 7</Q>", 10) == 8
