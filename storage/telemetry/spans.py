@@ -17,15 +17,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
 from storage.version_names import Version
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 _tracer = trace.get_tracer("math-mt-ppo")
 
@@ -71,14 +68,11 @@ def export_spans() -> None:
     trace.set_tracer_provider(provider)
 
 
-def _exporter() -> "SpanExporter":
+def _exporter() -> Any:
+    if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc":
+        return resolve_name("opentelemetry.exporter.otlp.proto.grpc.trace_exporter:OTLPSpanExporter")()
     import requests
 
-    transport = "grpc" if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc" else "http"
-    exporter = resolve_name(f"opentelemetry.exporter.otlp.proto.{transport}.trace_exporter:OTLPSpanExporter")
-    arguments = {}
-    if transport == "http":
-        arguments["session"] = requests.Session()
-        arguments["session"].stream = True  # the body of an answer, which nobody needs, is not read
-    made: SpanExporter = exporter(**arguments)
-    return made
+    session = requests.Session()
+    session.stream = True  # the body of an answer, which nobody needs, is not read
+    return resolve_name("opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter")(session=session)

@@ -361,8 +361,9 @@ class Client:
         try:
             async with self._session.request(method, f"{self._base}{path}", **how) as response:
                 if 300 <= response.status < 400:
+                    target = without_secrets(response.headers.get("Location", "")).partition("//")[2].partition("/")[0]
                     raise InferenceError(
-                        f"{self.url} answers with a redirect to {_host(response.headers.get('Location', ''))}, which "
+                        f"{self.url} answers with a redirect to {_told(target.rpartition('@')[2] or 'itself')}, which "
                         "is not followed: it would get what was asked, and the key. Give the URL that answers itself"
                     )
                 return response.status, await self._read(response, most if response.ok else _LARGEST_ERROR)
@@ -394,10 +395,6 @@ class Client:
 
 def _named(adapter: str | None) -> dict[str, str]:
     return {"model": adapter} if adapter else {}
-
-
-def _host(location: str) -> str:
-    return _told(without_secrets(location).partition("//")[2].partition("/")[0].rpartition("@")[2] or "itself")
 
 
 def _told(answer: object) -> str:
