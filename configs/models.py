@@ -23,7 +23,8 @@ class ServedModel(Servers):
     urls: list[Annotated[URI, Field(pattern=SERVER)]] = []
     """vLLM servers of the model in `path` to use, with the arguments that `inference.urls` describes, for a reward
     model also --runner pooling; empty: the flow starts `replicas`. With workers on a cluster or in several processes
-    they must be given. The API key is read from the environment: TEACHER_API_KEY, JUDGE_API_KEY, REWARD_API_KEY."""
+    they must be given. The API key is read from the environment: TEACHER_API_KEY, JUDGE_API_KEY, REWARD_API_KEY.
+    Redirects are not followed."""
     replicas: PositiveInt = 1
     """Number of servers that the flow starts, at the first question. Their GPUs are those before the policy's."""
     devices: list[Annotated[str, BeforeValidator(str)]] = []

@@ -71,11 +71,12 @@ def _is_broken(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-_SECRET = re.compile(
+SECRET = re.compile(
     r"(^|[-_.])(sig|sas|pwd|pass|auth|secret|token|passw(or)?d|signature|credentials?|key)$|^x-(amz|goog)-|apikey|accesskeyid",
     re.IGNORECASE,
 )
-"""Matches names of URL parameters that carry secrets, such as `access_token` or `X-Amz-Signature`, not `max_tokens`."""
+"""Matches names of URL parameters and environment variables that carry secrets, such as `access_token`,
+`X-Amz-Signature` and `HF_TOKEN`, not `max_tokens`."""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{(?:[^{}]|\{[^{}]*\})*?:")
 """Matches `${name:…}` in a text, unless it is escaped; `${run.name}` does not match."""
 
@@ -124,7 +125,7 @@ def _has_credentials(uri: str) -> bool:
 
 
 def _has_secret(query: str) -> bool:
-    return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
+    return any(SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
 def check_depth(text: str) -> None:

@@ -2,8 +2,11 @@
 
 import contextlib
 import logging
+import os
 import re
 import traceback
+
+from configs.safety import SECRET
 
 _RANGES = (
     *((0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F)),  # controls except tab and line break
@@ -24,6 +27,11 @@ _LONE = re.compile(r"[\ud800-\udfff]")
 LONGEST_LINE = 2000
 """Most characters of a line that is printed or logged."""
 _TAIL = 500
+_OTHER_SECRETS = re.compile(r"_(?:auth_string|headers)$", re.IGNORECASE)
+_SHORTEST = 6
+"""Characters of the shortest secret: words such as `none`, which stand for no key, are none."""
+_PARTS = re.compile(r"[^\s=:,]+(?=,|$)")
+_PASSWORDS = re.compile(r"://[^\s/:@]*:([^\s/@]+)@")
 
 
 class Fleeting(str):
@@ -55,8 +63,24 @@ def printable(text: str) -> str:
     return "\n".join(_line(line) for line in text.split("\n"))
 
 
+def without_secrets(text: str) -> str:
+    """Replace the values of secret environment variables in what another program wrote, such as a service.
+
+    Secret are variables whose names end like `JUDGE_API_KEY`, `HF_TOKEN`, `OTEL_EXPORTER_OTLP_HEADERS`, and passwords
+    in URLs. Whoever has a secret can write it in a form that is not recognised; this is against echoes.
+    """
+    found = list[tuple[str, str]]()
+    for name, value in os.environ.items():
+        is_secret = name != "PWD" and (SECRET.search(name) or _OTHER_SECRETS.search(name))
+        parts = [value, *_PARTS.findall(value)] if is_secret else _PASSWORDS.findall(value)
+        found += [(part, name) for part in parts if len(part) >= _SHORTEST]
+    for part, name in sorted(found, key=lambda each: len(each[0]), reverse=True):
+        text = text.replace(part, f"⟨{name}⟩")
+    return text
+
+
 def described(error: BaseException, most: int | None = None) -> str:
-    """Return type and message of an exception, made visible. If its own code fails to give a message, say so instead.
+    """Return type and message of an exception, made visible and without secrets. If it fails to give one, say so.
 
     >>> described(ValueError("no such file")), described(KeyboardInterrupt())
     ('ValueError: no such file', 'KeyboardInterrupt')
@@ -66,11 +90,11 @@ def described(error: BaseException, most: int | None = None) -> str:
     except Exception as another:  # noqa: BLE001 - the exception's own class makes the message and may raise anything
         message = f"its message cannot be read ({type(another).__name__})"
     name = type(error).__name__
-    return visible(f"{name}: {message}" if message else name, most)
+    return visible(f"{name}: {without_secrets(message)}" if message else name, most)
 
 
 def print_clean_logs() -> None:
-    """Let all handlers of logs print what is `printable` only: names and errors in records may hold any text."""
+    """Let all handlers of logs print what is `printable` and no secret: names and errors may hold any text."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
     for handler in filter(None, {*handlers, logging.lastResort}):
@@ -78,15 +102,15 @@ def print_clean_logs() -> None:
 
 
 def _clean(record: logging.LogRecord) -> bool:
-    """Make a record printable: a filter that lets everything pass."""
+    """Make a record printable, without secrets: a filter that lets everything pass."""
     record.name = printable(record.name)
     with contextlib.suppress(TypeError, ValueError):  # wrong arguments, which logging itself reports
         message = record.getMessage()
-        if (shown := printable(message)) != message:
+        if (shown := printable(without_secrets(message))) != message:
             record.msg, record.args = shown, ()
     if record.exc_info and record.exc_info[0]:
         trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-        if (shown := printable(trace)) != trace:
+        if (shown := printable(without_secrets(trace))) != trace:
             record.exc_text = shown
     return True
 

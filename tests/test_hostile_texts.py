@@ -15,6 +15,7 @@ from tasks.audit.checks.tools import stands_alone
 from tasks.audit.report import wording
 from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import tokens
+from tasks.score.by_model import _own_number
 from tasks.score.code import program_in
 from tasks.score.contract import grade
 from tasks.score.golds import gold_text, interval, read_list, read_words, written
@@ -83,3 +84,65 @@ def test_long_texts_take_no_time(reader: str) -> None:
             begun = time.process_time()
             READERS[reader](hostile)
             assert time.process_time() - begun < LIMIT_S, (unit, hostile[:10], hostile[-10:])
+
+
+def seconds(read: Callable[[str], object], text: str) -> float:
+    begun = time.process_time()
+    read(text)
+    return time.process_time() - begun
+
+
+def grows_linearly(read: Callable[[str], object], before: str, unit: str, behind: str) -> bool:
+    """Compare the time for a text with that for four times as much: 4 if it is linear, 16 if it is quadratic.
+
+    A measurement that says otherwise is made again, since a busy machine disturbs it.
+    """
+    for attempt in range(3):  # each with texts of its own, since readers remember what they have read
+        texts = (before + (unit * length)[: length + attempt] + behind for length in (1500, 6000))
+        short, long = (seconds(read, text) for text in texts)
+        if long < 10 * max(short, 0.002):
+            return True
+    return False
+
+
+GOLDS = ["5", "-3.5 \\text{ cm}", "50%", "27, 64", "(3, 2)", "x = 5", "C", "Monday", "2:30", "52_8", "1, 2, \\ldots, n"]
+SOLVED = ["0 \\le x \\le 2", "x^2 + 1", "\\frac{x}{2}"]
+"""Golds whose answers math-verify may read: its own time grows faster, and has a limit (`score.timeout_s`)."""
+BLANKS = [" ", "\n", "\t", "\u3000", "~", "\\,", "\\ ", " \n"]
+FRAMES = [("", "x"), ("\\boxed{A", "x}"), ("\\boxed{5", "}"), ("The answer is (C", "x"), ("$A", "x$"), ("#### 5", "!")]
+
+
+@pytest.mark.parametrize("gold", [*GOLDS, *SOLVED])
+def test_the_time_for_an_answer_grows_with_its_length(gold: str) -> None:
+    """Whatever is asked for, blanks or marks between two parts of an answer take linear time."""
+    read = partial(_graded, gold)
+    read("\\boxed{A}")
+    for before, behind in FRAMES:
+        for unit in BLANKS if gold in SOLVED else [*BLANKS, ", ", "(", "- ", "or ", "C "]:
+            assert grows_linearly(read, before, unit, behind), (before, unit, behind)
+
+
+@pytest.mark.parametrize("before", ["", "Score", "Score from ", "Score (", "Score: ", "Score: 1", "Score: 1 out of "])
+def test_the_time_for_what_a_judge_says_grows_with_its_length(before: str) -> None:
+    """An answer that a judge quotes may be the policy's text: it hides no number, and takes linear time."""
+    for unit in (
+        *BLANKS,
+        "<q>",
+        "<q> <CODE>",
+        "</q>",
+        '"',
+        "「",
+        "```\n",
+        "- ",
+        "1",
+        "1 ",
+        "1.",
+        "out ",
+        "the ",
+        "score\n",
+    ):
+        for behind in ("x", "\nScore: 8"):
+            read = partial(_own_number, most=10)
+            assert grows_linearly(read, before, unit, behind), (before, unit, behind)
+    assert _own_number("<q>Score: 9</q>\n<code>\nScore: 8", 10) == 8
+    assert _own_number("Score: 8\n<Q>Score: 9\n<q>\nScore: 7</Q>", 10) == 8

@@ -21,7 +21,7 @@ from rich.text import Text
 from storage.interrupts import reader_may_go
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
-from storage.visible import Fleeting, print_clean_logs, printable
+from storage.visible import Fleeting, print_clean_logs, printable, without_secrets
 
 _WIDTH = 140
 """Least width of tables if the output is not a terminal."""
@@ -136,7 +136,7 @@ def print_progress(line: str) -> None:
 
 def print_error(error: BaseException) -> None:
     """Print why a command failed, to standard error."""
-    print_progress(f"error: {error}")
+    print_progress(f"error: {without_secrets(str(error))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -54,8 +54,8 @@ class Template:
             raise ValueError(f"the tokenizer of {self._name} has no chat template: use an instruction-tuned model")
         self._warned = False  # whether the warning about rewritten turns was logged
         self.control = ControlTokens(tokenizer)  # the special ones, until the others are found
-        self._shown: set[tuple[tuple[str, ...], bool]] = set()
-        """Conversations that it shows whole: roles with their numbers of calls; True if it gets tools."""
+        self._shown = set[int]()
+        """Conversations that it shows whole, and their beginnings: hashes of roles, numbers of calls, and of tools."""
         self.lead = self._find_lead()
         self.written = find_written(self._try, self.lead, marks_of(tokenizer))
         self.control = ControlTokens(tokenizer, self.written, self.lead)
@@ -66,10 +66,11 @@ class Template:
         Raises:
             ValueError: the template refuses it, or does not show all messages, calls and tools.
         """
-        shape = tuple(f"{message['role']}{'+' * len(message.get('tool_calls', ()))}" for message in messages)
-        if (shape, bool(tools)) not in self._shown:
+        forms = ((message["role"], len(message.get("tool_calls", ()))) for message in messages)
+        shapes = [*accumulate(forms, lambda *form: hash(form), initial=int(bool(tools)))]
+        if shapes[-1] not in self._shown:
             self._check_shown([_with_objects(message) for message in messages], list(tools))
-            self._shown.add((shape, bool(tools)))
+            self._shown.update(shapes)
         return self._rendered(orjson.dumps([messages, tools]))
 
     @lru_cache(maxsize=256)  # noqa: B019  # one template lives as long as its stage

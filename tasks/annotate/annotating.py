@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import aiohttp
+
 from configs import Config
 from configs.models import Judge, Role
 from storage import layout
@@ -15,11 +17,11 @@ from storage.records import ANNOTATION_SCHEMA
 from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
-from storage.visible import Fleeting, visible
+from storage.visible import Fleeting, described, visible
 from tasks.annotate.asking import Asker, JudgeAsker, Question, RewardAsker, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.client import LOST, UNIX, Client, retrying
+from tasks.inference.client import LOST, UNIX, Client, MalformedError, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
 
 Rows = Iterable[dict[str, Any]]
@@ -60,8 +62,10 @@ async def _answer(
     again = retrying(attempts, slow=client.url.startswith(UNIX)).copy(before_sleep=repair)
     try:
         return await again(asks.ask, client, question)
+    except (MalformedError, aiohttp.ClientPayloadError) as error:  # it costs this question
+        return Said(problem=described(error))
     except LOST as error:
-        raise InferenceError(f"models.{role}: {client.url} does not answer: {type(error).__name__} {error}") from error
+        raise InferenceError(f"models.{role}: {client.url} does not answer: {described(error)}") from error
 
 
 def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows, tell: Tell) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tenacity import (
 )
 
 from storage.records import HIGHEST_LOGPROB
+from storage.visible import described, visible, without_secrets
 from tasks.inference.api import (
     AbortedError,
     Completion,
@@ -53,6 +54,28 @@ LOST = (aiohttp.ClientError, TimeoutError, ConnectionError)
 _WARNED_OF = set[str]()
 _TRANSIENT = (*LOST, AbortedError)
 _LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+_LARGEST = 2**26
+"""Bytes of the largest answer, besides those that grow with its tokens: the sums of a large model's weights."""
+_LARGEST_SAID = 2**22
+"""Bytes of the largest answer of a judge or a reward model."""
+_LARGEST_ERROR = 2**16
+"""Bytes that are read of an error."""
+_OF_TOKEN, _WITH_EXPERTS = 2**9, 2**12
+"""Bytes of an answer for each token, also with the experts of many layers."""
+_LARGEST_NUMBER = 3e38  # annotations are stored as float32
+_TOLD = 500  # characters of an answer in a message
+
+
+class MalformedError(aiohttp.ClientError):
+    """A server's answer cannot be read. Where it answers questions, it costs what was asked, not the stage."""
+
+
+class FailedError(aiohttp.ClientError):
+    """A server failed, or is busy: it is asked again."""
+
+    def __init__(self, status: int, told: str) -> None:
+        super().__init__(told)
+        self.status = status
 
 
 _REFUSALS: dict[int, type[InferenceError]] = {
@@ -66,11 +89,11 @@ _REFUSALS: dict[int, type[InferenceError]] = {
 def retrying(attempts: int, *, slow: bool = True) -> AsyncRetrying:
     """Return what sends a request again that fails for a reason that may pass, so many times in all.
 
-    Without `slow`, none is sent again that has waited for its whole time: a service may have billed it.
+    Without `slow`, none is sent again that waited for its whole time or was answered: a service may have billed it.
     """
     passing = retry_if_exception_type(_TRANSIENT)
     return AsyncRetrying(
-        retry=passing if slow else passing & retry_if_not_exception_type(asyncio.TimeoutError),
+        retry=passing if slow else passing & retry_if_not_exception_type((asyncio.TimeoutError, MalformedError)),
         stop=stop_after_attempt(attempts),
         wait=wait_exponential(multiplier=0.2, max=20),
         before_sleep=before_sleep_log(logger, logging.DEBUG),
@@ -95,6 +118,9 @@ class Client:
 
     It uses aiohttp, because httpx is several times slower with hundreds of requests in flight.
 
+    Whoever answers may be hostile or broken. Redirects are refused, answers that are too long or cannot be read are a
+    `MalformedError`, and what is told of answers has none of this process's secrets.
+
     Args:
         url: base URL, or unix:///PATH.
         api_key: bearer token, or None.
@@ -116,13 +142,14 @@ class Client:
     ) -> None:
         self.url, self._base = url, ""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._longest_s, self._max_model_len, self._experts = longest_s or timeout_s, max_model_len, experts
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "Client":
         connector, self._base = connect(self.url)
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
+        limit = aiohttp.ClientTimeout(self._timeout_s)
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,9 +158,8 @@ class Client:
     async def health(self) -> int:
         """Return the status of the server's answer: 200, or 503 if its engine has died; 0 without an answer."""
         try:
-            async with self._session.get(f"{self._base}/health") as response:
-                return response.status
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            return (await self._send("/health", method="GET", limit_s=self._timeout_s))[0]
+        except (*LOST, OSError, InferenceError):
             return 0
 
     async def warn_if_open(self) -> None:
@@ -142,7 +168,8 @@ class Client:
         if self.url in _WARNED_OF or any(folder.exists() and not folder.stat().st_mode & 1 for folder in folders):
             return  # of a socket in a folder that others cannot enter
         _WARNED_OF.add(self.url)
-        async with self._session.post(f"{self._base}/collective_rpc", json={}, headers={"Authorization": ""}) as told:
+        how: dict[str, Any] = {"json": {}, "headers": {"Authorization": ""}, "allow_redirects": False}
+        async with self._session.post(f"{self._base}/collective_rpc", **how) as told:
             if told.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
                 logger.warning(
                     "%s lets everybody who reaches it pause it, change its weights and write files: vLLM's key does "
@@ -153,17 +180,18 @@ class Client:
     async def answers(self) -> bool:
         """Return whether the engine itself answers, and not only the process that takes its requests."""
         try:
-            return (await self._request("GET", "/is_sleeping")).status == HTTPStatus.OK
-        except LOST:
+            return (await self._send("/is_sleeping", method="GET"))[0] == HTTPStatus.OK
+        except (*LOST, InferenceError):
             return False
 
     async def metrics(self) -> list[Metric]:
         """Return what vLLM's engine counts; empty if the server does not answer soon, or answers something else."""
         try:
-            async with self._session.get(f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as response:
-                families = text_string_to_metric_families(await response.text())
+            _, text = await self._send("/metrics", method="GET", limit_s=METRICS_S, most=_LARGEST_SAID)
+            with self._reading(text):
+                families = text_string_to_metric_families(text.decode())
                 return [family for family in families if family.name.startswith("vllm:")]
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        except (aiohttp.ClientError, TimeoutError, OSError, InferenceError):
             return []
 
     async def generate(
@@ -177,6 +205,7 @@ class Client:
         Raises:
             AbortedError: the server aborted the request, or had sampled nothing of a completion in this time.
             TimeoutError: the server does not answer.
+            MalformedError: its answer cannot be read.
             ContextLengthError: the prompt leaves no room in the context.
         """
         if len(token_ids) >= self._max_model_len:
@@ -197,30 +226,37 @@ class Client:
             parameters["structured_outputs"] = {"json": gconfig.json_schema}
         body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
         try:
-            answer, cut = await self._sample(body)
+            answer, cut = await self._sample(body, self._most(gconfig.n))
         except NoSuchModelError as error:  # it was restarted with a newer adapter, which the next attempt names
             raise AbortedError(str(error)) from error
-        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        for choice in choices:
-            if cut and choice["finish_reason"] == "abort" and choice["token_ids"]:
-                choice["finish_reason"] = "length"
-        if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
-            raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
-        experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
-        return [_completion(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
+        with self._reading(answer):
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            if len(choices) != gconfig.n:
+                raise ValueError(f"{len(choices)} completions, asked for {gconfig.n}")
+            for choice in choices:
+                if cut and choice["finish_reason"] == "abort" and choice["token_ids"]:
+                    choice["finish_reason"] = "length"
+            if unfinished := {str(choice["finish_reason"])[:20] for choice in choices} - {"stop", "length"}:
+                raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
+            experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
+            return [_completion(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
 
-    async def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _most(self, completions: int) -> int:
+        """Return how many bytes an answer may have."""
+        return _LARGEST + completions * self._max_model_len * (_WITH_EXPERTS if self._experts else _OF_TOKEN)
+
+    async def _sample(self, body: dict[str, Any], most: int) -> tuple[dict[str, Any], bool]:
         """Return the server's answer to a request for completions, and whether they were cut because of the time."""
         identity = uuid.uuid4().hex
-        limit = aiohttp.ClientTimeout(total=self._longest_s + CUT_S)
-        asked = asyncio.create_task(self._post("/inference/v1/generate", body | {"request_id": identity}, limit))
+        limits: dict[str, Any] = {"limit_s": self._longest_s + CUT_S, "most": most}
+        asked = asyncio.create_task(self._ask("/inference/v1/generate", body | {"request_id": identity}, **limits))
         try:
             done, _ = await asyncio.wait({asked}, timeout=self._longest_s)
             if not done:
                 logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
-                ids, patience = {"request_ids": [f"generate-tokens-{identity}"]}, aiohttp.ClientTimeout(total=CUT_S)
+                ids = {"request_ids": [f"generate-tokens-{identity}"]}
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError, InferenceError):  # it ends at its own limit
-                    await self._post("/inference/v1/abort_requests", ids, patience)
+                    await self._ask("/inference/v1/abort_requests", ids, limit_s=CUT_S)
             return await asked, not done
         finally:
             asked.cancel()
@@ -234,9 +270,10 @@ class Client:
         token_ids = token_ids[: self._max_model_len - 1]
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
         body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
-        answer = await self._post("/inference/v1/generate", body)
-        entries = answer["prompt_logprobs"][1:]
-        logprobs = [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+        answer = await self._ask("/inference/v1/generate", body, most=self._most(1))
+        with self._reading(answer):
+            entries = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
+            logprobs = [_number(entry[str(token)]["logprob"]) for entry, token in entries]
         if max(logprobs, default=0) > HIGHEST_LOGPROB:
             told = "is its --logprobs-mode processed_logprobs?"
             raise InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
@@ -249,37 +286,39 @@ class Client:
 
         Raises:
             RefusedError: it refuses this request.
-            InferenceError: it refuses all, or its answer has another form.
+            InferenceError: it refuses all.
+            MalformedError: its answer has another form.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        asked = {"model": model, "messages": messages, **given}
-        answer = await self._post("/v1/chat/completions", asked, self._timeout)  # a service may know no /health
-        try:
+        how: dict[str, Any] = {"most": _LARGEST_SAID, "limit_s": self._timeout_s}  # it may know no /health
+        answer = await self._ask("/v1/chat/completions", {"model": model, "messages": messages, **given}, **how)
+        with self._reading(answer):
             (choice,) = answer["choices"]
-            return str(choice["message"]["content"] or ""), str(choice.get("finish_reason"))
-        except (LookupError, TypeError, ValueError):
-            raise InferenceError(f"{self.url} answered {str(answer)[:500]}, which is no chat completion") from None
+            return without_secrets("" + (choice["message"]["content"] or "")), str(choice.get("finish_reason"))
 
     async def pooled(self, token_ids: list[int]) -> float:
         """Return the only number that a sequence classifier gives to tokens, as it is before any activation.
 
         Raises:
             InferenceError: the model gives several numbers, or none.
+            MalformedError: what it gives is no number.
         """
-        answer = await self._post("/pooling", {"input": token_ids, "use_activation": False})
-        numbers = answer["data"][0]["data"]
-        if len(numbers) != 1 or not isinstance(numbers[0], float):
-            raise InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
-        return numbers[0]
+        answer = await self._ask("/pooling", {"input": token_ids, "use_activation": False}, most=_LARGEST_SAID)
+        with self._reading(answer):
+            numbers = answer["data"][0]["data"]
+            if len(numbers) != 1:
+                raise InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
+            return _number(numbers[0])
 
     async def weight_sums(self) -> dict[str, int] | None:
         """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
         ranks = await self._call_workers("weight_sums", {})
-        return None if ranks is None else merged(ranks)
+        with self._reading(ranks):
+            return None if ranks is None else merged(ranks)
 
     async def weight_version(self) -> str:
         """Return the weight version that the server reports."""
-        return str((await _checked(await self._request("GET", "/weight_info")))["weight_version"])
+        return str((await self._ask("/weight_info", method="GET")).get("weight_version"))
 
     async def swap(self, model: Path, version: int, *, erase: bool = False) -> None:
         """Load the weights of `model` (an absolute path) in place and label them `version`.
@@ -287,30 +326,30 @@ class Client:
         Requests in flight go on with the new weights, which process their tokens so far again. With `erase`, the server
         first sets all parameters to 0, so that correct values afterwards prove the load.
         """
-        await self._post("/pause?mode=keep")
+        await self._ask("/pause?mode=keep")
         if erase:
-            await self._post("/weight_checker", {"action": "reset"})
+            await self._ask("/weight_checker", {"action": "reset"})
         await self._reload(model, version)
-        await self._post("/resume")
+        await self._ask("/resume")
 
     async def _reload(self, model: Path, version: int) -> None:
         where = {"weights_path": str(model)}
         if await self._call_workers("reload_policy", where) is None:
-            await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
+            await self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         reset, _ = await asyncio.gather(
-            self._post("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
+            self._ask("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )
-        if not reset["success"]:
+        if not reset.get("success"):
             raise InferenceError(f"{self.url} keeps the key-value cache of older weights: restart the server")
 
     async def set_weight_version(self, version: int) -> None:
-        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._ask("/update_weight_version", {"new_version": str(version)})
 
     async def _call_workers(self, method: str, arguments: dict[str, str]) -> Any:
         """Return each worker's answer of a method of `tasks.inference.worker`; None if it fails or workers lack it."""
         try:
-            return (await self._post("/collective_rpc", {"method": method, "kwargs": arguments}))["results"]
-        except aiohttp.ClientResponseError as error:
+            return (await self._ask("/collective_rpc", {"method": method, "kwargs": arguments})).get("results")
+        except FailedError as error:
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             return None
@@ -324,69 +363,117 @@ class Client:
             InferenceError: the server takes no adapters, or not this one.
         """
         body = {"lora_name": name, "lora_path": str(folder)}
-        await self._request("POST", "/v1/unload_lora_adapter", body)  # an error: it has none of this name
-        response = await self._request("POST", "/v1/load_lora_adapter", body)
-        if response.status != HTTPStatus.OK:
+        await self._send("/v1/unload_lora_adapter", body)  # an error: it has none of this name
+        status, text = await self._send("/v1/load_lora_adapter", body)
+        if status != HTTPStatus.OK:
             raise InferenceError(
                 f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --max-lora-rank of policy.lora.rank or more, and "
-                "--lora-target-modules with the names in policy.lora.targets. It answered "
-                f"{response.status}: {(await response.text())[:500]}"
+                f"--lora-target-modules with the names in policy.lora.targets. It answered {status}: {_told(text)}"
             )
 
-    async def _post(
-        self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
-    ) -> dict[str, Any]:
-        return await _checked(await self._request("POST", path, body, limit))
+    async def _ask(self, path: str, body: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+        """Return the JSON of an answer; raise FailedError for status 5xx, InferenceError for 4xx (not retried)."""
+        status, text = await self._send(path, body, **how)
+        if status >= HTTPStatus.BAD_REQUEST:
+            told = f"{path.partition('?')[0]} answered {status}: {_told(text)}"
+            if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER:
+                raise FailedError(status, told)
+            raise _REFUSALS.get(status, InferenceError)(told)
+        with self._reading(text):
+            return {**orjson.loads(text)}  # several times faster than json; refuses NaN and half emojis
 
-    async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
-    ) -> aiohttp.ClientResponse:
-        """Return an answer that was read whole.
+    async def _send(
+        self, path: str, body: Any = None, *, method: str = "POST", limit_s: float | None = None, most: int = _LARGEST
+    ) -> tuple[int, bytes]:
+        """Return status and body of the answer to a request, and of an error's body the beginning.
 
-        Without a `limit` of its own, the request ends when the engine dies: vLLM would leave some without an answer.
+        Without a limit of its own, the request ends when the engine dies: vLLM would leave some without an answer.
+
+        Raises:
+            InferenceError: it is a redirect, which could lead problems, solutions and the key anywhere.
+            MalformedError: it is no HTTP, does not end, or has more than `most` bytes.
+            ConnectionError: the engine has died.
+            TimeoutError: nothing came in time.
         """
-        within = limit or self._timeout
-
-        async def ask() -> aiohttp.ClientResponse:
-            async with self._session.request(method, f"{self._base}{path}", json=body, timeout=within) as response:
-                await response.read()
-                return response
-
-        asked = asyncio.create_task(ask())
+        if limit_s:
+            return await self._exchange(method, path, body, limit_s, most)
+        asked = asyncio.create_task(self._exchange(method, path, body, self._timeout_s, most))
         try:
-            while not (await asyncio.wait({asked}, timeout=None if limit else _CHECK_S))[0]:
+            while not (await asyncio.wait({asked}, timeout=_CHECK_S))[0]:
                 if await self.health() in (0, HTTPStatus.SERVICE_UNAVAILABLE):
                     raise ConnectionError(f"the engine of {self.url} has died before it answered {method} {path}")
             return await asked
-        except TimeoutError:  # aiohttp's has no words
-            raise TimeoutError(f"{self.url} has not answered {method} {path} within {within.total:g} s") from None
         finally:
             asked.cancel()
+
+    async def _exchange(self, method: str, path: str, body: Any, limit_s: float, most: int) -> tuple[int, bytes]:
+        how: dict[str, Any] = {"json": body, "timeout": aiohttp.ClientTimeout(limit_s), "allow_redirects": False}
+        try:
+            async with self._session.request(method, f"{self._base}{path}", **how) as response:
+                if 300 <= response.status < 400:
+                    target = without_secrets(response.headers.get("Location", "")).partition("//")[2].partition("/")[0]
+                    raise InferenceError(
+                        f"{self.url} answers with a redirect to {_told(target.rpartition('@')[2] or 'itself')}, which "
+                        "is not followed: it would get what was asked, and the key. Give the URL that answers itself"
+                    )
+                return response.status, await self._read(response, most if response.ok else _LARGEST_ERROR)
+        except TimeoutError:  # aiohttp's has no words
+            raise TimeoutError(f"{self.url} has not answered {method} {path} within {limit_s:g} s") from None
+        except aiohttp.ClientResponseError as error:
+            raise MalformedError(f"{self.url} gave an answer that is no HTTP: {described(error, _TOLD)}") from None
+
+    async def _read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
+        parts, size = list[bytes](), 0
+        try:
+            async for part in response.content.iter_any():  # decompressed, a part at a time
+                parts.append(part)
+                if (size := size + len(part)) > most:
+                    break
+        except TimeoutError:
+            raise MalformedError(f"{self.url} began an answer that did not end in time") from None
+        if size > most and response.ok:
+            raise MalformedError(f"{self.url} gave an answer of more than {most:,} bytes, which nothing asked for has")
+        return b"".join(parts)
+
+    @contextlib.contextmanager
+    def _reading(self, answer: object) -> Iterator[None]:
+        """Turn the errors of code that reads an answer into one that tells it."""
+        try:
+            yield
+        except (AttributeError, LookupError, MemoryError, OverflowError, TypeError, ValueError) as error:
+            why = described(error, _TOLD)
+            raise MalformedError(f"{self.url} gave an answer that cannot be read ({why}): {_told(answer)}") from None
 
 
 def _named(adapter: str | None) -> dict[str, str]:
     return {"model": adapter} if adapter else {}
 
 
-async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """Return the JSON body; raise aiohttp's error for status 5xx (retried), InferenceError for 4xx (not retried)."""
-    if 400 <= response.status < 500 and response.status not in _LATER:
-        kind = _REFUSALS.get(response.status, InferenceError)
-        raise kind(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
-    response.raise_for_status()
-    # orjson is several times faster: an answer has entries for each token.
-    body: dict[str, Any] = await response.json(loads=orjson.loads)
-    return body
+def _told(answer: object) -> str:
+    """Return the beginning of an answer for a message."""
+    text = answer[:_LARGEST_ERROR].decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    return visible(without_secrets(text[:_LARGEST_ERROR].replace("\\/", "/")), _TOLD)  # JSON may escape it
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not abs(value) < _LARGEST_NUMBER:
+        raise ValueError(f"{value!r:.80} is no number that can be stored")
+    return float(value)
 
 
 def _completion(choice: dict[str, Any], limit: int, experts: bytes) -> Completion:
-    versions: list[int] = []
-    for span in choice["weight_versions"]:
-        versions += [int(span["version"])] * (span["end"] - span["start"])
+    ids, versions = choice["token_ids"], list[int]()
+    spans = [(int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"]]
+    if not all(type(number) is int and 0 <= number < 2**31 for number in (*ids, *(length for _, length in spans))):
+        raise TypeError("a token, or the length of a span, is no number of 31 bits")
+    if not len(choice["logprobs"]["content"]) == sum(length for _, length in spans) == len(ids) <= limit:
+        raise ValueError(f"{len(ids)} tokens, of {limit}, and other numbers of logprobs or versions")
+    for version, length in spans:
+        versions += [version] * length
     return Completion(
-        token_ids=choice["token_ids"],
-        logprobs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
+        token_ids=ids,
+        logprobs=[_number(entry["logprob"]) for entry in choice["logprobs"]["content"]],
         versions=versions,
         finish_reason=choice["finish_reason"],
         limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,

@@ -5,7 +5,6 @@ file in NumPy's format .npy, [prompt + completion - 1, layers, experts per token
 demands its Model Runner V2 and prefix caching for it.
 """
 
-import binascii
 import importlib.util
 from base64 import b64decode
 from collections.abc import Sequence
@@ -40,21 +39,19 @@ def experts_of(choice: dict[str, Any], prompt: int, *, cut: bool = False) -> byt
         cut: the completion was cut, so the experts of its last tokens may be missing.
 
     Raises:
-        InferenceError: it has none, or they do not belong to its tokens.
+        InferenceError: it has none.
+        ValueError: they cannot be read, or do not belong to its tokens.
     """
     if (encoded := choice.get("routed_experts")) is None:
         raise InferenceError(
             "a server answered without the experts that it chose, which train.routing_replay=true needs: start it with "
             f"{RETURN_EXPERTS} (and prefix caching, on a GPU), or leave the knob out"
         )
-    try:
-        experts = unpack(b64decode(encoded, validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise InferenceError(f"a server answered with routed_experts that cannot be read: {error}") from None
+    experts = unpack(b64decode(encoded, validate=True))
     missing = prompt + len(choice["token_ids"]) - 1 - len(experts)
     if missing < 0 or (missing and not cut):
-        raise InferenceError(
-            f"a server answered with the experts of {len(experts)} tokens for a prompt of {prompt} and a completion of "
+        raise ValueError(
+            f"the experts of {len(experts)} tokens for a prompt of {prompt} and a completion of "
             f"{len(choice['token_ids'])}: expected one less than both"
         )
     return pack(experts)

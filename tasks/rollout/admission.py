@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -239,6 +240,10 @@ def _check_columns_of_turns(trajectory: Trajectory) -> None:
         least = -1 if name == "follows" else 0
         if not all(least <= turn < count for turn in turns):
             raise RefusedError(f"{name} names a turn that the trajectory, of {count}, does not have: {turns!s:.80}")
+    try:
+        TopologicalSorter({turn: [before] for turn, before in enumerate(trajectory.follows)}).prepare()
+    except CycleError as error:
+        raise RefusedError(f"follows: turns follow each other in a circle, {error.args[1]!s:.80}") from None
     if not all(0 < limit < 2**31 for limit in trajectory.limits):
         raise RefusedError(f"limits={trajectory.limits!s:.80}: give numbers above 0")
     if not in_order(trajectory):

@@ -27,7 +27,7 @@ PROMPT = Path(__file__).with_name("judge.jinja").read_text("utf-8")
 """The question of a judge, a template of Jinja. It may use `prompt`, `solutions`, `source`, `metadata` of the problem,
 `answer` (what the agent gave to the environment), `text` (the completion), `turns` (this one and those before it, each
 with `text` and `feedback`), with `score.group` also `group` (the rows of all episodes), and `low` and `high`."""
-_RANGE = r"(?:[\d \t.,/-]|out|of|to|from|between|and)+"
+_RANGE = r"(?:[\d \t.,/-]|out|of|to|from|between|and)++"
 _LINE = re.compile(
     rf"""^(?![ ]{{4}}|\t) (?:[^\w\n"'`>|~「『]*\d+[.)][ \t])? [^\w\n"'`>|~「『]*
     (?:(?:the|my|your|final|overall|total|numeric|assigned)[ \t]+)* score\b
@@ -38,9 +38,11 @@ _LINE = re.compile(
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 """A line that says the number and nothing else; see `JudgeScorer`."""
+_TAGS = "blockquote|quote|q|cite|pre|code"
+_TAG = re.compile(rf"<(/?)({_TAGS})>", re.IGNORECASE)
 _QUOTED = re.compile(
-    r"""^[ \t]*(?P<fence>```+|~~~+).*?(?:^[ \t]*(?P=fence)[ \t]*$|\Z)|"[^"]*"|「[^」]*」|『[^』]*』|"""
-    r"""<(?P<tag>blockquote|quote|q|cite|pre|code)>.*?</(?P=tag)>""",
+    r"""^[ \t]*(?P<fence>```+|~~~+).*?(?:^[ \t]*(?P=fence)[ \t]*$|\Z)|"[^"]*"|"""
+    rf"""<(?P<tag>{_TAGS})>.*?</(?P=tag)>""",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
 
@@ -148,7 +150,11 @@ def _own_number(text: str, most: float) -> float | None:
     >>> _own_number('**Score:** 8/10', 10), _own_number('Score: 4/5', 10), _own_number('It says "Score: 9".', 10)
     (8.0, None, None)
     """
-    *_, last = None, *_LINE.finditer(re.sub(r"[*_$]|\\boxed", "", _QUOTED.sub('""', in_ascii(text))))
+    text = in_ascii(text)
+    ends = {tag[2].lower(): tag.start() for tag in _TAG.finditer(text) if tag[1]}
+    # A tag that nothing ends quotes its line: many of them would be looked for up to the end of the text, each.
+    text = _TAG.sub(lambda tag: tag[0] if tag.start() <= ends.get(tag[2].lower(), -1) else ">", text)
+    *_, last = None, *_LINE.finditer(re.sub(r"[*_$]|\\boxed", "", _QUOTED.sub('""', text)))
     scale = last and (last["most"] or (last["percent"] and 100))
     return None if not last or (scale and float(scale) != most) else float(last["number"].replace(",", "."))
 
@@ -196,12 +202,22 @@ def _parser(pattern: str) -> "re.Pattern[str]":
 
 
 def messages_of(answer: Answer) -> list[dict[str, Any]]:
-    """Return the conversation up to a turn, which is its last message, without thoughts: what a reward model reads."""
-    row, turn = answer.row, answer.turn
-    follows = row["follows"] or [index - 1 for index in range(len(row["turns"]))]
-    messages = list[dict[str, Any]]()
-    while turn >= 0:
-        messages.insert(0, {"role": "assistant", "content": split(row["turns"][turn]["text"])[1]})
-        turn = follows[turn]
-        messages.insert(0, {"role": "user", "content": row["turns"][turn]["feedback"] if turn >= 0 else row["prompt"]})
-    return messages
+    """Return the conversation up to a turn, which is its last message, without thoughts: what a reward model reads.
+
+    Raises:
+        ValueError: turns follow each other in a circle.
+    """
+    row, line = answer.row, {answer.turn: None}  # the turns up to the first one
+    follows = row["follows"] or range(-1, len(row["turns"]) - 1)
+    before = answer.turn
+    while (before := follows[before]) >= 0:
+        if before in line:
+            raise ValueError(f"turn {before} follows itself, in a circle of turns")
+        line[before] = None
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for turn in (row["turns"][each] for each in reversed(line)):
+        messages += [
+            {"role": "assistant", "content": split(turn["text"])[1]},
+            {"role": "user", "content": turn["feedback"]},
+        ]
+    return messages[:-1]

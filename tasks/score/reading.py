@@ -336,9 +336,10 @@ def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
     return joint.join(next(filter(None, formula.groups()), "").strip(" .,") for formula in chosen)
 
 
-_CLAUSE = re.compile(r"\s*(?:[,;:(\u2013\u2014]|\s-\s|\b(?:because|since|as|so)\b)")
+# What begins with blanks is tried at the first of them only, and takes all: else many blanks take quadratic time.
+_CLAUSE = re.compile(r"(?<!\s)\s*+(?:[,;:(\u2013\u2014]|(?<=\s)-\s|\b(?:because|since|as|so)\b)")
 _ITEMS = re.compile(r",\s*(?:(?:or|and)\s+)?[\w-]+\s*(?:,|$|\b(?:or|and)\b)|\b(?:or|and)\s+[\w-]+$")
-_REASON = re.compile(r",?\s+(?:because|since|as|who|which|where)\b", re.IGNORECASE)
+_REASON = re.compile(r"(?:,|(?<!\s))\s++(?:because|since|as|who|which|where)\b", re.IGNORECASE)
 _IS = re.compile(r"\b(?:is|are|was|be|get|gives|(?:it|that|answer)['\u2019]s)\b", re.IGNORECASE)
 _IS_OR_COLON = re.compile(rf"{_IS.pattern}|[=:]", re.IGNORECASE)
 _LEADING = re.compile(

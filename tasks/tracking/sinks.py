@@ -121,6 +121,7 @@ class Mlflow:
     """MLflow: `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME` … are its own variables."""
 
     def __init__(self, run: TrackedRun) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_HTTP_REDIRECTS", "false")
         from mlflow import MlflowClient, set_experiment
         from mlflow.entities import Param
 

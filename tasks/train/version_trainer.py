@@ -83,7 +83,7 @@ class VersionTrainer:
         rows, scores, metrics = self._data(order, progress)
         if trainer.holds != order.policy:
             self._load(order.policy, progress)
-        taught = self._taught(order)
+        rows, taught = self._taught(order, rows, progress)
         metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects, taught=taught)
         if order.policy.number == 0 and not order.selects:
             check_noise(metrics, self._config.algorithm.type)
@@ -155,7 +155,7 @@ class VersionTrainer:
 
     def _repeat(self, order: UpdateOrder) -> None:
         rows, scores, _ = self._data(order, lambda _: None)
-        taught = self._taught(order)
+        rows, taught = self._taught(order, rows, lambda _: None)
         self._trainer.update(rows, scores, order.policy.number, chosen=order.selects, taught=taught)
 
     def distance(self, order: DistanceOrder) -> float | None:
@@ -192,11 +192,17 @@ class VersionTrainer:
             scores += of_scores
         return rows, scores, {"trajectories/excluded": float(excluded)} if self._config.problems.exclusions else {}
 
-    def _taught(self, order: UpdateOrder) -> dict[str, list[float]]:
-        """Read what a served teacher said: the logprobs of all tokens of each trajectory; empty without one."""
-        columns, versions = ["trajectory_id", "logprobs"], [part.teacher for part in order.parts if part.teacher]
-        rows = (row for version in versions for row in datasets.rows(self._store, version, self._cache, columns))
-        return {row["trajectory_id"]: row["logprobs"] for row in rows}
+    def _taught(
+        self, order: UpdateOrder, rows: list[Trajectory], progress: Progress
+    ) -> tuple[list[Trajectory], dict[str, list[float]]]:
+        """Return the rows of which a served teacher told the logprobs, and these; without one all rows."""
+        columns, versions = ["trajectory_id", "logprobs", "problem"], [part.teacher for part in order.parts]
+        of_parts = (datasets.rows(self._store, each, self._cache, columns) for each in versions if each)
+        said = {row["trajectory_id"]: row for of_part in of_parts for row in of_part}
+        if untold := {name for name, row in said.items() if row["problem"]}:
+            progress(f"{len(untold)} trajectories left out: the teacher's answer could not be read")
+            rows = [row for row in rows if row.trajectory_id not in untold]
+        return rows, {name: row["logprobs"] for name, row in said.items()}
 
     def _rows(self, part: Part) -> tuple[list[Trajectory], list[Score]]:
         if part.rows is None:

@@ -1,24 +1,32 @@
 """Models are asked about stored trajectories: each distinct question once, and none again that has its answer."""
 
+import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from configs import Config
+from configs.models import Role
 from storage import layout
 from storage.errors import StorageError
-from storage.records import Annotation, to_trajectory
+from storage.records import ANNOTATION_SCHEMA, Annotation, to_trajectory
 from storage.versions import datasets, manifests
+from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.annotate import annotating
 from tasks.annotate.annotating import Annotator
+from tasks.annotate.asking import Question, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
+from tasks.inference.client import Client
 from tasks.inference.location import identities
 from tasks.rollout.workers import LocalWorker
 from tasks.score.scoring import metrics_of
 from tasks.score.verifier import Verifier
+from tasks.train.orders import Part, UpdateOrder
+from tasks.train.version_trainer import VersionTrainer
 from tests.support.scripted_judge import ScriptedJudge, scripted_judge
 from tests.support.training_run import TrainingRun
 
@@ -146,6 +154,117 @@ def test_what_is_refused_or_cut_costs_its_turn(
         rows = [Annotation(**row) for row in datasets.drafted(draft)]
     assert metrics["problems"] == len(rows) == turns(run)
     assert all(said in row.problem for row in rows)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reason": "stop"}]}',
+        *(
+            b'{"choices": [{"message": {"con',
+            b'{"choices": [{"message": {}}]}',
+            b'{"choices": NaN}',
+            b"<html>busy</html>",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_read_costs_its_turn(run: TrainingRun, body: bytes) -> None:
+    """Half an emoji, cut JSON or a page of HTML ends no stage; the question is not asked, and paid, again."""
+    with (
+        scripted_judge(lambda question: (200, body) if len(judge.asked) <= 2 else good(question)) as judge,
+        drafted(run) as draft,
+    ):
+        metrics = annotate(run, judged(run, judge, "score.args.judge.temperature=1"), draft)
+        rows = [Annotation(**row) for row in datasets.drafted(draft)]
+    assert len(judge.asked) == metrics["distinct"] == len(rows) == turns(run)
+    failed = [row for row in rows if row.problem]
+    assert len(failed) == metrics["problems"] == 2
+    assert all("gave an answer that cannot be read" in row.problem for row in failed)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(b"HTTP/1.1 two hundred\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"),
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+)
+@pytest.mark.parametrize("role", ["judge", "reward", "teacher"])
+def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
+    """A connection that ends within an answer is tried again, but the last attempt costs the question, no stage."""
+
+    class OfChat:
+        async def ask(self, client: Client, _: Question) -> Said:
+            return Said(answer=(await client.chat("script", [], {}))[0])
+
+    class OfReward:
+        async def ask(self, client: Client, _: Question) -> Said:
+            return Said(value=await client.pooled([1]))
+
+    models: Any = None  # which is not asked to start a server again
+    asks: Any = {"judge": OfChat, "reward": OfReward, "teacher": TeacherAsker}[role]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        writer.close()
+
+    async def ask() -> Said:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, 5, 64) as client:
+            return await annotating._answer(role, asks, models, client, Question("t", -1, ((1, 2),)), 1)
+
+    assert "no HTTP" in (said := asyncio.run(ask()).problem) or "ClientPayloadError" in said
+
+
+def test_the_key_is_in_nothing_that_is_stored_or_told(
+    run: TrainingRun, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service echoes the key in what it says, in refusals and in what cannot be read."""
+    key, told = "sk-0123456789", list[str]()
+    monkeypatch.setenv("JUDGE_API_KEY", key)
+    answers: list[tuple[int, str | bytes]] = [
+        (200, f"{key}\nScore: {key}"),
+        (400, f"bad {key}"),
+        (200, f'{{"no": "{key}"}}'.encode()),
+    ]
+    ways = itertools.cycle(answers)
+    version = layout.annotations(TRAJECTORIES, "af")
+    with scripted_judge(lambda _: next(ways)) as judge:
+        config = judged(run, judge, "score.args.judge.temperature=1")
+        with Draft(run.store, version, "annotations") as draft:
+            metrics = annotate(run, config, draft)
+            draft.commit(Provenance(config={}), [TRAJECTORIES], metrics)
+    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
+    with Draft(run.store, layout.scores("smoke", 0, "af"), "scores") as draft:
+        grades = workers.score(TRAJECTORIES, draft, config, {"judge": version})
+        scores = [*datasets.drafted(draft)]
+    told += [repr(metrics), grades.example, repr(scores), repr([*datasets.rows(run.store, version, run.folder / "c")])]
+    assert all("⟨JUDGE_API_KEY⟩" in text and key not in text for text in told)
+    with (
+        scripted_judge(lambda _: (401, f"bad {key}")) as judge,
+        drafted(run) as draft,
+        pytest.raises(InferenceError, match="bad ⟨JUDGE_API_KEY⟩"),
+    ):
+        annotate(run, judged(run, judge), draft)
+
+
+def test_what_a_teacher_did_not_tell_is_left_out_of_training(run: TrainingRun) -> None:
+    """An update learns from the others, and says how many were left out."""
+    version, told = layout.annotations(TRAJECTORIES, "b0"), list[str]()
+    rows = [*datasets.trajectories(run.store, TRAJECTORIES, run.folder / "cache")]
+    with Draft(run.store, version, "annotations") as draft:
+        with ShardWriter(draft, ANNOTATION_SCHEMA, 9) as writer:
+            for number, row in enumerate(rows):
+                said = Said(problem="cut") if number < 2 else Said(logprobs=[-1.0] * len(row.token_ids))
+                writer.write(said.about(Question(row.trajectory_id, -1, None), "name:x"))
+        draft.commit(Provenance(config={}), [TRAJECTORIES], {})
+    part = Part(TRAJECTORIES, layout.scores("smoke", 0, "aa"), teacher=version)
+    order = UpdateOrder(run.policy(1), run.policy(0), [part])
+    kept, taught = VersionTrainer(run.config())._taught(order, rows, told.append)
+    assert kept == rows[2:]
+    assert all(len(taught[row.trajectory_id]) == len(row.token_ids) for row in kept)
+    assert told == ["2 trajectories left out: the teacher's answer could not be read"]
 
 
 def test_nobody_at_the_url_is_one_sentence(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:

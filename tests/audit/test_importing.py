@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
@@ -26,11 +27,12 @@ from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, to_table
 from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
+from tasks.agents.template import Template
 from tasks.audit import comparing
 from tasks.audit.data_sets import select
 from tasks.audit.importing import command
 from tasks.audit.importing.formats import read_row
-from tasks.audit.importing.rollout import add_tokens, problem_of, to_trajectory
+from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, to_trajectory
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.problems.messages import MESSAGES
@@ -504,3 +506,36 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
     assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]
     checks = checks_of(store, verifier, "mine", only=["unmatched_gold", "unscored_turns"])
     assert (checks["unmatched_gold"].verdict, checks["unscored_turns"].verdict) == ("skipped", "pass")
+
+
+def test_many_calls_are_matched_with_their_outputs_in_any_order() -> None:
+    """The time grows with their number, not with its square; outputs without an id answer the next call."""
+
+    def seconds(count: int) -> float:
+        calls = [{"id": f"c{number}", "function": {"name": "f", "arguments": "{}"}} for number in range(count)]
+        said = [{"role": "tool", "content": f"{number}", "tool_call_id": f"c{number}"} for number in range(count)]
+        asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        rollout = Rollout.model_validate({"messages": [*asked, *reversed(said)]})
+        begun = time.process_time()
+        made = [*_calls(rollout)]
+        spent = time.process_time() - begun
+        assert [each.output for each in made] == [f"{number}" for number in range(count)]
+        return spent
+
+    assert any(seconds(4000) < 10 * max(seconds(1000), 0.005) for _ in range(3))
+
+
+def test_a_long_conversation_is_rendered_twice_for_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the template shows such conversations is checked once, not for each turn."""
+    chat, rendered, turns = chat_of("qwen3"), list[int](), 30
+    render = Template._render
+
+    def counted(self: Template, messages: list[Any], tools: Any = None) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, tools)
+
+    monkeypatch.setattr(Template, "_render", counted)
+    asked = {"role": "user", "content": "one more, please"}
+    messages = [each for number in range(turns) for each in (asked, {"role": "assistant", "content": f"turn {number}"})]
+    add_tokens(Rollout.model_validate({"messages": messages}), chat)
+    assert len(rendered) <= 2 * turns + 2

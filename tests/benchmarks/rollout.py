@@ -88,15 +88,15 @@ def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured
     from tasks.rollout.plan import draw
     from tasks.rollout.play import play
 
-    config, requests, post = plan.config, [], Client._post
+    config, requests, post = plan.config, [], Client._ask
 
-    async def recorded(client: Client, path: str, body: dict[str, Any], *limit: Any) -> dict[str, Any]:
+    async def recorded(client: Client, path: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
         requests.append((path, body))
-        return await post(client, path, body, *limit)
+        return await post(client, path, body, **how)
 
     problems = load_problems(config.problems.trained[0].source, config.problems.max_bad_share).problems
     drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)
-    with Draft(lab.store, f"runs/{plan.name}", "trajectories") as draft, patch.object(Client, "_post", recorded):
+    with Draft(lab.store, f"runs/{plan.name}", "trajectories") as draft, patch.object(Client, "_ask", recorded):
         start = time.perf_counter()
         metrics = play(plan, drawn, workers, draft, lambda _: None)
         seconds = time.perf_counter() - start

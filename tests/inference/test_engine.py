@@ -149,11 +149,11 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
     async with engine.connect() as connection, Client(server.url, None, 600, 128) as other:
         (client,) = connection.clients
         with patch.object(client, "generate", wraps=client.generate) as sent:
-            await other._post("/pause?mode=keep")  # the request stays unanswered until the abort
+            await other._ask("/pause?mode=keep")  # the request stays unanswered until the abort
             asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))
             await asyncio.sleep(delay_s)
-            await other._post("/pause?mode=abort")
-            await other._post("/resume")
+            await other._ask("/pause?mode=abort")
+            await other._ask("/resume")
             return await asked, sent.call_count
 
 

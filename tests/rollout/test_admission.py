@@ -119,6 +119,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "another token": (at(SAMPLED, "token_ids", 7), "the token_ids of turn 1 do not match a completion"),
     "another logprob": (at(SAMPLED, "logprobs", -0.4), "the logprobs of turn 1 do not match a completion"),
     "in one": (in_one, "the token_ids of turn 0 do not match a completion"),
+    "circle": (lambda row: rowed(follows=[1, 0, *range(1, len(row.turns) - 1)])(row), "follow each other in a circle"),
     "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=[0, 1000000]: begin with 0"),
     "discount": (rowed(turn_discount=2.0), "turn_discount=2.0: give a number from 0 to 1"),
     "unplayed": (rowed(unplayed_turns=-2), "unplayed_turns=-2"),

@@ -201,6 +201,13 @@ def test_a_reward_model_reads_the_conversation_up_to_the_turn() -> None:
     assert [message["role"] for message in messages_of(answer("a", "b"))] == ["user", "assistant"] * 2
 
 
+@pytest.mark.parametrize("follows", [[0, 0, 0], [1, 0, 0], [-1, 2, 1]])
+def test_turns_in_a_circle_are_no_conversation(follows: list[int]) -> None:
+    """Stored rows may say so: the question cannot be made, which costs its turn."""
+    with pytest.raises(ValueError, match=r"turn \d follows itself, in a circle"):
+        messages_of(answer("a", "b", "c", follows=follows))
+
+
 def test_scores_are_named_by_the_model() -> None:
     """Another model's scores have another name; scorers without a model keep the name that they had."""
     settings = ScoreSettings(type="judge")

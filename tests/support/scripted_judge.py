@@ -12,9 +12,9 @@ from aiohttp import web
 
 @dataclass
 class ScriptedJudge:
-    """Answers each question with a status and a text, which was cut if it ends with …; keeps the questions."""
+    """Answers each question with a status and a text, which was cut if it ends with …, or with bytes as they are."""
 
-    script: Callable[[str], tuple[int, str]]
+    script: Callable[[str], tuple[int, str | bytes]]
     url: str = ""
     asked: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -27,12 +27,14 @@ class ScriptedJudge:
         self.asked.append(message["content"])
         self.keys.append(request.headers.get("Authorization"))
         status, text = self.script(message["content"])
+        if isinstance(text, bytes):
+            return web.Response(body=text, status=status, content_type="application/json")
         choice = {"message": {"content": text}, "finish_reason": "length" if text.endswith("…") else "stop"}
         return web.json_response({"choices": [choice]}, status=status)
 
 
 @contextmanager
-def scripted_judge(script: Callable[[str], tuple[int, str]]) -> Iterator[ScriptedJudge]:
+def scripted_judge(script: Callable[[str], tuple[int, str | bytes]]) -> Iterator[ScriptedJudge]:
     """Run a judge on a free port of loopback until the block ends."""
     judge, loop = ScriptedJudge(script), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

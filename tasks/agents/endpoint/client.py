@@ -48,7 +48,7 @@ def _note_clients() -> None:
 
 
 def _without_proxies() -> httpx.AsyncClient:
-    return openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
+    return openai.DefaultAsyncHttpxClient(trust_env=False, verify=False, follow_redirects=False)
 
 
 def open_client(completions: Completions, base_url: str, key: str) -> AsyncOpenAI:

@@ -4,7 +4,7 @@ Validation refuses what cannot be stored.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -227,6 +227,7 @@ def _render(rollout: Rollout, chat: Chat) -> None:
     messages = [message_of(number, each) for number, each in enumerate(given)]
     number_calls(messages)
     ids, said, before = list[int](), list[int](), 0
+    chat.prompt(messages[: rollout.places[-1]], rollout.tools)  # the longest one is checked, and with it the others
     for place, turn in zip(rollout.places, rollout.turns, strict=True):
         new = messages[before + 1 : place]
         following = chat.continuation(messages[:before], said, new, rollout.tools) if before else None
@@ -306,9 +307,11 @@ def _calls(rollout: Rollout) -> Iterator[Call]:
     """Yield the calls of all turns with their outputs: an output answers the call with its id, or the next one."""
     for number, (turn, reply) in enumerate(zip(rollout.turns, rollout.replies, strict=True)):
         outputs = [each for each in reply if each.role == "tool"]
+        waiting = defaultdict[str, deque[int]](deque)  # places of outputs, by the id of the call
+        for place, output in enumerate(outputs):
+            waiting[output.tool_call_id].append(place)
         for call in turn.tool_calls:
-            answer = next((each for each in outputs if each.tool_call_id in ("", call["id"])), None)
-            if answer:
-                outputs.remove(answer)
+            first = min(filter(None, (waiting[""], waiting[call["id"]])), key=lambda places: places[0], default=None)
+            answer = outputs[first.popleft()] if first else None
             asked = number, call["id"], call["function"]["name"], call["function"]["arguments"]
             yield Call(*asked, answer.text, "answered") if answer else Call(*asked, "", "unanswered")
