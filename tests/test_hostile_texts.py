@@ -22,6 +22,7 @@ from tasks.score.golds import gold_text, interval, read_list, read_words, writte
 from tasks.score.numbers import read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 from tasks.score.reading import Statement, final_statement, last_formula, last_numbers, last_words
+from tasks.score.verdict import Verdict
 from tasks.thoughts import after, opened_by, split, without_thoughts
 
 LENGTH = 40_000
@@ -41,7 +42,7 @@ UNITS = [
 ]
 
 
-def _graded(gold: str, text: str) -> object:
+def _graded(gold: str, text: str) -> Verdict:
     return grade(text, (gold,))
 
 
@@ -120,6 +121,16 @@ def test_the_time_for_an_answer_grows_with_its_length(gold: str) -> None:
     for before, behind in FRAMES:
         for unit in BLANKS if gold in SOLVED else [*BLANKS, ", ", "(", "- ", "or ", "C "]:
             assert grows_linearly(read, before, unit, behind), (before, unit, behind)
+
+
+@pytest.mark.parametrize("gold", SOLVED)
+@pytest.mark.parametrize(
+    ("opening", "closing"), [("{", "}"), ("\\frac{1}{", "}"), ("\\{", "\\}"), ("(", ")"), ("[", "")]
+)
+def test_brackets_in_brackets_take_no_time(gold: str, opening: str, closing: str) -> None:
+    """math-verify's time doubles with each; 5 % of timeouts would end the stage."""
+    assert seconds(partial(_graded, gold), f"\\boxed{{{opening * 25}5{closing * 25}}}") < 10 * LIMIT_S
+    assert _graded("\\frac{1}{1+\\frac{1}{2}}", "\\boxed{\\frac{1}{1+\\frac{1}{2}}}").name == "correct"
 
 
 @pytest.mark.parametrize("before", ["", "Score", "Score from ", "Score (", "Score: ", "Score: 1", "Score: 1 out of "])

@@ -138,7 +138,7 @@ def test_a_timeout_hits_only_the_endless_answer() -> None:
     with Library(workers=1, timeout_s=1) as verifier:
         verdicts = verifier.grade(pairs)
         expected = ["wrong"] * len(pairs)
-        expected[3] = expected[9] = "timeout"
+        expected[3], expected[9] = "timeout", "unparsable"
         expected[8] = "correct"
         assert [verdict.name for verdict in verdicts] == expected
         assert verdicts[3].reason == "needs more than 1 s of processor time"
