@@ -8,6 +8,7 @@ from xdist.scheduler import LoadFileScheduling
 
 GROUPS = {
     "tests/flows/test_arguments.py": "first",
+    "tests/flows/test_commands_killed.py": "first",
     "tests/flows/test_flows.py": "first",
     "tests/flows/test_killed.py": "first",
     "tests/flows/test_local_server.py": "first",
