@@ -50,7 +50,7 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     run, first = workspace.config.run, finished_iterations(workspace)
     workspace.collect()  # first, since a run that found no room may keep less now
     if first < run.iterations:
-        check_room(workspace.config, get_run_logger().warning)
+        check_room(workspace.config)
     started, begun = time.monotonic(), datetime.now(UTC)
     progress = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
     table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")
