@@ -27,19 +27,15 @@ class _Handler(WSGIRequestHandler):
     timeout = 5.0  # seconds to take the answer
 
     def handle(self) -> None:
-        self._late = threading.Timer(_REQUEST_S, self._end_request)
-        self._late.start()
+        late = threading.Timer(_REQUEST_S, self._end_request)
+        late.start()
         try:
             super().handle()
         finally:
-            self._late.cancel()
-
-    def parse_request(self) -> bool:
-        whole = super().parse_request()
-        self._late.cancel()
-        return whole
+            late.cancel()
 
     def _end_request(self) -> None:
+        """Read no more; an answer on its way is still written."""
         with contextlib.suppress(OSError):  # it has just been closed
             self.connection.shutdown(socket.SHUT_RD)
 

@@ -4,7 +4,7 @@
 whose agent asks for `turns`), `admission` checks what agents ask and return, `outcomes` rejects groups and episodes and
 counts them, and `task` commits the data set. `play` has the groups of one data set. `stream` has those of a run,
 without a barrier between iterations: `assignment` decides which groups may begin and in which data set a finished one
-belongs. `watch` and `threads` bound what an agent can do to the others. `trial` plays a
+belongs. `watch` bounds what an agent can do to the others. `trial` plays a
 scripted episode, which needs no policy. `routing` adds the experts that the engine chose for each token.
 
 The `workers` play: by default this process. In `remote`, a `scheduler` gives groups to workers in other

@@ -15,8 +15,7 @@ from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
 from storage.versions import aliases
 from storage.visible import Fleeting
-from tasks.metrics.alarm import paid_for_something_else
-from tasks.metrics.line import cells, iteration_line, seconds_left
+from tasks.metrics.line import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
 from tasks.run.room import check_room

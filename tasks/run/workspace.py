@@ -28,11 +28,12 @@ from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.processes.limits import allow_open_files
 from storage.telemetry.endpoint import publish
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, Version
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft, Provenance, shards
+from storage.versions.drafts import Draft, JournaledDraft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
+from storage.versions.manifests import Kind
 from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
@@ -88,6 +89,11 @@ class Workspace:
         """Return the configuration, the user's code, the flow run and the lease, for a manifest."""
         config = self.config.model_dump(mode="json")
         return Provenance(config=config, code=self.code(), prefect_run_id=runtime.flow_run.id, fence=self.lease)
+
+    def draft(self, version: Version, kind: Kind) -> Draft:
+        """Begin a version. Only who holds its run's lease has a journal: others would take over each other's shards."""
+        own = self.lease if version.run == self.name else None
+        return JournaledDraft(self.store, version, kind, own) if own else Draft(self.store, version, kind)
 
     def code(self) -> dict[str, str]:
         """Return the fingerprints of what is not this program's: the user's code, and models beside the policy."""

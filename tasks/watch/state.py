@@ -10,8 +10,7 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import shards
 from storage.versions.manifests import Manifest
-from tasks.metrics.alarm import paid_for_something_else
-from tasks.metrics.line import seconds_left
+from tasks.metrics.line import paid_for_something_else, seconds_left
 from tasks.metrics.log import read_rows
 from tasks.metrics.rows import Row, by_iteration, spent
 from tasks.rollout.outcomes import FaultAlarm
