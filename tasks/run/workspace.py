@@ -41,7 +41,6 @@ from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
-from tasks.train.schedules import lengthened
 
 if TYPE_CHECKING:
     from tasks.inference.beside import BesideModels
@@ -260,20 +259,8 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
     newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
     changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
-    if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
+    if changed := [line for line in changes if line.startswith((*FROM_NEXT_UPDATE, "run.iterations"))]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
-    if not workspace.config.fit.data:  # else its number of updates is not known yet
-        tell_schedule(workspace)
-
-
-def tell_schedule(workspace: Workspace) -> None:
-    """Say what another number of updates than before does to the schedule of a run that continues."""
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
-    updates = workspace.config.run.iterations
-    before = int(newest.number("run.iterations")) if newest else updates
-    number = (layout.number_of(newest.version) or 0) if newest else 0
-    if number and (told := lengthened(workspace.config.optimizer, number, before, updates)):
-        get_run_logger().info(told)
 
 
 def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:
