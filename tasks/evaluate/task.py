@@ -90,8 +90,7 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
         gconfig=GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=protocol.samples,
     )
-    version = protocol.evaluation(policy)
-    with workspace.draft(version, "evaluation") as draft:
+    with workspace.draft(protocol.evaluation(policy), "evaluation") as draft:
         problems = read_problems(workspace, protocol.problem_set)
         warn_of_marks(workspace, policy, problems)
         without_room = unplayable(workspace, policy, problems)

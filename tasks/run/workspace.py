@@ -27,7 +27,7 @@ from storage.maintenance import gc
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.processes.limits import allow_open_files
-from storage.telemetry.endpoint import publish
+from storage.telemetry.metrics import publish
 from storage.version_names import PolicyVersion, Version
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
