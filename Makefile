@@ -20,7 +20,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Prefect keeps its database, logs and process ids in the project.
 export PREFECT_HOME := $(CURDIR)/var/prefect
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
+# Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/cli.py.
 export OMP_WAIT_POLICY := passive
 
 .PHONY: help setup setup-agents demo demo-tools demo-mix demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \

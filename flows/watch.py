@@ -24,8 +24,7 @@ def main() -> int:
     root, run = layout.find_run(arguments.run)
     try:
         from tasks.audit.reader.serving import ADDRESS, serve
-        from tasks.watch.page import create_app
-        from tasks.watch.state import State
+        from tasks.watch.page import State, create_app
 
         store = Store(root or arguments.root)
         State(store, run)  # an error belongs on the terminal, not on the page

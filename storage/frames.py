@@ -1,6 +1,7 @@
 """Find the line of a user's own code in the traceback of an error."""
 
 import os
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -44,10 +45,5 @@ def of_library(error: BaseException) -> bool:
 
 def traceback_without(error: BaseException, package: str) -> str:
     """Format an error with its traceback, but for the lines of a package."""
-    shown = traceback.TracebackException.from_exception(error)
-    each: traceback.TracebackException | None = shown
-    while each:
-        kept = [frame for frame in each.stack if f"{os.sep}{package}{os.sep}" not in frame.filename]
-        each.stack = traceback.StackSummary.from_list(kept)
-        each = each.__cause__ or each.__context__
-    return "".join(shown.format()).rstrip("\n")
+    frame = rf'  File "[^"]*{os.sep}{package}{os.sep}[^"]*", line \d+.*\n(?: {{4}}.*\n)*'
+    return re.sub(frame, "", "".join(traceback.format_exception(error))).rstrip("\n")

@@ -31,9 +31,10 @@ class Version(str):
     kind: ClassVar[str]
     pattern: ClassVar[re.Pattern[str]]
 
-    def __init_subclass__(cls) -> None:
-        if "kind" in vars(cls):
-            KINDS[cls.kind] = cls
+    def __init_subclass__(cls, kind: str = "", where: str = "") -> None:
+        """Declare a kind of versions, and the pattern of their names; classes without kind are bases of others."""
+        if kind:
+            KINDS[kind], cls.kind, cls.pattern = cls, kind, re.compile(where)
 
     def __new__(cls, text: str) -> Self:
         """Check the name. Raises DamagedError if versions of this kind have other names."""
@@ -69,34 +70,24 @@ class _Numbered(Version):
         return int(self.split("/")[3])
 
 
-class RunVersion(Version):
+class RunVersion(Version, kind="run", where=rf"{_RUN}/run"):
     """A run's configuration."""
 
-    kind, pattern = "run", re.compile(rf"{_RUN}/run")
 
-
-class ProblemsVersion(Version):
+class ProblemsVersion(Version, kind="problems", where=r"problems/(?!\.{1,2}$)[^/\\]+"):
     """A problem set."""
 
-    kind, pattern = "problems", re.compile(r"problems/(?!\.{1,2}$)[^/\\]+")
 
-
-class PolicyVersion(_Numbered):
+class PolicyVersion(_Numbered, kind="checkpoint", where=rf"{_RUN}/checkpoints/\d+"):
     """A checkpoint; its number is the number of updates before it."""
 
-    kind, pattern = "checkpoint", re.compile(rf"{_RUN}/checkpoints/\d+")
 
-
-class TrajectoriesVersion(_Numbered):
+class TrajectoriesVersion(_Numbered, kind="trajectories", where=rf"{_RUN}/trajectories/\d+"):
     """The trajectories of an iteration."""
 
-    kind, pattern = "trajectories", re.compile(rf"{_RUN}/trajectories/\d+")
 
-
-class EvaluationVersion(TrajectoriesVersion):
+class EvaluationVersion(TrajectoriesVersion, kind="evaluation", where=rf"{_RUN}/evaluations/\d+(/[^/]+/[^/]+)?"):
     """The trajectories of an evaluation; its number is the policy version. Older stores name no set and protocol."""
-
-    kind, pattern = "evaluation", re.compile(rf"{_RUN}/evaluations/\d+(/[^/]+/[^/]+)?")
 
     @property
     def set_name(self) -> str | None:
@@ -109,6 +100,10 @@ class EvaluationVersion(TrajectoriesVersion):
         return PolicyVersion(f"runs/{self.run}/checkpoints/{self.split('/')[3]}")
 
 
+def _about(kind: str) -> str:
+    return rf"{_RUN}/({kind}/\d+|evaluations/\d+(/[^/]+/[^/]+)?/{kind})/[^/]+"
+
+
 class _OfTrajectories(_Numbered):
     """A version about the trajectories of an iteration or of an evaluation."""
 
@@ -118,48 +113,32 @@ class _OfTrajectories(_Numbered):
         return EvaluationVersion(self.rpartition(f"/{self.kind}/")[0]) if "/evaluations/" in self else None
 
 
-class ScoresVersion(_OfTrajectories):
+class ScoresVersion(_OfTrajectories, kind="scores", where=_about("scores")):
     """The scores of trajectories of an iteration or of an evaluation."""
 
-    kind = "scores"
-    pattern = re.compile(rf"{_RUN}/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+")
 
-
-class AnnotationsVersion(_OfTrajectories):
+class AnnotationsVersion(_OfTrajectories, kind="annotations", where=_about("annotations")):
     """The answers of a model beside the policy about trajectories of an iteration or of an evaluation."""
 
-    kind = "annotations"
-    pattern = re.compile(rf"{_RUN}/(annotations/\d+|evaluations/\d+(/[^/]+/[^/]+)?/annotations)/[^/]+")
 
-
-class HistoryVersion(_Numbered):
+class HistoryVersion(_Numbered, kind="history", where=rf"{_RUN}/history/\d+"):
     """The results of each problem in so many iterations of a run."""
 
-    kind, pattern = "history", re.compile(rf"{_RUN}/history/\d+")
 
-
-class CurriculumVersion(Version):
+class CurriculumVersion(Version, kind="curriculum", where=rf"{_RUN}/curriculum"):
     """The curriculum of a run: how often it draws each problem."""
 
-    kind, pattern = "curriculum", re.compile(rf"{_RUN}/curriculum")
 
-
-class DecisionVersion(Version):
+class DecisionVersion(Version, kind="decision", where=rf"{_RUN}/decision"):
     """The decision of a night: champion or challenger, and why."""
 
-    kind, pattern = "decision", re.compile(rf"{_RUN}/decision")
 
-
-class AuditVersion(Version):
+class AuditVersion(Version, kind="audit", where=r"audits/[0-9a-f]+"):
     """The findings of an audit."""
 
-    kind, pattern = "audit", re.compile(r"audits/[0-9a-f]+")
 
-
-class ExclusionsVersion(Version):
+class ExclusionsVersion(Version, kind="exclusions", where=r"exclusions/[0-9a-f]+"):
     """The trajectories and problems that are kept out of training."""
-
-    kind, pattern = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
 
 
 _V = TypeVar("_V", bound=Version)

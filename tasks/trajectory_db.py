@@ -113,10 +113,8 @@ def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
     with TemporaryFolder() as folder:
         connection = duckdb.connect(str(folder / "trajectories.duckdb"))
         try:
-            connection.execute(f"set memory_limit = '{memory_gib}GiB'")
-            connection.execute(f"set threads = {_THREADS}")
-            connection.execute(f"set temp_directory = '{folder}/spill'")
-            connection.execute("set preserve_insertion_order = false")
+            connection.execute(f"set memory_limit = '{memory_gib}GiB'; set temp_directory = '{folder}/spill'")
+            connection.execute(f"set threads = {_THREADS}; set preserve_insertion_order = false")
             connection.execute("set enable_progress_bar = false")
             yield TrajectoryDb(connection, folder)
         except duckdb.Error as error:

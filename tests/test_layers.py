@@ -19,7 +19,7 @@ TASKS = [
 ]
 """The order of the plain code inside of tasks/. Prefect tasks (task.py) come after all of it."""
 TORCH_MAY_BE_IN = (
-    *("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py", "tasks/inference/lora_products.py"),
+    *("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py"),
     *("storage/versions/weights.py", "storage/versions/adapters.py"),
 )
 

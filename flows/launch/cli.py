@@ -1,4 +1,8 @@
-"""The command line of all flows: a configuration, dotted overrides and the flow's own options."""
+"""The command line of all flows: a configuration, dotted overrides and the flow's own options; and what it prints.
+
+That is the story of the run, without the lines of Prefect (`--verbose` shows them). Progress is a bar if standard error
+is a terminal. Elsewhere it is a line now and then, so that a file stays short.
+"""
 
 import contextlib
 import functools
@@ -7,23 +11,28 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import prefect
 from prefect import Flow
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from configs import Config, ConfigError, to_yaml
 from configs.loader import available
-from flows.launch.console import tell
 from flows.launch.temporary_server import temporary_server
-from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
 from storage.frames import of_library, traceback_without, with_own_line
 from storage.interrupts import reader_may_go
 from storage.processes.folder import keep_compiled_code_private
-from storage.visible import print_clean_logs, printable
+from storage.visible import Fleeting, print_clean_logs, printable
 from tasks.run.configuration import plan, resolve
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 Command = Callable[..., str]
 """A command of a flow's command line that runs instead of the flow.
@@ -154,3 +163,96 @@ def status(act: Callable[[], None], *, verbose: bool) -> int:
     is_told = isinstance(failed, OSError) or (isinstance(failed, ValueError | RuntimeError) and not of_library(failed))
     print_progress(with_own_line(f"error: {failed}", failed) if is_told else traceback_without(failed, "prefect"))
     return 2 if isinstance(failed, ConfigError) else 1
+
+
+_EVERY_S = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
+_PREFECT = os.path.dirname(prefect.__file__) + os.sep
+_STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+
+
+class _Terminal(Terminal):
+    """A terminal whose cursor is never hidden: a command that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return show
+
+
+class Console(logging.Handler):
+    """A handler for all log records of a command, in place of Prefect's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._terminal = _Terminal(stderr=True, highlight=False, soft_wrap=True)
+        self._printed = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if done := getattr(record, "iterations", None):
+                self._move(*done)
+            if isinstance(record.msg, Fleeting):
+                self._progress(record.getMessage())
+            # Errors that Prefect's engine logs are told at the end, once.
+            elif record.name not in ("prefect.flow_runs", "prefect.task_runs") or _PREFECT not in record.pathname:
+                self._print(record)
+        except Exception:  # noqa: BLE001 - as every handler: an error of logging ends no run
+            self.handleError(record)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+        super().close()
+
+    def _print(self, record: logging.LogRecord) -> None:
+        kind = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {kind}{record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + logging.Formatter().formatException(record.exc_info)
+        self._terminal.print(printable(line), markup=False, style=_STYLES.get(record.levelno, ""))
+        if self._bar and self._bar.finished:  # tables may follow
+            self._bar.stop()
+        self._printed = time.monotonic()
+
+    def _progress(self, text: str) -> None:
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, doing=printable(text))
+            self._bar.start()  # again, if it was stopped after the last iteration: for the evaluation at the end
+        elif not self._terminal.is_terminal and time.monotonic() - self._printed > _EVERY_S:
+            self._terminal.print(printable(text), markup=False)
+            self._printed = time.monotonic()
+
+    def _move(self, done: int, total: int) -> None:
+        """Move the bar of iterations, which appears with the first one."""
+        if not self._terminal.is_terminal:
+            return
+        if self._bar is None:
+            doing = TextColumn("{task.fields[doing]}", markup=False)
+            columns = TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), doing
+            self._bar = Progress(*columns, console=self._terminal, transient=True, redirect_stdout=False)
+            self._task = self._bar.add_task("", total=total, doing="")
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=done, total=total)
+
+
+def tell() -> Console:
+    """Print records with a `Console` from now on, instead of with Prefect's handler."""
+    console, root = Console(), logging.getLogger()
+    root.handlers = [console]
+    return console
+
+
+_SPINS = "1000"
+"""Number of times that a thread looks for work before it sleeps. On two cores an update alone is 1.5 times as fast as
+with 0; two updates at once take 1.3 times as long. With 10,000 those take four times as long."""
+
+
+def share_cores() -> None:
+    """Set how threads wait, unless the environment says otherwise. Call it before anything imports torch.
+
+    By default OpenMP's threads spin for so long that trainer and servers on the same cores become ten times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # stronger than the policy, where GNU's OpenMP is used

@@ -160,6 +160,7 @@ class Draft:
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
+        fence = None if layout.is_written_without_lease(self.version) else provenance.fence
         with span("commit", version=self.version, kind=self.kind, run=layout.run_of(self.version) or ""):
             manifest = Manifest(
                 manifest_version=MANIFEST_VERSION,
@@ -175,11 +176,11 @@ class Draft:
                 metrics=metrics or {},
                 created_at=datetime.now(UTC),
                 nonce=self.nonce,
-                fence=provenance.fence.token if provenance.fence else None,
+                fence=fence.token if fence else None,
             )
             catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
-            if provenance.fence:
-                provenance.fence.check()
+            if fence:
+                fence.check()
             known = {file.path for file in self.adopted}  # which were read before
             refuse_lost(self.store, self.version, [file for file in self.files if file.path not in known])
             # Without code of the user's or a base, programs that do not know these fields still read the manifest.
@@ -187,7 +188,7 @@ class Draft:
                 exclude={name for name in ("code", "base") if not getattr(manifest, name)}
             )
             created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
-            if not created and provenance.fence and layout.run_of(self.version):
+            if not created and fence:
                 raise ConflictError(
                     f"{self.store.uri(self.version)} was committed by another writer while this one held the run's "
                     "lease: this flow run stops; start it again to continue from the committed version"

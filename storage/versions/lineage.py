@@ -98,16 +98,8 @@ def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Paren
         manifest = manifests.parse(store, version, data)
     except (DamagedError, OSError) as error:
         return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
-    node = Node(
-        version,
-        manifest.kind,
-        depth,
-        manifest.created_at,
-        parents=manifest.parent_names,
-        bytes=manifest.bytes,
-        rows=manifest.rows,
-    )
-    return node, digest, manifest.parents
+    own = Node(version, manifest.kind, depth, manifest.created_at, manifest.parent_names, manifest.bytes, manifest.rows)
+    return own, digest, manifest.parents
 
 
 def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:

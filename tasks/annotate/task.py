@@ -1,7 +1,6 @@
 """The Prefect task that asks models beside the policy about stored trajectories, and commits what they say."""
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -10,9 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from configs.models import Role
 from storage.objects.store import Store
 from storage.telemetry.spans import stage
-from storage.version_names import AnnotationsVersion, EvaluationVersion, TrajectoriesVersion
+from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
-from storage.versions.drafts import Draft, JournaledDraft
 from tasks.run.workspace import Workspace
 
 
@@ -56,15 +54,11 @@ def annotate_by(workspace: Workspace, role: Role, trajectories: TrajectoriesVers
     version = annotator.version(trajectories)
     if manifests.committed(store, version):
         return version
-    lease = workspace.lease if version.run == workspace.name else None
-    draft = partial(JournaledDraft, fence=lease) if lease else Draft
-    with stage("annotate", version, trajectories.number), draft(store, version, "annotations") as made:
+    with stage("annotate", version, trajectories.number), workspace.draft(version, "annotations") as made:
         assert workspace.models
         rows, tell = datasets.rows(store, trajectories, workspace.cache, annotator.columns), get_run_logger().info
         metrics = annotator.annotate(workspace.models, rows, made, tell)
         if metrics["problems"]:
             tell("models.%s said nothing to %d questions: %s", role, metrics["problems"], metrics["example"])
-        evaluated = isinstance(trajectories, EvaluationVersion)
-        provenance = workspace.provenance()
-        made.commit(provenance.model_copy(update={"fence": None}) if evaluated else provenance, [trajectories], metrics)
+        made.commit(workspace.provenance(), [trajectories], metrics)
     return version

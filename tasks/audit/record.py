@@ -60,8 +60,7 @@ def commit_audit(
         rows = _write_cases(audited, draft.scratch / CASES)
         for name, count in ((RESULT, None), (REPORT, None), (CASES, rows)):
             draft.add(draft.scratch / name, name, count)
-        unfenced = provenance.model_copy(update={"fence": None})
-        manifest = draft.commit(unfenced, [parent.version for parent in parents], metrics)
+        manifest = draft.commit(provenance, [parent.version for parent in parents], metrics)
         draft.hand_over(cache)
     return manifest
 

@@ -1,9 +1,14 @@
-"""The set-up shared by all processes of a run on the nodes of a cluster: configuration, store and logs."""
+"""What all processes of a run on the nodes of a cluster share: configuration, store and logs, kept after a failure."""
 
 import logging
 import os
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from configs import Config
 from storage import layout
@@ -16,6 +21,10 @@ from tasks.own_code import Code, own_code, refuse_other
 
 _LOG_BYTES = 1_000_000
 """Bytes of a log file that are kept, from its end."""
+_WAIT_S = 15.0
+"""Longest wait for nodes that upload their logs."""
+_FOLDER = "folder_of_logs"
+"""Attribute of an error: where logs are kept because of it."""
 
 
 def for_nodes(config: Config) -> dict[str, Any]:
@@ -66,3 +75,34 @@ def store_logs(config: Config, folder: str) -> None:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))
             store.write(f"{folder}/{os.uname().nodename}/{path.relative_to(root).as_posix()}", file.read())
+
+
+def keep_logs(
+    store: Store, run: str, processes: Sequence[Any], causes: Sequence[BaseException], progress: Callable[[str], None]
+) -> None:
+    """Let the processes upload what their nodes have logged, and write down the causes, the first one first.
+
+    The same error may end workers and trainer: what is kept because of it lies in one folder, with the causes of the
+    first call. If the store cannot be written, which may be the cause, a line of text says so.
+
+    Args:
+        store: the store of the run.
+        run: its name.
+        processes: actors that have `store_logs`; some may be gone.
+        causes: the errors that led to the end; the last one ends the flow.
+        progress: called with a line of text that says where the logs are.
+    """
+    kept: str | None = getattr(causes[-1], _FOLDER, None)
+    folder = kept or layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
+    if not kept:
+        texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
+        try:
+            Store(store.root, patience_s=_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
+        except (StorageError, OSError) as error:
+            progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
+            return
+        setattr(causes[-1], _FOLDER, folder)
+        progress(f"the causes of the failure, and the logs of all nodes that answer: {store.uri(folder)}")
+    uploads = [process.store_logs.remote(folder) for process in processes]
+    if uploads:
+        ray.wait(uploads, num_returns=len(uploads), timeout=_WAIT_S)

@@ -16,8 +16,7 @@ from configs import Config
 from storage.objects.store import Store
 from storage.versions.drafts import new_nonce
 from tasks.cluster.connection import environment, nodes
-from tasks.cluster.logs import keep_logs
-from tasks.cluster.node_process import for_nodes
+from tasks.cluster.node_process import for_nodes, keep_logs
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.cluster.trainer_rank import ASIDE, Line, TrainerRank
 from tasks.inference.devices import visible_devices

@@ -17,8 +17,7 @@ from configs import Config
 from storage.objects.store import Store
 from storage.telemetry.metrics import REGISTRY, labelled
 from tasks.cluster.connection import environment, nodes
-from tasks.cluster.logs import keep_logs
-from tasks.cluster.node_process import for_nodes
+from tasks.cluster.node_process import for_nodes, keep_logs
 from tasks.cluster.placement import LostWorkers, Needs, Node, Seat, check, place, table
 from tasks.cluster.worker import NodeWorker
 from tasks.inference.devices import cpu_build

@@ -16,8 +16,8 @@ from tasks.evaluate.outcomes import Outcome, by_source, compare, read_outcomes, 
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import proportion
 from tasks.metrics.log import read_rows
-from tasks.metrics.plotting import draw_estimates, plotted
 from tasks.metrics.rows import Row, by_iteration, spent
+from tasks.metrics.show import draw_estimates, plotted
 
 
 @dataclass(frozen=True, slots=True)

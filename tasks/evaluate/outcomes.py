@@ -284,3 +284,23 @@ def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], meas
         adjusted = paired_means(before, after)._asdict()
     tested = {"only_before": lost, "only_after": won, "p": sign_flip(before, after)}
     return numbers | tested | {"score_interval": score, "adjusted_interval": adjusted}
+
+
+_COUNTS = ("turns", "verdicts", "reward", "return_mean", "parts", "seconds", "set", "problem_set")
+"""Metrics of scores that are not about the policy."""
+
+
+def outcomes_of(store: Store, scores: ScoresVersion, cache: Path) -> list[Outcome]:
+    """Read the outcomes of an evaluation, given its scores."""
+    assert scores.evaluation
+    return read_outcomes(store, scores.evaluation, scores, cache)
+
+
+def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
+    """Read the summary of a policy on one set from the manifests of its scores, greedy and sampled."""
+    numbers: dict[str, Any] = {}
+    for version in versions:
+        metrics, known = manifests.read(store, version).metrics, numbers.get("by_source", {})
+        of_each = {source: known.get(source, {}) | own for source, own in metrics.get("by_source", {}).items()}
+        numbers |= metrics | {"by_source": of_each}
+    return {key: value for key, value in numbers.items() if key not in _COUNTS} | {"scores": list(versions)}

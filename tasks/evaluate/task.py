@@ -12,7 +12,7 @@ from storage import layout
 from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
-from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from storage.versions.drafts import Draft
 from tasks.annotate.task import annotate, counted_questions
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
@@ -90,17 +90,14 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
         gconfig=GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=protocol.samples,
     )
-    store, version = workspace.store, protocol.evaluation(policy)
-    # A journal is only for the holder of the run's lease: without it, it would take over the shards of other writers.
-    lease = workspace.lease if version.run == workspace.name else None
-    with JournaledDraft(store, version, "evaluation", lease) if lease else Draft(store, version, "evaluation") as draft:
+    with workspace.draft(protocol.evaluation(policy), "evaluation") as draft:
         problems = read_problems(workspace, protocol.problem_set)
         warn_of_marks(workspace, policy, problems)
         without_room = unplayable(workspace, policy, problems)
         played = [problem for problem in problems if problem.problem_id not in without_room]
         metrics = play(plan, played, workers, draft, get_run_logger().info)
         metrics["without_room"] = len(without_room)
-        draft.commit(_unfenced(workspace), [policy, protocol.problem_set], metrics)
+        draft.commit(workspace.provenance(), [policy, protocol.problem_set], metrics)
 
 
 def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, protocol: Protocol) -> None:
@@ -117,17 +114,13 @@ def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, prot
         outcomes = join(rows, datasets.drafted(draft), config.score)
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
-        draft.commit(_unfenced(workspace), [version, *annotations.values()], metrics | played | numbers)
+        draft.commit(workspace.provenance(), [version, *annotations.values()], metrics | played | numbers)
     if protocol.mode == "greedy":
         estimates = {"first turn": numbers["first_turn"], "any turn": numbers["any_turn"]} | numbers["rewards"]
         get_run_logger().info(
             "%s on %d problems of %s: %s", version.policy, numbers["episodes"], protocol.set_name,
             ", ".join(f"{name} {estimated(estimate)}" for name, estimate in estimates.items() if estimate),
         )  # fmt: skip
-
-
-def _unfenced(workspace: Workspace) -> Provenance:
-    return workspace.provenance().model_copy(update={"fence": None})
 
 
 def _with_strict_limits(config: Config) -> Config:

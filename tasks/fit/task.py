@@ -21,7 +21,7 @@ from storage.versions.fetch import fetch_folder
 from tasks.agents.chat import differing_token
 from tasks.audit.data_sets import DataSet, select
 from tasks.fit.plan import check_condition, plan_updates, select_data
-from tasks.run.workspace import Workspace, committed_updates, tell_schedule
+from tasks.run.workspace import Workspace, committed_updates
 from tasks.train.orders import Part, read_order
 
 _Result = TypeVar("_Result")
@@ -87,7 +87,6 @@ def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
     )
     run = config.run.model_copy(update={"iterations": len(updates)})
     workspace.config = config.model_copy(update={"run": run})
-    tell_schedule(workspace)
     return updates
 
 

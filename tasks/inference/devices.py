@@ -84,16 +84,6 @@ def visible_devices() -> list[str]:
     return [str(number) for number, _ in enumerate(re.findall(r"^GPU \d+:", listed, re.MULTILINE))]
 
 
-def memory_of_a_gpu() -> int | None:
-    """Return the bytes of the smallest GPU that this process can use; None if there is none, or it is a slice (MIG)."""
-    visible = visible_devices()
-    if not visible or not shutil.which("nvidia-smi"):
-        return None
-    command = ["nvidia-smi", f"--id={','.join(visible)}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return min((int(mib) * 2**20 for mib in printed if mib.isdigit()), default=None)
-
-
 def check_split(settings: Servers, model: Mapping[str, Any], section: str = "inference") -> None:
     """Check that vLLM can divide a model as `settings` say, before a server starts.
 

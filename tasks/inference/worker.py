@@ -4,7 +4,11 @@ vLLM imports it inside of a server (`--worker-extension-cls tasks.inference.work
 model, and adds the class to the bases of its worker; `/collective_rpc` calls the methods by name.
 
 On a CPU each layer computes with a packed copy of its weight, and most keep no other. So the sum of a weight
-(`tasks.inference.weight_sums`) is noted when it is packed. And adapters are multiplied as `lora_products.py` does.
+(`tasks.inference.weight_sums`) is noted when it is packed.
+
+There vLLM gathers both matrices of an adapter for every token of a batch, in every layer, and then multiplies token by
+token: a server with an adapter samples a quarter of the tokens of one without. `add_lora_linear` multiplies all tokens
+of an adapter at once.
 """
 
 from pathlib import Path
@@ -20,7 +24,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.platforms import current_platform
 
 from tasks.inference.launch import no_pattern
-from tasks.inference.lora_products import add_lora_linear
 from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
 
 _NOTE = "_sums_of_packed_weight"
@@ -115,6 +118,45 @@ def _pack_tied(model: nn.Module) -> None:
     for module in packed:
         if module.weight.numel() and first.setdefault(id(module.weight), module) is not module:
             module.quant_method.process_weights_after_loading(module)
+
+
+_one_by_one = PunicaWrapperCPU.add_lora_linear
+
+
+def add_lora_linear(
+    wrapper: PunicaWrapperCPU,
+    y: Tensor,
+    x: Tensor,
+    lora_a_stacked: tuple[Tensor, ...],
+    lora_b_stacked: tuple[Tensor, ...],
+    scale: float,
+    output_slices: tuple[int, ...],
+    **options: Any,
+) -> None:
+    """Add `scale x A^T B^T` to `y`, in the number formats of vLLM's own function. Rows of no adapter stay as they are.
+
+    Args:
+        wrapper: knows the slot of each row's adapter, -1 for none.
+        y: (rows, sum of the slices), changed in place.
+        x: (rows, input width).
+        lora_a_stacked: for each slice (slots, 1, rank, input width).
+        lora_b_stacked: for each slice (slots, 1, slice, rank).
+        scale: a factor.
+        output_slices: the widths of the layers that are computed together, such as queries, keys and values.
+        options: of the method, for which vLLM's own is called.
+    """
+    if options or torch.compiler.is_compiling():  # which slots a batch has cannot be compiled
+        _one_by_one(wrapper, y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, **options)
+        return
+    slots = wrapper.token_lora_indices
+    present = slots.unique().tolist()
+    for slot in (each for each in present if each >= 0):
+        rows = slice(None) if len(present) == 1 else (slots == slot).nonzero()[:, 0]
+        inputs, start = x[rows].float(), 0
+        for a, b, columns in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
+            low = (scale * (inputs @ a[slot, 0].float().t())).to(y.dtype)
+            y[rows, start : start + columns] += low @ b[slot, 0].to(y.dtype).t()
+            start += columns
 
 
 utils.dispatch_cpu_unquantized_gemm = _pack_and_note

@@ -110,13 +110,11 @@ def _write(store: Store, rows: Iterable[Row]) -> None:
         key = layout.metrics_of_evaluation(row["version"]) if row["stage"] == "evaluate" else of_hundred
         files[key][row["version"]] = row
     for key, new in files.items():
+        known = dict[str, Row]()
         try:
-            known = {row["version"]: row for row in _read(store, key)}
-        except FileNotFoundError:
-            known = {}
+            known = {row["version"]: row for row in _read(store, key)} if store.exists(key) else known
         except DamagedError as error:
             logger.warning("%s", error)
-            known = {}
         if known | new != known:
             lines = [f"{json.dumps(row)}\n" for row in sorted((known | new).values(), key=order)]
             store.write(key, "".join(lines).encode())

@@ -1,15 +1,18 @@
-"""Print, plot and overlay the metrics of runs."""
+"""Print, plot and overlay the metrics of runs, and what all plots of accuracy share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.table import Table
 
 from storage.commands.program import table
 from storage.visible import visible
-from tasks.metrics.plotting import draw_estimates
 from tasks.metrics.rows import Row, by_iteration, earned, numbers_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAIN = (
     "reward/mean",
@@ -109,3 +112,30 @@ def plot(
             figure.axes[0].legend(fontsize=8)
         is_file = isinstance(target, Path)
         figure.savefig(target, dpi=110, format=None if is_file else "svg", transparent=not is_file)
+
+
+@contextmanager
+def plotted(path: Path, width: float, ylabel: str, title: str) -> Iterator["Axes"]:
+    """Give the axes of a new figure, and save it as `path` at the end of the block."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    yield axes
+    axes.set(ylabel=ylabel, ylim=(0, 1), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def draw_estimates(
+    axes: "Axes", estimates: Mapping[int, Mapping[str, float]], line: str, color: str, label: str
+) -> None:
+    """Draw estimates (value, low, high) by their position on the horizontal axis."""
+    if estimates:
+        values = list(estimates.values())
+        heights = [each["value"] for each in values]
+        spread = [[each["value"] - each["low"] for each in values], [each["high"] - each["value"] for each in values]]
+        axes.errorbar(list(estimates), heights, yerr=spread, fmt=line, color=color, capsize=3, label=label)

@@ -189,11 +189,9 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance, 
         "problems": len({row.problem_key for row in rows}),
         "episodes": sum(row.episodes for row in rows),
     }
-    # The caller's lease, if any, is the lease of another run, so its token has no meaning for this run.
-    unfenced = provenance.model_copy(update={"fence": None})
     with Draft(store, version, "history") as draft:
         datasets.write_rows(draft, HISTORY_SCHEMA, rows, _ROWS_PER_SHARD)
-        draft.commit(unfenced, [layout.checkpoint(run, iterations), *before], metrics)
+        draft.commit(provenance, [layout.checkpoint(run, iterations), *before], metrics)
     return version
 
 

@@ -13,7 +13,7 @@ from storage.objects.store import Store
 from storage.processes.folder import TemporaryFolder
 from storage.versions import aliases, manifests
 from tasks.evaluate.summary import comparison_rows, estimated
-from tasks.metrics.plotting import draw_estimates, plotted
+from tasks.metrics.show import draw_estimates, plotted
 from tasks.retrain.gate import measured
 
 Estimate = dict[str, float]

@@ -15,20 +15,20 @@ from prefect.events import emit_event
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError
 from storage.logs.nights import End, Ending, Night, Nights, Record, now
+from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.aliases import Move
 from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
-from tasks.evaluate.outcomes import compare
+from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
 from tasks.problems.task import commit_problems, import_sets, load_parts, read_problems
 from tasks.retrain import gate, planning
-from tasks.retrain.evidence import failed_verdicts, outcomes_of, summary_of, training_of
 from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
 from tasks.run.workspace import Workspace
 from tasks.seeds import derive
@@ -237,6 +237,29 @@ def decide(
     with Draft(store, version, "decision") as draft:
         draft.commit(workspace.provenance(), list(dict.fromkeys([champion, challenger, *compared])), numbers)
     return version
+
+
+def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
+    """Compute the share of timeouts and errors among the verdicts on answers of all versions."""
+    all_metrics = [manifests.read(store, version).metrics for version in scores]
+    failed = sum(metrics["verdicts"].get(name, 0) for metrics in all_metrics for name in ("timeout", "error"))
+    graded = sum(metrics["turns"] - metrics["verdicts"].get("none", 0) for metrics in all_metrics)
+    return float(failed / max(1, graded))
+
+
+def training_of(store: Store, challenger: PolicyVersion) -> tuple[list[ScoresVersion], list[float], int]:
+    """Read what `challenger` was trained on: scores and share of solved episodes by iteration, and all sampled tokens.
+
+    Each checkpoint names its data.
+    """
+    scores, shares, tokens = list[ScoresVersion](), list[float](), 0
+    for number in range(1, challenger.number + 1):
+        rollout, iteration_scores = trained_on(store, challenger.run, number - 1)
+        scores.append(iteration_scores)
+        metrics = manifests.read(store, rollout).metrics
+        shares.append(metrics["solved"])
+        tokens += metrics["generated_tokens"]
+    return scores, shares, tokens
 
 
 @task(name="promote", cache_policy=NO_CACHE)

@@ -6,12 +6,15 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from configs.rollout import Rollout
+from storage.experts import pack, unpack
 from storage.records import Status, Trajectory
 from storage.telemetry.metrics import PLAYING
 from tasks.agents.chat import Chat
@@ -19,11 +22,17 @@ from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import ContextLengthError, GenerationConfig, Generator, InferenceError
+from tasks.inference.api import (
+    BundledGenerationOutputs,
+    Completion,
+    ContextLengthError,
+    GenerationConfig,
+    Generator,
+    InferenceError,
+)
 from tasks.rollout.admission import RefusedError
 from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.plan import Group
-from tasks.rollout.routing import with_experts
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.watch import Watch
 
@@ -193,3 +202,35 @@ def _stamp(trajectories: list[Trajectory], started_at: float, latency_s: float) 
     """
     first, *others = [replace(row, started_at=started_at, latency_s=latency_s) for row in trajectories]
     return [first, *(replace(row, trajectory_id=f"{row.trajectory_id}:{i}") for i, row in enumerate(others, 1))]
+
+
+def with_experts(trajectory: Trajectory, exchanges: Sequence[BundledGenerationOutputs]) -> Trajectory:
+    """Add the experts of all tokens that the engine read, if it returned any.
+
+    An answer has the experts of its prompt, too, so those of a feedback come with the turn that follows it. Of a token
+    in several prompts the first answer counts, since the token was sampled with these, or the turn after it was.
+
+    Args:
+        trajectory: an episode's, from any agent.
+        exchanges: all answers that the episode got, in their order.
+    """
+    if not any(completion.experts for outputs in exchanges for completion in outputs.completions):
+        return trajectory
+    ids, table = trajectory.token_ids, None
+    for turn in trajectory.turns:
+        begin = max(start for start in trajectory.sequence_starts if start <= turn.start)
+        if (completion := _find(exchanges, ids[begin : turn.start], ids[turn.start : turn.end])) is None:
+            continue
+        experts = unpack(completion.experts)[: turn.end - begin]
+        if table is None:
+            table = np.full((len(ids), *experts.shape[1:]), -1, np.int16)
+        rows = table[begin : begin + len(experts)]
+        unknown = rows < 0
+        rows[unknown] = experts[unknown]
+    return trajectory if table is None else replace(trajectory, experts=pack(table))
+
+
+def _find(exchanges: Sequence[BundledGenerationOutputs], prompt: list[int], sampled: list[int]) -> Completion | None:
+    """Return the completion of a prompt that is, or begins with, the sampled tokens."""
+    answers = (each for outputs in exchanges if outputs.prompt_ids == prompt for each in outputs.completions)
+    return next((each for each in answers if each.token_ids[: len(sampled)] == sampled), None)

@@ -27,7 +27,7 @@ from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.threads import AgentThreads
+from tasks.rollout.watch import AgentThreads
 from tasks.score.scorers import SuccessRule
 from tasks.train.orders import Progress
 

@@ -1,4 +1,6 @@
-"""A watch against agents that block the event loop: all episodes share one thread, so asyncio cannot cancel them.
+"""Guards against agents that do not end: those that block the event loop, and threads that go on after an episode.
+
+All episodes share one thread, so asyncio cannot cancel what blocks it. Its watch is another thread.
 
 A separate thread checks whether the event loop responds. After `WARN_S` it names the line that blocks the loop. At the
 deadline of an episode, or after `LEAST_S` if that is later, it ends the process with status 1: whatever the step does,
@@ -14,7 +16,12 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from storage.frames import in_library, is_own
 
@@ -31,6 +38,9 @@ _LAST_WORDS = (
     "command continues from the stored shards"
 )
 _ADVICE = "await slow operations, or run them in a thread (asyncio.to_thread)"
+PATIENCE_S = 60.0
+_LATE = "what runs in asyncio.to_thread must end by itself, soon after the deadline of its episode"
+T = TypeVar("T")
 
 
 class Watch:
@@ -86,3 +96,49 @@ def location_of(stack: traceback.StackSummary) -> str:
     own = [frame for frame in ours if is_own(frame.filename)] or ours or frames
     ends = dict.fromkeys(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in (own[-1], own[0]))
     return "in " + ", called from ".join(ends)
+
+
+class AgentThreads(ThreadPoolExecutor):
+    """The default executor of a rollout's event loop: a new thread for each call.
+
+    asyncio's own has few threads: slow calls of some episodes would hold up all others. And it waits for every thread
+    at the end, also for one that never ends. These threads end with the process at the latest.
+
+    Attributes:
+        patience_s: time at the end for calls that still run; then the rollout ends without them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)  # asyncio accepts no other class; it starts no thread by itself
+        self.patience_s = PATIENCE_S
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._ended = False
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call in a thread of its own."""
+        if self._ended:
+            raise RuntimeError("the rollout has ended")
+        future = Future[T]()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001  # whoever awaits the call gets it
+                    future.set_exception(error)
+
+        thread = threading.Thread(target=run, name="agent", daemon=True)
+        thread.start()
+        self._threads.add(thread)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait a limited time for calls that still run, and name the line of each that goes on."""
+        self._ended = True
+        deadline = time.monotonic() + (self.patience_s if wait else 0.0)
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                where = location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0)))
+                text = "the rollout ends without a thread of an agent that still runs, %s: %s"
+                logger.warning(text, where, _LATE)

@@ -8,18 +8,15 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rich.table import Table
-
 from configs import Config, ConfigError, load
-from configs.inference import Inference
 from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
 from tasks.evaluate.summary import rendered, table
-from tasks.inference.devices import check_split, memory_of_a_gpu, visible_devices
+from tasks.inference.devices import check_split, visible_devices
 from tasks.inference.location import CONFIG, locate
 from tasks.problems.mixture import naming
-from tasks.run.room import disks
+from tasks.run.room import computed_bytes, disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
@@ -76,8 +73,8 @@ def plan(config: Config) -> str:
     split = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads}
     check_split(knobs, split | {"intermediate_size": sizes.intermediate, "num_hidden_layers": sizes.layers})
     (weights, token), each = served_memory(sizes, knobs), knobs.ranks
-    rank, server = sum(memory.values()), each * (weights + token * knobs.max_model_len)
-    contexts = -(-config.rollout.concurrency // knobs.replicas)
+    context = token * knobs.max_model_len
+    rank, server = sum(memory.values()), each * (weights + context)
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.train.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == each == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
@@ -85,13 +82,13 @@ def plan(config: Config) -> str:
         f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
         f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}; memory of each: {size(rank)}",
         f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * each or 'their own'}; memory "
-        f"of each: {size(server)} or more (weights in {knobs.dtype}, one context of {knobs.max_model_len:,} tokens)",
+        f"of each: {size(server)} or more, of which {size(each * context)} for each context of {knobs.max_model_len:,} "
+        f"tokens and the rest for weights in {knobs.dtype}",
         *_beside(config),
         f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
         f"trainer and policy together{of_each and ' (one worker)'}: GPUs: {ranks + servers * each}; memory: "
         f"{size(mesh.ranks * rank + servers * server)} or more",
-        *(f"disk: {disk}" for disk in disks(config, 4 * sizes.parameters)),
-        *(() if knobs.urls else _served(knobs, weights, token * knobs.max_model_len, contexts)),
+        *(f"disk: {disk}" for disk in disks(config, computed_bytes(config, 4 * sizes.parameters))),
         table(
             f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)",
             [
@@ -118,36 +115,6 @@ def _beside(config: Config) -> Iterator[str]:
         asked = "each of" if role == "teacher" else "each graded turn of"
         more = "" if role == "teacher" else ", and of evaluations"
         yield f"models.{role}: {named}; {servers}; asked about {asked} {episodes:,} episodes an iteration{more}"
-
-
-def _served(knobs: Inference, weights: int, context: int, contexts: int) -> Iterator[Table | str]:
-    """Yield what each GPU of a server holds, and whether this machine's GPUs have room for it.
-
-    Args:
-        knobs: `inference` of the configuration.
-        weights: bytes of the weights on a GPU.
-        context: bytes of a full context's keys and values on a GPU.
-        contexts: the largest number of episodes that play on one server.
-    """
-    full = weights + contexts * context
-    parts = {
-        f"weights in {knobs.dtype}": weights,
-        f"keys and values of one context of {knobs.max_model_len:,} tokens": context,
-        f"of {contexts:,} such contexts (rollout.concurrency / inference.replicas)": contexts * context,
-        "total, an upper bound; vLLM also needs some GB for activations and CUDA graphs": full,
-    }
-    yield table(
-        f"Memory of each GPU of a server, {knobs.tensor_parallel} x {knobs.pipeline_parallel} GPUs (computed)",
-        [{"of": part, "memory": size(count)} for part, count in parts.items()],
-    )
-    if (memory := memory_of_a_gpu()) is None:
-        return
-    most = int(knobs.gpu_memory_utilization * memory)
-    room, takes = (most - weights) // context, f"A server takes {size(most)} of each GPU of this machine"
-    if room < 1:
-        yield f"{takes}, too little for the weights and one context: raise inference.tensor_parallel"
-    else:
-        yield f"{takes}: {min(room, contexts):,} of {contexts:,} full contexts fit; vLLM lets what does not fit wait"
 
 
 def pass_tokens(config: Config) -> int:

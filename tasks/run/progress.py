@@ -15,8 +15,7 @@ from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
 from storage.versions import aliases
 from storage.visible import Fleeting
-from tasks.metrics.alarm import paid_for_something_else
-from tasks.metrics.line import cells, iteration_line, seconds_left
+from tasks.metrics.line import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
 from tasks.run.room import check_room
@@ -50,7 +49,7 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     run, first = workspace.config.run, finished_iterations(workspace)
     workspace.collect()  # first, since a run that found no room may keep less now
     if first < run.iterations:
-        check_room(workspace.config, get_run_logger().warning)
+        check_room(workspace.config)
     started, begun = time.monotonic(), datetime.now(UTC)
     progress = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
     table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")

@@ -13,9 +13,8 @@ from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
-from tasks.evaluate.outcomes import compare
+from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.inference.location import model_fingerprints
-from tasks.retrain.evidence import outcomes_of, summary_of
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
 

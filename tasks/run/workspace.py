@@ -27,12 +27,13 @@ from storage.maintenance import gc
 from storage.objects.store import Store
 from storage.processes.folder import keep_compiled_code_private
 from storage.processes.limits import allow_open_files
-from storage.telemetry.endpoint import publish
-from storage.version_names import PolicyVersion
+from storage.telemetry.metrics import publish
+from storage.version_names import PolicyVersion, Version
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft, Provenance, shards
+from storage.versions.drafts import Draft, JournaledDraft, Provenance, shards
 from storage.versions.fetch import scratch_of, trim_to_limit
+from storage.versions.manifests import Kind
 from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
@@ -40,7 +41,6 @@ from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
-from tasks.train.schedules import lengthened
 
 if TYPE_CHECKING:
     from tasks.inference.beside import BesideModels
@@ -88,6 +88,11 @@ class Workspace:
         """Return the configuration, the user's code, the flow run and the lease, for a manifest."""
         config = self.config.model_dump(mode="json")
         return Provenance(config=config, code=self.code(), prefect_run_id=runtime.flow_run.id, fence=self.lease)
+
+    def draft(self, version: Version, kind: Kind) -> Draft:
+        """Begin a version. Only who holds its run's lease has a journal: others would take over each other's shards."""
+        own = self.lease if version.run == self.name else None
+        return JournaledDraft(self.store, version, kind, own) if own else Draft(self.store, version, kind)
 
     def code(self) -> dict[str, str]:
         """Return the fingerprints of what is not this program's: the user's code, and models beside the policy."""
@@ -254,20 +259,8 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
     newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
     changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
-    if changed := [line for line in changes if line.startswith(FROM_NEXT_UPDATE)]:
+    if changed := [line for line in changes if line.startswith((*FROM_NEXT_UPDATE, "run.iterations"))]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
-    if not workspace.config.fit.data:  # else its number of updates is not known yet
-        tell_schedule(workspace)
-
-
-def tell_schedule(workspace: Workspace) -> None:
-    """Say what another number of updates than before does to the schedule of a run that continues."""
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
-    updates = workspace.config.run.iterations
-    before = int(newest.number("run.iterations")) if newest else updates
-    number = (layout.number_of(newest.version) or 0) if newest else 0
-    if number and (told := lengthened(workspace.config.optimizer, number, before, updates)):
-        get_run_logger().info(told)
 
 
 def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""How a sandbox is started: the command line of bubblewrap, with the limits that the kernel holds.
+"""How a sandbox is started: the command line of bubblewrap, with the limits that the kernel holds, and control groups.
 
 A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. It sees an
 interpreter with its standard library, the system's shared libraries, two devices, and an empty /tmp in memory. There is
@@ -7,8 +7,12 @@ no /proc: in /proc/1/mem the program could overwrite bubblewrap's own process, w
 A filter of system calls refuses what namespaces do not separate, and what resource limits do not count: System V shared
 memory, memory files and pages pinned in pipes exceed every memory limit, vsock reaches the virtual machine's host from
 any network namespace, and keyrings are inherited. Numbers are those of x86-64 (asm/unistd_64.h).
+
+Where this process may make control groups, the kernel limits all of the memory that a sandbox causes: resource limits
+count the address space of one process, a group also page tables, queues, locks and the nodes of files.
 """
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -27,7 +31,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from storage.processes.child import mark
-from tasks.tools.cgroups import group
 
 _NOBODY = "65534"
 _USERS = range(0x70000000, 0x80000000)
@@ -90,7 +93,7 @@ def launch(argv: Sequence[str], limits: Limits, packages: bool = False) -> Itera
         packages: show the packages for mathematics.
     """
     most = (limits.processes * limits.memory_mb + limits.folder_mb + _OVERHEAD_MB) << 20
-    with _memory_file("report") as report, _memory_file("filter") as refused, group(most) as enter:
+    with _memory_file("report") as report, _memory_file("filter") as refused, control_group(most) as enter:
         refused.write(_filter_program())
         refused.seek(0)
         passed = report.fileno(), refused.fileno()
@@ -263,3 +266,57 @@ def _if(number: int, argument: int, refuse: bytes) -> list[bytes]:
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     """Return a `struct sock_filter`; a jump skips so many steps."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+_ended = set[Path]()
+"""Groups whose block has ended."""
+_ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
+
+
+@contextlib.contextmanager
+def control_group(memory_bytes: int) -> Iterator[list[str]]:
+    """Make a group until the block ends; yield the beginning of a command line that enters it, empty without groups.
+
+    Raises:
+        OSError: it cannot be made, although another one could.
+    """
+    folder = folder_of_groups()
+    if not folder:
+        yield []
+        return
+    made = _make_group(folder, memory_bytes)
+    try:
+        yield ["sh", "-c", _ENTER, str(made)]
+    finally:
+        _ended.add(made)
+        for each in list(_ended):
+            with contextlib.suppress(OSError):  # a process is still ending: a later call removes it
+                each.rmdir()
+                _ended.discard(each)
+
+
+@cache
+def folder_of_groups() -> Path | None:
+    """Return the folder in which groups can be made. Those that a killed process leaves are empty, and stay.
+
+    Version 2 has limited groups only in those without processes, so ours lie beside the one of this process.
+    """
+    stated = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    first = next((path for _, names, path in stated if "memory" in names.split(",")), None)
+    own = Path("/sys/fs/cgroup", "memory" if first else "", (first or stated[-1][2]).lstrip("/"))
+    folder = own if first or stated[-1][2] == "/" else own.parent
+    with contextlib.suppress(OSError):
+        if not first:
+            (folder / "cgroup.subtree_control").write_text("+memory")
+        _make_group(folder, 2**30).rmdir()
+        return folder
+    return None
+
+
+def _make_group(folder: Path, memory_bytes: int) -> Path:
+    made = folder / f"math-mt-ppo-{os.getpid()}-{secrets.token_hex(8)}"
+    made.mkdir()
+    for name, most in (("memory.limit_in_bytes", memory_bytes), ("memory.max", memory_bytes), ("memory.swap.max", 0)):
+        if (made / name).exists():
+            (made / name).write_text(str(most))
+    return made

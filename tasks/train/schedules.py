@@ -23,22 +23,6 @@ def factor(knobs: Optimizer, update: int, updates: int, step: int) -> float:
         updates: number of updates of the run; later ones stay at the end of the decay.
         step: number of the optimizer step in the run, from 1.
     """
-    return min(1.0, step / max(1, knobs.warmup_steps)) * decay(knobs, update, updates)
-
-
-def decay(knobs: Optimizer, update: int, updates: int) -> float:
-    """Return the factor of an update without the warm-up."""
     passed = min(1.0, update / max(1, updates))
     shape = {"constant": 1.0, "linear": 1 - passed, "cosine": (1 + math.cos(math.pi * passed)) / 2}[knobs.schedule]
-    return knobs.decay_to + (1 - knobs.decay_to) * shape
-
-
-def lengthened(knobs: Optimizer, update: int, before: int, now: int) -> str | None:
-    """Say what another number of updates does to the schedule of a run that made `update` of them; None: nothing."""
-    factors = [decay(knobs, update, updates) for updates in (before, now)]
-    if knobs.schedule == "constant" or before == now:
-        return None
-    return (
-        f"optimizer.schedule={knobs.schedule} ends at update {now} instead of {before}: update {update} has "
-        f"{factors[1]:.3g} of the learning rate instead of {factors[0]:.3g}"
-    )
+    return min(1.0, step / max(1, knobs.warmup_steps)) * (knobs.decay_to + (1 - knobs.decay_to) * shape)

@@ -1,5 +1,6 @@
 """The web app of the live page: one page that loads itself again, and pictures of curves for light and dark."""
 
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -8,16 +9,22 @@ from threading import Lock
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from configs.audit import Audit
+from storage import layout
 from storage.errors import StorageError
+from storage.logs.leases import tenures
 from storage.objects.store import Store
+from storage.versions import manifests
+from storage.versions.drafts import shards
+from storage.versions.manifests import Manifest
 from tasks.audit.reader.serving import HEADERS, create_site
-from tasks.metrics.line import duration
+from tasks.metrics.line import duration, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_rows
-from tasks.metrics.rows import Row
+from tasks.metrics.rows import Row, by_iteration, spent
 from tasks.metrics.show import plot, shown
+from tasks.rollout.outcomes import FaultAlarm
 from tasks.tracking.interface import Transcript
 from tasks.tracking.points import read_transcripts
-from tasks.watch.state import State
 
 REFRESH_S = 5
 """Seconds after which the page loads itself again."""
@@ -78,3 +85,93 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
         return render("failed.html", 503, says=str(error))
 
     return app
+
+
+class State:
+    """A run as the store shows it at one moment; `per_hour` is a price instead of the run's `cost.per_hour`.
+
+    Raises:
+        StorageError: there is no such run, or something of it is damaged.
+    """
+
+    def __init__(self, store: Store, run: str, per_hour: float | None = None) -> None:
+        begun = manifests.find(store, layout.run(run))
+        if begun is None:
+            raise StorageError(f"{store.uri(f'runs/{run}')} is no run: check the name and --root")
+        self.rows = read_rows(store, run)
+        merged = by_iteration(self.rows)
+        iterations, stages = [*merged.values()], [row["version"] for row in self.rows if row["stage"] != "evaluate"]
+        newest = manifests.read(store, stages[-1]) if stages else begun  # some knobs change while a run lasts
+        self.total = int(newest.number("run.iterations"))
+        self.done = max((row["iteration"] + 1 for row in iterations if row["stage"] == "train"), default=0)
+        self.stage = _stage(store, run, self.rows, self.done, self.total, int(newest.number("evaluation.every")))
+        """The stage that is going on or comes next."""
+        self.data_sets = [row["version"] for row in self.rows if row["stage"] == "rollout"]
+        self.stored, self.expected = _unfinished(store, run, len(self.data_sets), newest)
+        held = [tenure for tenure in tenures(store, run) if tenure.label != "gc"]
+        self.holder = held[-1] if held else None
+        """The newest flow run."""
+        self.is_working = self.holder is not None and not self.holder.ended
+        left = (seconds_left(tenure.begun, iterations, max(0, self.total - self.done)) for tenure in reversed(held))
+        self.left_s = next((seconds for seconds in left if seconds is not None), None)
+        self.worked_s = sum(tenure.seconds for tenure in held)
+        self.spent = spent(iterations)
+        own_s = sum(sum(each.seconds) for each in self.spent)
+        self.other_s = 0.0 if newest.knob("run.overlap") else max(0.0, self.worked_s - own_s)
+        """Worked seconds of no stage."""
+        self.alarms = sorted(_alarms(merged, newest), key=lambda alarm: -alarm[0])
+        """Iterations and sentences, newest first."""
+        self.per_hour = per_hour or newest.knob("cost.per_hour")
+
+
+def _stage(store: Store, run: str, rows: list[Row], done: int, total: int, every: int) -> str:
+    """Name the stage that follows from what is committed."""
+    here = {row["stage"] for row in rows if row["iteration"] == done}
+    if not done and not manifests.committed(store, layout.checkpoint(run, 0)):
+        return "policy version 0"
+    if "score" in here or "rollout" in here:
+        return "train" if "score" in here else "score"
+    if "evaluate" not in here and (done % every == 0 or done >= total):
+        return "evaluation"
+    return "report" if done >= total else "rollout"
+
+
+def _unfinished(store: Store, run: str, iteration: int, newest: Manifest) -> tuple[int, int]:
+    """Count the episodes of the next data set that are in finished shards, and all that it will have."""
+    finished = shards(store, layout.trajectories(run, iteration)).values()
+    size = newest.knob("rollout.generation_size") or newest.number("rollout.group_size")
+    expected = int(newest.number("rollout.problems_per_iteration") * size)
+    return sum(shard.file.rows or 0 for shard in finished), expected
+
+
+def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, str]]:
+    """Yield the alarms of all iterations: those of the console, and checks of the audit that need only metrics.
+
+    Each is raised where it begins, and not again while it lasts.
+    """
+    faults, checks, before = FaultAlarm(), Audit.model_validate(newest.knob("audit") or {}).checks, dict[str, str]()
+    rows = list[Row]()
+    for number, row in merged.items():
+        rows.append(row)
+        shares = {name.removeprefix("faults/"): row[name] for name in row if name.startswith("faults/")}
+        yield from ((number, f"{alarm}.") for alarm in faults.raised_by({"faults": shares}))
+        failed = (row.get("verdicts/timeout", 0) + row.get("verdicts/error", 0)) / max(1, row.get("turns", 0))
+        measured = (
+            (checks.zero_variance, row.get("share/zero_variance", 0), "groups have equal returns: nothing to learn"),
+            (checks.truncated, row.get("share/truncated", 0), "episodes were cut by a token limit"),
+            (checks.verdict_failures, failed, "verdicts are timeouts or errors"),
+            (checks.verdicts_disagree, row.get("verdicts/disagree", 0), "verdicts differ from the environment's"),
+        )
+        now = {
+            what: f"{share:.1%} of the {what}."
+            for check, share, what in measured
+            if share > check.threshold and check.severity != "ignore"
+        }
+        if row.get("trajectories") == 0:
+            now["idle"] = "Nothing was left to train on."
+        if row.get("reward/all_minimal"):
+            now["wrong"] = "No turn is right, so there is nothing to learn yet."
+        if alarm := paid_for_something_else(rows):
+            now["paid"] = f"{alarm[0].upper()}{alarm[1:]}."
+        yield from ((number, says) for what, says in now.items() if what not in before)
+        before = now

@@ -9,7 +9,7 @@ from configs.audit import Audit
 from storage.records import Call, Trajectory
 from storage.versions.contents import _NEW_IN
 from tasks.audit.database import read_conversations
-from tasks.audit.numbers import set_numbers
+from tasks.audit.run import set_numbers
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, say, scored
 from tests.support.branching import begin
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard

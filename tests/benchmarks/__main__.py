@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.launch.threads import share_cores
+from flows.launch.cli import share_cores
 from storage import interrupts
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row

@@ -6,9 +6,8 @@ the same versions do on many hosts.
 
 import argparse
 
-from flows.launch.cli import ADVICE
+from flows.launch.cli import ADVICE, share_cores
 from flows.launch.temporary_server import temporary_server
-from flows.launch.threads import share_cores
 from flows.math_mt_ppo import math_mt_ppo
 from storage import interrupts
 from storage.commands.program import whole

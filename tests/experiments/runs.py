@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NoReturn
 
+from flows.launch.cli import share_cores
 from flows.launch.temporary_server import temporary_server
-from flows.launch.threads import share_cores
 from storage import interrupts
 
 if TYPE_CHECKING:

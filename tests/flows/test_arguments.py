@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.launch.threads import share_cores
+from flows.launch.cli import share_cores
 from storage.logs import catalog
 from storage.objects.store import Store
 from tests.support.paths import ROOT

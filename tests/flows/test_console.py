@@ -8,8 +8,7 @@ import prefect
 import pytest
 
 from configs import ConfigError
-from flows.launch.cli import status
-from flows.launch.console import Console
+from flows.launch.cli import Console, status
 from storage.visible import Fleeting
 
 

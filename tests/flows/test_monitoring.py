@@ -19,8 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from storage.telemetry.endpoint import publish, serve
-from storage.telemetry.metrics import LEASE_RENEWED, REGISTRY, STALENESS
+from storage.telemetry.metrics import LEASE_RENEWED, REGISTRY, STALENESS, publish, serve
 from tasks.inference.engine import Engine
 from tests.support.otlp_receiver import Receiver, receiver
 from tests.support.paths import ROOT

@@ -12,7 +12,7 @@ from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices
 from tasks.inference.api import InferenceError
-from tasks.inference.devices import check_split, deal, deal_beside, memory_of_a_gpu, visible_devices
+from tasks.inference.devices import check_split, deal, deal_beside, visible_devices
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 
@@ -131,27 +131,6 @@ def test_without_cuda_visible_devices_the_driver_is_asked(
         (tmp_path / "nvidia-smi").write_text(f"#!{shutil.which('sh', path=os.defpath)}\nPATH={os.defpath}\n{program}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
     assert visible_devices() == visible
-
-
-@pytest.mark.usefixtures("gpu_build")
-@pytest.mark.parametrize(
-    ("visible", "program", "memory"),
-    [
-        ("1,2", "echo 81559; echo 40960", 40960 * 2**20),
-        ("MIG-1", "echo 'No devices were found'; exit 6", None),
-        ("", "echo 81559", None),
-    ],
-)
-def test_the_driver_says_how_much_memory_the_visible_gpus_have(
-    visible: str, program: str, memory: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The smallest one counts. Of a slice of a GPU nothing is said."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\n{program}\n')
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    assert memory_of_a_gpu() == memory
-    assert not visible or f"--id={visible} " in (tmp_path / "asked").read_text()
 
 
 def test_vllm_for_cpus_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long  # imports vLLM into the process of the tests
 
 @given(slots=st.lists(st.integers(-1, 2), min_size=1, max_size=8), seed=st.integers(0, 9))
 def test_rows_get_the_product_of_their_adapter(slots: list[int], seed: int) -> None:
-    from tasks.inference.lora_products import add_lora_linear
+    from tasks.inference.worker import add_lora_linear
 
     draw = torch.Generator().manual_seed(seed)
     x, y = torch.randn(len(slots), 6, generator=draw), torch.randn(len(slots), 9, generator=draw)

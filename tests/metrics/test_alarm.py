@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.metrics.alarm import paid_for_something_else
+from tasks.metrics.line import paid_for_something_else
 from tasks.metrics.rows import Row
 
 

@@ -16,7 +16,7 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
 from tasks.metrics.rows import Row, by_iteration, row_of
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
-from tasks.watch.state import State
+from tasks.watch.page import State
 from tests.support.metrics_run import CONFIG, EVALUATED, EVALUATION, commit, commit_iteration, commit_run
 
 

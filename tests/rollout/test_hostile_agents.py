@@ -28,8 +28,7 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
-from tasks.rollout import collector, conversation
-from tasks.rollout import threads as agent_threads
+from tasks.rollout import collector, conversation, watch
 from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
 from tasks.rollout.watch import location_of
@@ -296,7 +295,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
     monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
     monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
-    monkeypatch.setattr(agent_threads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
 
 
 def test_an_agent_that_cleans_up_for_long_finishes(
@@ -355,9 +354,9 @@ def test_environments_are_closed(chat: Chat, verifier: Verifier) -> None:
 
 THREAD_THAT_STAYS = """
 import asyncio, logging, sys, time
-from tasks.rollout import threads
+from tasks.rollout import watch
 from tasks.rollout.play import run_loop
-threads.PATIENCE_S = float(sys.argv[1])
+watch.PATIENCE_S = float(sys.argv[1])
 logging.basicConfig(format="%(message)s")
 
 def never_ends():

@@ -1,70 +1,37 @@
-"""Room on the disks: what a run will hold, what is compared with it, and what a full disk means."""
+"""Room on the disks: what the next checkpoint needs, and what a full disk means."""
 
-import functools
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs import load
-from configs.storage import Keep
 from storage import layout
 from storage.versions.drafts import Draft
 from tasks.run.configuration import plan
-from tasks.run.room import disks, held_bytes, telling_full_disks
+from tasks.run.room import computed_bytes, disks, telling_full_disks
 from tasks.run.workspace import open_leased
 from tests.support.paths import ROOT
 
-WEIGHTS, STATE = 10, 21
-smoke = functools.cache(partial(load, "smoke"))
-
-
-@given(st.integers(2, 5), st.integers(0, 7), st.integers(1, 7), st.integers(1, 40), st.booleans())
-def test_a_run_never_holds_more_than_was_said(last: int, every: int, evaluated: int, end: int, keeps: bool) -> None:
-    """Between a commit and what is deleted then, there is one checkpoint more; at the end one place is free."""
-    base, keep = smoke(), Keep(last=last, every=every) if keeps else None
-    config = base.model_copy(
-        update={
-            "run": base.run.model_copy(update={"iterations": end}),
-            "evaluation": base.evaluation.model_copy(update={"every": evaluated}),
-            "storage": base.storage.model_copy(update={"keep": keep}),
-        }
-    )
-    held = WEIGHTS, 0
-    for newest in range(1, end + 1):
-        before = held[0] + held[1]
-        numbers = range(1, newest + 1)
-        whole = {n for n in numbers if not keeps or n > newest - last or (every and n % every == 0)}
-        weights = whole | {n for n in numbers if n % evaluated == 0}
-        held = WEIGHTS * (1 + len(weights)), STATE * len(whole)
-        assert before + WEIGHTS + STATE <= held_bytes(config, WEIGHTS, STATE)
-    assert sum(held) == held_bytes(config, WEIGHTS, STATE) - WEIGHTS - STATE
-
 
 def test_two_folders_on_one_disk_share_its_room(tmp_path: Path) -> None:
-    """A checkpoint is there twice while it is stored. A bucket has no end, but the cache has copies, up to its size."""
+    """A checkpoint is there twice while it is stored. A bucket has no end, but the cache has a copy."""
     local = load("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/not/yet/there"])
-    (both,) = disks(local, 100, 200)
-    total = held_bytes(local, 100, 200)
-    assert (both.folder, both.next, both.more) == (f"{tmp_path}/not/yet/there", 600, total + 300)
+    (both,) = disks(local, 300)
+    assert (both.folder, both.next) == (f"{tmp_path}/not/yet/there", 600)
     assert both.free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     remote = local.model_copy(update={"storage": local.storage.model_copy(update={"root": "s3://bucket/x"})})
-    (cache,) = disks(remote, 100)
-    assert (cache.next, cache.more) == (300, total + 300)  # without a state, two moments are computed
-    limited = remote.model_copy(update={"storage": remote.storage.model_copy(update={"cache_gib": 4e-7})})
-    assert disks(limited, 100)[0].more == 300 + int(4e-7 * 2**30)
-    assert "need 300 bytes for the next one" in str(cache)
+    (cache,) = disks(remote, computed_bytes(remote, 100))
+    assert cache.next == 300  # of weights and two moments
+    assert "the next checkpoint of this run needs 300 bytes" in str(cache)
 
 
 def test_the_plan_says_it() -> None:
     """A checkpoint of Qwen2.5-7B has 30 GB of weights and 61 GB of moments; it is written twice on one disk."""
     assert "disk: ./var/cache has " in plan(load("gsm8k-7b"))
-    assert "need 182.8 GB for the next one" in plan(load("gsm8k-7b"))
+    assert "the next checkpoint of this run needs 182.8 GB" in plan(load("gsm8k-7b"))
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.telemetry import spans
-from storage.telemetry.endpoint import publish, serve
+from storage.telemetry.metrics import publish, serve
 from tests.support.otlp_receiver import Receiver, receiver
 from tests.support.paths import ROOT
 

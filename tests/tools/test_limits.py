@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from tasks.tools import cgroups
+from tasks.tools import bubblewrap
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.interface import ToolError
 from tasks.tools.sandbox import Sandboxes
@@ -97,7 +97,7 @@ async def test_memory_is_limited(sandboxes: Sandboxes) -> None:
 
 async def test_what_the_kernel_keeps_is_limited(sandboxes: Sandboxes) -> None:
     """Where control groups can be made, page tables count, too: two pages of them for each page of the program."""
-    if not (groups := cgroups.parent()):
+    if not (groups := bubblewrap.folder_of_groups()):
         pytest.skip("no control groups can be made here")
     code = """
 import ctypes

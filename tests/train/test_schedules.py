@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.train import Optimizer
-from tasks.train.schedules import factor, lengthened
+from tasks.train.schedules import factor
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import GAE, divided, random_rows, save_tiny, weights
 
@@ -41,14 +41,6 @@ def test_decay_falls_from_one_to_its_end(schedule: Schedule, end: float, updates
     factors = [factor(knobs, update, updates, 1) for update in range(updates + 1)]
     assert factors == sorted(factors, reverse=True)
     assert (factors[0], factors[-1]) == pytest.approx((1, end))
-
-
-def test_a_longer_run_says_what_it_does() -> None:
-    told = lengthened(Optimizer(schedule="linear"), 60, 60, 120)
-    assert told is not None
-    assert told.endswith("ends at update 120 instead of 60: update 60 has 0.5 of the learning rate instead of 0")
-    assert lengthened(Optimizer(schedule="linear"), 60, 60, 60) is None
-    assert lengthened(Optimizer(), 60, 60, 120) is None
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -58,8 +58,8 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     with open_database(data_sets, intake, Audit()) as database:
         from transformers import AutoTokenizer  # noqa: F401  # takes seconds: the first page should not wait for it
 
-        from tasks.audit.reader.app import create_app
         from tasks.audit.reader.serving import ADDRESS, serve
+        from tasks.audit.reader.views import create_app
 
         with socket.create_server((ADDRESS, arguments.port)) as listener:
             app = create_app(store, data_sets, database, cache, audit, unreadable(data_sets, intake))

@@ -1,4 +1,7 @@
-"""The reader's pages: the list, a group side by side, and a trajectory with its tokens."""
+"""The reader's pages: the list, a group side by side, and a trajectory with its tokens; and the app that shows them.
+
+Every page is a GET request without script, and its address says what it shows.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,18 +10,20 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-from fastapi import HTTPException, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import FileResponse
 
 from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, select
 from tasks.audit.data_sets import DataSet
-from tasks.audit.database import read_conversations
+from tasks.audit.database import AuditDatabase, read_conversations
 from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
 from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, parse
-from tasks.audit.reader.serving import Render
+from tasks.audit.reader.serving import HEADERS, Render, create_site
 from tasks.audit.reader.tokens import Advantages, NoAdvantageError, Token, compute_advantages
+from tasks.audit.record import CASES, REPORT
 
 LINES = 50
 """Trajectories on one page of the list."""
@@ -167,3 +172,46 @@ class _Page:
         self.total, self.count = total, max(1, -(-total // lines))
         self.number = min(max(1, int(text[:9])), self.count) if text.isascii() and text.isdigit() else 1
         self.chosen = slice((self.number - 1) * lines, self.number * lines)
+
+
+_REPORT_CSP = (
+    "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
+)
+"""The report is one file with its own style and scripts, which sort tables; the sandbox hides other pages from them."""
+
+
+def create_app(
+    store: Store,
+    data_sets: Sequence[DataSet],
+    database: AuditDatabase,
+    cache: Path,
+    audit: Path | None = None,
+    notes: Sequence[str] = (),
+) -> FastAPI:
+    """Create the app for the data sets in `database`, and add the reader's tables to it.
+
+    Args:
+        store: the store of the tokenizers.
+        data_sets: the data sets in the order of their numbers.
+        database: the tables; it must stay open as long as the app runs.
+        cache: local folder for files of a remote store.
+        audit: folder with an audit's report.html and cases.parquet.
+        notes: sentences about data that cannot be shown.
+    """
+    moved = "If files were moved or collected, start the reader again."
+    app, render = create_site([], moved, root=store.root, has_audit=audit is not None)
+    library = Library(database, audit / CASES if audit else None)
+    views = Views(library, render, store, data_sets, cache, notes)
+    pages = {"/": views.listing, "/group": views.group, "/trajectory": views.trajectory}
+    for path, view in pages.items():
+        app.add_api_route(path, view, methods=["GET", "HEAD"])
+
+    @app.get("/report")
+    def report() -> Response:
+        if audit is None:
+            raise HTTPException(404, "The reader was started without an audit.")
+        headers = {**HEADERS, "Content-Security-Policy": _REPORT_CSP}
+        return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
+
+    return app
