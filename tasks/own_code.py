@@ -140,7 +140,9 @@ def _root(module: str) -> Path | None:
 
 
 def _is_library(folder: Path) -> bool:
-    return folder.name in ("site-packages", "dist-packages") or folder in _LIBRARY or folder.parent in _LIBRARY
+    """Return whether a folder has installed packages, also those that a package has in it and puts on the path."""
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
+    return installed or folder in _LIBRARY or folder.parent in _LIBRARY
 
 
 def _covered(module: str, root: Path | None) -> Iterator[tuple[Path, Path, str]]:

@@ -94,6 +94,18 @@ def test_what_is_not_ones_own(name: str) -> None:
     assert {path.partition("/")[0] for path in code} == ({"yaml"} if name == "yaml:load" else set())
 
 
+def test_what_a_library_puts_on_the_path_is_not_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray does so with its psutil and setuptools with its packaging: in its processes, a user's code is the same."""
+    (folder / "alone.py").write_text("import psutil\n")
+    within = folder / "lib/site-packages/ray/thirdparty_files"
+    (within / "psutil").mkdir(parents=True)
+    (within / "psutil/__init__.py").write_text("")
+    before = own_code.files_of("alone:score")
+    later()
+    monkeypatch.syspath_prepend(str(within))
+    own_code.refuse_other(own_code.files_of("alone:score"), before)
+
+
 def start(config: Config) -> Workspace:
     """Begin or continue a run."""
     workspace = Workspace(config)
