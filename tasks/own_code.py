@@ -92,7 +92,7 @@ def refuse_changed(text: str) -> None:
     Raises:
         CodeChangedError: it is not.
     """
-    now = {name: _digest(path.read_bytes()) for name, path, _ in _read(text) if path.is_file()}
+    now = {name: _digest_at(path, path.stat().st_ctime_ns) for name, path, _ in _read(text) if path.is_file()}
     refuse_other(now, files_of(text))
 
 
@@ -127,6 +127,11 @@ def _read(text: str) -> tuple[tuple[str, Path, str], ...]:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+@functools.cache  # a command's files are asked for after each episode, and may be thousands
+def _digest_at(path: Path, _changed_ns: int) -> str:
+    return _digest(path.read_bytes())
 
 
 def _root(module: str) -> Path | None:
