@@ -30,7 +30,7 @@ _TAIL = 500
 _OTHER_SECRETS = re.compile(r"_(?:auth_string|headers)$", re.IGNORECASE)
 _SHORTEST = 6
 """Characters of the shortest secret: words such as `none`, which stand for no key, are none."""
-_PARTS = re.compile(r"[^\s=:,]+(?=,|$)")
+_PARTS = re.compile(r"(?<![^\s=:,])[^\s=:,]++(?=,|$)")  # tried once for each part, which may be a long key
 _PASSWORDS = re.compile(r"://[^\s/:@]*:([^\s/@]+)@")
 
 

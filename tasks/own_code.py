@@ -92,7 +92,7 @@ def refuse_changed(text: str) -> None:
     Raises:
         CodeChangedError: it is not.
     """
-    now = {name: _digest(path.read_bytes()) for name, path, _ in _read(text) if path.is_file()}
+    now = {name: _digest_at(path, path.stat().st_ctime_ns) for name, path, _ in _read(text) if path.is_file()}
     refuse_other(now, files_of(text))
 
 
@@ -129,6 +129,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@functools.cache  # a command's files are asked for after each episode, and may be thousands
+def _digest_at(path: Path, _changed_ns: int) -> str:
+    return _digest(path.read_bytes())
+
+
 def _root(module: str) -> Path | None:
     """Return the folder where Python finds the module, or the package that it is in; import nothing."""
     top = module.partition(".")[0]
@@ -140,7 +145,9 @@ def _root(module: str) -> Path | None:
 
 
 def _is_library(folder: Path) -> bool:
-    return folder.name in ("site-packages", "dist-packages") or folder in _LIBRARY or folder.parent in _LIBRARY
+    """Return whether a folder has installed packages, also those that a package has in it and puts on the path."""
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
+    return installed or folder in _LIBRARY or folder.parent in _LIBRARY
 
 
 def _covered(module: str, root: Path | None) -> Iterator[tuple[Path, Path, str]]:

@@ -94,6 +94,18 @@ def test_what_is_not_ones_own(name: str) -> None:
     assert {path.partition("/")[0] for path in code} == ({"yaml"} if name == "yaml:load" else set())
 
 
+def test_what_a_library_puts_on_the_path_is_not_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray does so with its psutil and setuptools with its packaging: in its processes, a user's code is the same."""
+    (folder / "alone.py").write_text("import psutil\n")
+    within = folder / "lib/site-packages/ray/thirdparty_files"
+    (within / "psutil").mkdir(parents=True)
+    (within / "psutil/__init__.py").write_text("")
+    before = own_code.files_of("alone:score")
+    later()
+    monkeypatch.syspath_prepend(str(within))
+    own_code.refuse_other(own_code.files_of("alone:score"), before)
+
+
 def start(config: Config) -> Workspace:
     """Begin or continue a run."""
     workspace = Workspace(config)
@@ -195,6 +207,26 @@ def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) ->
     with pytest.raises(own_code.CodeChangedError, match="the same code on all hosts"):
         own_code.refuse_other(own_code.files_of("alone:score"), expected)
     assert own_code.import_own("alone:score").score is not None
+
+
+def test_code_that_stays_as_it_is_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command agent is looked at after each episode, and may import thousands of files (`pip install --target`)."""
+    read, digest = list[bytes](), own_code._digest
+
+    def counted(data: bytes) -> str:
+        read.append(data)
+        return digest(data)
+
+    monkeypatch.setattr(own_code, "_digest", counted)
+    name = str(folder / "alone.py")
+    for _ in range(3):
+        own_code.refuse_changed(name)
+    assert len(read) == 2  # for its fingerprint, and after the first episode
+    edited = folder / "edited.py"
+    edited.write_text("def score(answer): return False\n")
+    edited.replace(folder / "alone.py")
+    with pytest.raises(own_code.CodeChangedError, match=r"alone.py changed since"):
+        own_code.refuse_changed(name)
 
 
 def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:

@@ -38,6 +38,8 @@ from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "annotations", "scores", "evaluation")
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objects.local
+_WATCHED = 128
+"""Versions whose attempts are watched at once."""
 UNLEASED_S = 3600.0
 """Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""
 
@@ -143,7 +145,8 @@ def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
             attempts[data[0]].append(item)
         elif _TEMPORARY.fullmatch(item.path) or item.path.startswith("doctor/"):
             leftovers.append(item)
-    unneeded = in_parallel(lambda version: _unneeded(store, version, attempts[version]), attempts)
+    # Whoever was killed on another machine is watched for a minute: all at once.
+    unneeded = in_parallel(lambda version: _unneeded(store, version, attempts[version]), attempts, threads=_WATCHED)
     return [*leftovers, *itertools.chain.from_iterable(unneeded)]
 
 

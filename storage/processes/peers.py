@@ -4,10 +4,14 @@ A password alone would not do: whoever may connect can hold so many half request
 """
 
 import asyncio
+import logging
 import os
 import socket
 import struct
+from functools import cache
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 _DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1  # NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST: linux/sock_diag.h
 _HEADER, _TO_UID = 16, 64
@@ -46,7 +50,13 @@ def only_own() -> type[asyncio.Protocol]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             ends = [transport.get_extra_info(name) for name in ("peername", "sockname")]
-            if user_of(*ends) not in (None, 0, os.getuid()):
+            if (user := user_of(*ends)) not in (None, 0, os.getuid()):
                 transport.abort()
+                _tell(user)
 
     return OwnProtocol
+
+
+@cache  # once for each user
+def _tell(user: int | None) -> None:
+    logger.warning("connections of the user %s are closed: this server is for the user %s and root", user, os.getuid())

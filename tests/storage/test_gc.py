@@ -1,6 +1,7 @@
 """Garbage collection deletes the data that are not needed, and nothing else."""
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -291,6 +292,19 @@ def test_what_a_fit_of_another_run_needs_stays(store: Store) -> None:
         parents = [newest, data[0], scores[0]]
         newest = commit(store, layout.checkpoint("fitted", number), "checkpoint", parents, settings)
     assert {*data[:2], *scores[:2]}.isdisjoint(deleted())
+
+
+def test_many_killed_attempts_are_watched_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that was killed on another machine is watched for a minute: one after the other, gc would take hours."""
+    together = threading.Barrier(40, timeout=20)
+    for number in range(together.parties):
+        killed = Draft(store, layout.evaluation(layout.checkpoint("r", number), "held-out", "greedy-1f"), "evaluation")
+        add(killed, "rows")
+        assert Log(store, layout.lease(f"{killed.version}/{killed.nonce}")).put(0, {"holder": own_identity()})
+    monkeypatch.setattr(garbage, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86400))
+    monkeypatch.setattr(leases, "is_free", lambda *_: together.wait() >= 0)
+    (plan,) = garbage.plan(store, NOW)[:1]
+    assert len(plan.leftovers) == together.parties
 
 
 def test_what_other_runs_name_stays(store: Store) -> None:

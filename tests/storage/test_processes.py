@@ -1,5 +1,7 @@
 """What a process has started ends with it, however it ends, and its folders go; a hostile neighbour changes nothing."""
 
+import asyncio
+import contextlib
 import os
 import re
 import resource
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvicorn
 
 from storage.processes import folder as folders
+from storage.processes import peers
 from storage.processes.child import Child
 from storage.processes.folder import TemporaryFolder
 from storage.processes.limits import allow_open_files
@@ -277,3 +281,25 @@ def test_open_files(
     told = allow_open_files(100)
     assert changed == asked
     assert told is None if warning is None else re.match(warning, told or "")
+
+
+async def test_whose_connections_are_closed_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as those of a user who forwards a port by SSH to pages that root serves: they learn why from the log."""
+    monkeypatch.setattr(peers, "user_of", lambda *_: 4321)
+    config = uvicorn.Config(lambda: None, http=peers.only_own())
+    config.load()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: config.http_protocol_class(config, uvicorn.server.ServerState(), {}),  # type: ignore[call-arg]
+        "127.0.0.1",
+    )
+    async with server:
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+    assert [line for line in caplog.messages if "4321" in line] == [
+        f"connections of the user 4321 are closed: this server is for the user {os.getuid()} and root"
+    ]
