@@ -67,13 +67,18 @@ def without_secrets(text: str) -> str:
     """Replace the values of secret environment variables in what another program wrote, such as a service.
 
     Secret are variables whose names end like `JUDGE_API_KEY`, `HF_TOKEN`, `OTEL_EXPORTER_OTLP_HEADERS`, and passwords
-    in URLs. Whoever has a secret can write it in a form that is not recognised; this is against echoes.
+    in URLs, but not the paths of files that hold one. Whoever has a secret can write it in a form that is not
+    recognised; this is against echoes.
     """
     found = list[tuple[str, str]]()
     for name, value in os.environ.items():
         is_secret = name != "PWD" and (SECRET.search(name) or _OTHER_SECRETS.search(name))
         parts = [value, *_PARTS.findall(value)] if is_secret else _PASSWORDS.findall(value)
-        found += [(part, name) for part in parts if len(part) >= _SHORTEST]
+        found += [
+            (part, name)
+            for part in parts
+            if len(part) >= _SHORTEST and not (os.path.isabs(part) and os.path.exists(part))
+        ]
     for part, name in sorted(found, key=lambda each: len(each[0]), reverse=True):
         text = text.replace(part, f"⟨{name}⟩")
     return text

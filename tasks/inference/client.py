@@ -159,7 +159,9 @@ class Client:
         """Return the status of the server's answer: 200, or 503 if its engine has died; 0 without an answer."""
         try:
             return (await self._send("/health", method="GET", limit_s=self._timeout_s))[0]
-        except (*LOST, OSError, InferenceError):
+        except InferenceError:  # a redirect: not healthy, but nothing has died
+            return HTTPStatus.FOUND
+        except (*LOST, OSError):
             return 0
 
     async def warn_if_open(self) -> None:

@@ -132,9 +132,7 @@ def test_a_killed_command_is_run_again(name: str, trained: list[str], tmp_path: 
                 for folder in ("var", "copy", "exported"):
                     shutil.rmtree(tmp_path / folder, ignore_errors=True)
                 shutil.copytree(tmp_path / "before", tmp_path / "var")
-        shutil.rmtree(
-            tmp_path / "exported", ignore_errors=True
-        )  # it is whole, and would be refused
+        shutil.rmtree(tmp_path / "exported", ignore_errors=True)  # it is whole, and would be refused
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert verify(store, sorted(nonces(store)), deep=True).findings == []

@@ -112,7 +112,7 @@ def test_a_server_that_redirects_is_not_healthy() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response() if request.path == "/ok" else web.Response(status=302, headers={"Location": "/ok"})
 
-    assert ask(answer, lambda client: client.health()) == 0
+    assert ask(answer, lambda client: client.health()) == 302
     assert ask(answer, lambda client: client.metrics()) == []
 
 

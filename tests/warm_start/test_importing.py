@@ -349,12 +349,14 @@ def test_files_that_would_never_end_are_refused_for_every_model(folder: Path, fa
 
 
 def test_links_to_files_are_followed(folder: Path, tmp_path: Path) -> None:
-    """The hub's cache has a snapshot of links to its blobs. One that leads nowhere is no file."""
+    """The hub's cache has a snapshot of links to its blobs. One that leads nowhere is no file, and git's are hidden."""
     snapshot, blobs = tmp_path / "snapshots" / "5c0e", tmp_path / "blobs"
     snapshot.mkdir(parents=True)
     for path in folder.iterdir():
         (snapshot / path.name).symlink_to(Path("..", "..", "blobs", path.name))
     folder.rename(blobs)
     (snapshot / "merges.txt").symlink_to("../../blobs/nothing")
+    (snapshot / ".git").mkdir()
+    os.mkfifo(snapshot / ".git" / "fsmonitor--daemon.ipc")
     assert identity_of(check_files(snapshot)) == identity_of(blobs)
     assert import_policy(str(snapshot), tmp_path / "copy", tmp_path, Store(str(tmp_path))) is None
