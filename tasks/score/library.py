@@ -30,6 +30,7 @@ _DIGITS = 12
 _DECIMALS = 6  # those that count if one side is a decimal, as in math-verify
 _DEEPEST = 12
 """Most brackets within each other in what math-verify reads: it takes a second for so many."""
+_NO_BRACKETS = re.compile(r"[^()\[\]{}]+")
 _BLANKS = re.compile(r"(?<!\\)(?:\\?\s){9,}")
 _ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s?\(([^()]*)\)")
 _BARE = re.compile(r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|theta|alpha|beta|infty)(?![A-Za-z])")
@@ -157,15 +158,15 @@ def _delimited(solution: str) -> str:
 @lru_cache(maxsize=1024)  # a group shares its solutions, and short answers recur in other problems
 def _parse(text: str) -> list[Any]:
     # math-verify's time doubles with each bracket in another one, and grows with the square of a run of blanks.
-    if max(accumulate(text, _depth, initial=0)) > _DEEPEST:
+    if max(accumulate(_NO_BRACKETS.sub("", text), _depth, initial=0)) > _DEEPEST:
         return []
     text = _BLANKS.sub(lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
     found: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
     return found
 
 
-def _depth(outside: int, character: str) -> int:
-    return max(0, outside + (character in "([{") - (character in ")]}"))
+def _depth(outside: int, bracket: str) -> int:
+    return outside + 1 if bracket in "([{" else max(0, outside - 1)
 
 
 def _join(reasons: Sequence[str]) -> str:

@@ -308,7 +308,6 @@ HARD = ", or than the hard limit of address space (`ulimit -Hv`)"
 @pytest.mark.parametrize(
     ("limits", "ballast_mb", "printed"),
     [
-        ("-S -v 2000000", 1, "correct; error needs more than 64 MB\nTrue\n"),
         ("-v 4000000", 1, f"correct; error needs more than 64 MB{HARD}\nTrue\n"),
         (
             "-v 1500000",

@@ -72,21 +72,21 @@ def with_data(store: Store, versions: Sequence[str]) -> list[int]:
     return [number for number, version in enumerate(versions) if has_data(store, version)]
 
 
-def test_the_last_and_every_mth_stay(any_store: Store, tmp_path: Path) -> None:
+def test_the_last_and_every_mth_stay(store: Store, tmp_path: Path) -> None:
     """gc keeps the first, every fourth and the last two of ten checkpoints. All manifests and so the lineage stay."""
-    versions = chain(any_store, "r", 10)
+    versions = chain(store, "r", 10)
     rules = Rules(keep_last=2, keep_every=4)
-    planned = garbage.plan(any_store, rules)
+    planned = garbage.plan(store, rules)
     assert [plan.run for plan in planned] == ["r"]
-    assert with_data(any_store, versions) == list(range(10))  # planning deletes nothing
-    assert [len(plan.versions) for plan in garbage.collect(any_store, rules)] == [6]
-    assert with_data(any_store, versions) == [0, 4, 8, 9]
+    assert with_data(store, versions) == list(range(10))  # planning deletes nothing
+    assert [len(plan.versions) for plan in garbage.collect(store, rules)] == [6]
+    assert with_data(store, versions) == [0, 4, 8, 9]
     with pytest.raises(StorageError, match="was collected by gc"):
-        fetch(any_store, read(any_store, versions[5]), "data", tmp_path)
+        fetch(store, read(store, versions[5]), "data", tmp_path)
     with pytest.raises(StorageError, match="was collected by gc"):  # a policy without weights cannot be promoted
-        aliases.move(any_store, "champion", versions[5], None)
-    assert verify(any_store, [versions[9]]).findings == []
-    assert garbage.plan(any_store, rules) == []
+        aliases.move(store, "champion", versions[5], None)
+    assert verify(store, [versions[9]]).findings == []
+    assert garbage.plan(store, rules) == []
 
 
 def test_what_an_alias_needs_stays(store: Store) -> None:
@@ -98,39 +98,39 @@ def test_what_an_alias_needs_stays(store: Store) -> None:
     assert with_data(store, versions) == [0, 1, 2, 3, 4, 7]
 
 
-def test_a_run_keeps_what_it_needs_by_itself(any_store: Store, tmp_path: Path) -> None:
+def test_a_run_keeps_what_it_needs_by_itself(store: Store, tmp_path: Path) -> None:
     """It keeps the last two, every fifth, the first, what an alias points at, and where a fork began, whole.
 
     What was evaluated keeps its weights. `gc` takes these later, and a copy of the run lacks nothing else.
     """
-    versions = chain(any_store, "r", 11)
-    commit(any_store, layout.checkpoint("fork", 0), "checkpoint", [layout.run("r"), versions[1]], {})
-    aliases.move(any_store, "best", versions[3], None)
+    versions = chain(store, "r", 11)
+    commit(store, layout.checkpoint("fork", 0), "checkpoint", [layout.run("r"), versions[1]], {})
+    aliases.move(store, "best", versions[3], None)
     for number in (2, 4):
         protocol = layout.evaluation(PolicyVersion(versions[number]), "held-out", "greedy-1f")
-        commit(any_store, protocol, "evaluation", [versions[number]], {})
+        commit(store, protocol, "evaluation", [versions[number]], {})
     own = Rules(keep_last=2, keep_every=5, ancestors=False, evaluated=True)
-    with Lease(any_store, "r") as lease:
-        assert [len(plan.versions) for plan in garbage.collect_leased(any_store, lease, replace(own, after=6))] == [2]
-        assert [len(plan.versions) for plan in garbage.collect_leased(any_store, lease, own)] == [3]
-        assert garbage.collect_leased(any_store, lease, own) == []
-    left = [{file.name for file in manifests.left(any_store, read(any_store, version))} for version in versions]
+    with Lease(store, "r") as lease:
+        assert [len(plan.versions) for plan in garbage.collect_leased(store, lease, replace(own, after=6))] == [2]
+        assert [len(plan.versions) for plan in garbage.collect_leased(store, lease, own)] == [3]
+        assert garbage.collect_leased(store, lease, own) == []
+    left = [{file.name for file in manifests.left(store, read(store, version))} for version in versions]
     whole, weights = left[0], {name for name in left[0] if not name.startswith("state/")}
     assert left == [whole, whole, weights, whole, weights, whole, set(), set(), set(), whole, whole]
     with pytest.raises(
         StorageError, match=r"its train state is gone; the nearest .* whole is runs/r/checkpoints/000003"
     ):
-        fetch(any_store, read(any_store, versions[4]), "state/optimizer.safetensors", tmp_path)
+        fetch(store, read(store, versions[4]), "state/optimizer.safetensors", tmp_path)
     with pytest.raises(StorageError, match=r"its data are gone; the nearest .* whole is runs/r/checkpoints/000009"):
-        checkpoints.resolve_policy(any_store, versions[8])
-    report, target = verify(any_store, versions), Store(str(tmp_path / "copy"))
+        checkpoints.resolve_policy(store, versions[8])
+    report, target = verify(store, versions), Store(str(tmp_path / "copy"))
     assert (report.findings, report.collected) == ([], 3)
-    copy_run(any_store, target, "r")
+    copy_run(store, target, "r")
     assert verify(target, versions).findings == []
-    assert manifests.left(target, read(target, versions[4])) == manifests.left(any_store, read(any_store, versions[4]))
-    garbage.collect(any_store, Rules(keep_last=1, kinds=("checkpoint",)))
-    assert with_data(any_store, versions) == [0, 1, 3, 10]
-    canaries = [any_store.exists(read(any_store, versions[number]).files[1].path) for number in (2, 4)]
+    assert manifests.left(target, read(target, versions[4])) == manifests.left(store, read(store, versions[4]))
+    garbage.collect(store, Rules(keep_last=1, kinds=("checkpoint",)))
+    assert with_data(store, versions) == [0, 1, 3, 10]
+    canaries = [store.exists(read(store, versions[number]).files[1].path) for number in (2, 4)]
     assert canaries == [True, False]  # `best` was made from number 2
 
 

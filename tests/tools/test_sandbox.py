@@ -96,7 +96,7 @@ print(asyncio.run(sandboxes.run(python(program), b"", Limits())).stdout.decode()
 SYSTEM_PYTHON = "/usr/bin/python3"
 MODULES = [
     *(f"storage/processes/{name}.py" for name in ("child", "folder", "reaper")),
-    *(f"tasks/tools/{name}.py" for name in ("bubblewrap", "cgroups", "sandbox")),
+    *(f"tasks/tools/{name}.py" for name in ("bubblewrap", "sandbox")),
 ]
 """What a sandbox needs, which imports the standard library only."""
 
