@@ -24,7 +24,7 @@ import subprocess
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
@@ -88,18 +88,16 @@ class Draft:
         """Files among `files` that are shards taken over from earlier attempts (`JournaledDraft`)."""
         self.notes: list[Any] = []
         """The notes of the adopted shards, in order."""
-        self._scratch = TemporaryFolder()
-        self.scratch = self._scratch.path
-        without_lease = layout.is_written_without_lease(version)
-        self._alive = alive(store, f"{version}/{self.nonce}") if without_lease else nullcontext()
+        self._open = ExitStack()
+        self.scratch = self._open.enter_context(TemporaryFolder())
 
     def __enter__(self) -> Self:
-        self._alive.__enter__()
+        if layout.is_written_without_lease(self.version):
+            self._open.enter_context(alive(self.store, f"{self.version}/{self.nonce}"))
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._scratch.remove()
-        self._alive.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
         """Hash and upload the local file `path` as `name`."""

@@ -317,3 +317,11 @@ def test_schema_types_are_stable() -> None:
     )
     assert not any(field.nullable for field in TRAJECTORY_SCHEMA)
     assert (str(CASE_SCHEMA.field("number").type), str(CURRICULUM_SCHEMA.field("weight").type)) == ("int64", "double")
+
+
+def test_a_draft_that_was_not_entered_can_be_closed(store: Store) -> None:
+    """Workers of a cluster close theirs so, whether a run's lease protects them or not."""
+    evaluation = layout.evaluation(layout.checkpoint("r", 0), "held-out", "greedy")
+    for draft in (Draft(store, layout.trajectories("r", 0), "trajectories"), Draft(store, evaluation, "evaluation")):
+        draft.__exit__()
+        assert not draft.scratch.exists()
