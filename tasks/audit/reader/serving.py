@@ -22,8 +22,8 @@ from storage.visible import visible
 from tasks.audit.report import page, wording
 
 ADDRESS = "127.0.0.1"
-"""The pages show everything in the store, so other machines cannot reach them, and other users of this machine need
-their key."""
+"""The pages show everything in the store, so other machines cannot reach them, nor can other users of this machine but
+root; where the kernel does not tell whose a connection is, they need the key."""
 HOSTS = [ADDRESS, "localhost", "[::1]"]
 """The accepted values of the Host header; they stop other sites whose domain resolves to this machine."""
 LONGEST = 200_000
