@@ -41,7 +41,7 @@ class Store:
         self.entries: dict[int, Any] = {}
         """Known entries of the catalog by their number, for `storage.logs.catalog`."""
         self.named: dict[str, set[str]] = {}
-        """What known versions name in their configurations, for `storage.maintenance.gc`."""
+        """The versions that known configurations name, by the version with the configuration, for gc."""
         self.backend: LocalBackend | S3Backend
         if root and not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())

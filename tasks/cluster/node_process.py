@@ -1,4 +1,4 @@
-"""What all processes of a run on the nodes of a cluster share: configuration, store and logs, kept after a failure."""
+"""The set-up shared by all processes of a run on the nodes of a cluster: configuration, store, and logs."""
 
 import logging
 import os

@@ -235,7 +235,7 @@ CONDITIONS = {
 
 
 def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> None:
-    """What another person's configuration says is a condition, and not what DuckDB could do for it.
+    """A condition in another person's configuration can do nothing else that DuckDB could do.
 
     The database is closed to the outside, too: to what the parser might let through one day.
     """

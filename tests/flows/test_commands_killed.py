@@ -108,7 +108,7 @@ def filled(command: list[str], knobs: list[str], folder: Path, judge: str) -> li
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("name", scaled(SAMPLE, list(COMMANDS)))
 def test_a_killed_command_is_run_again(name: str, trained: list[str], tmp_path: Path, scratch: Path) -> None:
-    """What was committed before stays; the same command then ends well, and leaves neither process nor folder."""
+    """Earlier versions stay; the same command then succeeds, and leaves neither process nor folder."""
     seed = int(os.environ.get("SEED", secrets.randbelow(10**6)))
     dice, store, mark = random.Random(seed), Store(f"{tmp_path}/var"), uuid.uuid4().hex
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps({'messages': CHAT})}\n" * 50)

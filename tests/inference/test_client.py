@@ -105,7 +105,7 @@ async def test_a_server_that_does_not_answer_is_a_time_out(monkeypatch: pytest.M
 
 
 async def test_a_teachers_logprobs_are_logprobs() -> None:
-    """What a wrong server says is stored nowhere: stored once, it would not be asked again."""
+    """An impossible answer is refused before it is stored: once stored, the question would not be asked again."""
 
     class Teacher(Slow):
         async def generate(self, request: web.Request) -> web.Response:

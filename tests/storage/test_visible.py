@@ -38,11 +38,11 @@ def test_no_secret_is_told(part: str) -> None:
 
 def test_other_words_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a folder nor the name of a header is a secret, nor is a word that stands for no key."""
-    monkeypatch.setenv("PWD", "/work/place")
+    monkeypatch.setenv("PWD", "/home/me/place")
     monkeypatch.setenv("VLLM_API_KEY", "none")
     monkeypatch.setenv("VLLM_MAX_TOKENS", "1234567")
     monkeypatch.setenv("SSH_KEY", "/proc/self")
-    text = "authorization in /work/place, /proc/self: none of 1234567, http://host:5000/path, admin"
+    text = "authorization in /home/me/place, /proc/self: none of 1234567, http://host:5000/path, admin"
     assert without_secrets(text) == text
 
 

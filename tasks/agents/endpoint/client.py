@@ -24,7 +24,7 @@ from tasks.agents.endpoint.protocol import EndpointError
 _SENT = ("stream", "extra_headers", "extra_query", "extra_body")
 """Arguments of requests that are sent."""
 _OPENED: dict[str, list[httpx.AsyncClient]] = {}
-"""By the key of an episode, the HTTP clients through which OpenAI's clients with this key send."""
+"""The HTTP clients through which OpenAI's clients send, by the key of the episode."""
 
 
 @functools.cache
