@@ -12,9 +12,9 @@ from prefect import flow
 
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
-from tasks.audit.task import audit, audit_config, report_audit, select_data_sets
-from tasks.run.resources import open_verifier
-from tasks.run.workspace import open_unleased
+from flows.run.resources import open_verifier
+from flows.run.workspace import open_unleased
+from flows.stages.audit import audit, audit_config, report_audit, select_data_sets
 
 
 @flow(name="audit-trajectories")

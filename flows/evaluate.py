@@ -9,15 +9,15 @@ from prefect import flow
 
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
+from flows.run.configuration import resolve
+from flows.run.report import report_evaluations
+from flows.run.resources import open_workers
+from flows.run.workspace import open_unleased
+from flows.stages.evaluate import evaluate_sets
+from flows.stages.problems import import_sets
 from storage import layout
 from storage.versions import checkpoints
-from tasks.evaluate.task import evaluate_sets
 from tasks.inference.ahead import servers_begun
-from tasks.problems.task import import_sets
-from tasks.run.configuration import resolve
-from tasks.run.report import report_evaluations
-from tasks.run.resources import open_workers
-from tasks.run.workspace import open_unleased
 
 
 @flow(name="evaluate")

@@ -6,16 +6,16 @@ python -m flows.fit demo --data demo algorithm.type=rft run.name=demo-rft fit.wh
 from prefect import flow
 
 from flows.launch.cli import main
-from tasks.evaluate.task import evaluate
-from tasks.fit.task import plan, with_versions
-from tasks.problems.task import import_problems
-from tasks.run.configuration import resolve
-from tasks.run.progress import iterations, newest_policy
-from tasks.run.report import report
-from tasks.run.resources import open_trainer, open_workers
-from tasks.run.workspace import open_run
-from tasks.train.task import train
-from tasks.warm_start.task import first_policy
+from flows.run.configuration import resolve
+from flows.run.progress import iterations, newest_policy
+from flows.run.report import report
+from flows.run.resources import open_trainer, open_workers
+from flows.run.workspace import open_run
+from flows.stages.evaluate import evaluate
+from flows.stages.fit import plan, with_versions
+from flows.stages.problems import import_problems
+from flows.stages.train import train
+from flows.stages.warm_start import first_policy
 
 
 @flow(name="fit")

@@ -8,9 +8,9 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from tasks.problems.task import report_history
-from tasks.run.configuration import resolve
-from tasks.run.workspace import open_unleased
+from flows.run.configuration import resolve
+from flows.run.workspace import open_unleased
+from flows.stages.problems import report_history
 
 
 @flow(name="history")

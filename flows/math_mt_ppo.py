@@ -14,21 +14,21 @@ a run, wherever it was stopped or killed.
 from prefect import flow
 
 from flows.launch.cli import main
+from flows.run.check import check
+from flows.run.configuration import resolve
+from flows.run.progress import iterations, newest_policy
+from flows.run.report import report
+from flows.run.resources import open_trainer, open_workers
+from flows.run.workspace import open_run
+from flows.stages.evaluate import evaluate
+from flows.stages.problems import import_problems
+from flows.stages.rollout import Rollouts
+from flows.stages.score import score
+from flows.stages.train import train
+from flows.stages.warm_start import first_policy
 from storage.telemetry.spans import span
-from tasks.evaluate.task import evaluate
 from tasks.inference.ahead import servers_begun
-from tasks.problems.task import import_problems
-from tasks.rollout.task import Rollouts
-from tasks.run.check import check
-from tasks.run.configuration import resolve
-from tasks.run.progress import iterations, newest_policy
-from tasks.run.report import report
-from tasks.run.resources import open_trainer, open_workers
-from tasks.run.workspace import open_run
-from tasks.score.task import score
 from tasks.train.orders import Part
-from tasks.train.task import train
-from tasks.warm_start.task import first_policy
 
 
 @flow(name="math-mt-ppo")

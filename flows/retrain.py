@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.launch.cli import Command, main
+from flows.run.check import check
+from flows.run.configuration import resolve
+from flows.run.progress import iterations, newest_policy
+from flows.run.resources import open_trainer, open_workers
+from flows.run.workspace import Workspace, open_leased, open_run
+from flows.stages import retrain as nightly
+from flows.stages.evaluate import evaluate_sets
+from flows.stages.problems import import_problems
+from flows.stages.rollout import Rollouts
+from flows.stages.score import score
+from flows.stages.train import train
+from flows.stages.warm_start import first_policy
 from storage.telemetry.spans import span
 from storage.version_names import PolicyVersion
-from tasks.evaluate.task import evaluate_sets
-from tasks.problems.task import import_problems
-from tasks.retrain import task as nightly
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.planning import continued
-from tasks.rollout.task import Rollouts
-from tasks.run.check import check
-from tasks.run.configuration import resolve
-from tasks.run.progress import iterations, newest_policy
-from tasks.run.resources import open_trainer, open_workers
-from tasks.run.workspace import Workspace, open_leased, open_run
-from tasks.score.task import score
 from tasks.train.orders import OrderedTrainer, Part
-from tasks.train.task import train
-from tasks.warm_start.task import first_policy
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers

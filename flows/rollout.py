@@ -7,14 +7,14 @@ from prefect import flow
 
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
+from flows.run.configuration import resolve
+from flows.run.resources import open_workers
+from flows.run.workspace import open_run
+from flows.stages.problems import import_problems
+from flows.stages.rollout import Rollouts
+from flows.stages.warm_start import first_policy
 from storage import layout
 from tasks.inference.ahead import servers_begun
-from tasks.problems.task import import_problems
-from tasks.rollout.task import Rollouts
-from tasks.run.configuration import resolve
-from tasks.run.resources import open_workers
-from tasks.run.workspace import open_run
-from tasks.warm_start.task import first_policy
 
 
 @flow(name="rollout")

@@ -6,13 +6,13 @@ python -m flows.score demo --iteration 0 score.type=my_scorers:score
 
 from prefect import flow
 
-import tasks.score.task
+import flows.stages.score
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
+from flows.run.configuration import resolve
+from flows.run.resources import open_workers
+from flows.run.workspace import open_run
 from storage import layout
-from tasks.run.configuration import resolve
-from tasks.run.resources import open_workers
-from tasks.run.workspace import open_run
 
 
 @flow(name="score")
@@ -27,7 +27,7 @@ def score(config: str = "demo", overrides: list[str] | None = None, iteration: i
     opened = open_run(resolve(config, overrides), scoring=True)
     with opened as workspace, open_workers(workspace, playing=False) as workers:
         trajectories = layout.trajectories(workspace.name, iteration)
-        version = tasks.score.task.score(workspace, workers, iteration, trajectories)
+        version = flows.stages.score.score(workspace, workers, iteration, trajectories)
         if not workspace.by_other_scorer:
             tell_last(workspace, [version], "flows.train", "--iteration", iteration)
         return version

@@ -5,14 +5,14 @@ python -m flows.train demo --iteration 0
 
 from prefect import flow
 
-import tasks.train.task
+import flows.stages.train
 from flows.launch.cli import main
 from flows.launch.last_line import tell_last
+from flows.run.configuration import resolve
+from flows.run.resources import open_trainer
+from flows.run.workspace import open_run
 from storage import layout
 from tasks.inference.location import model_fingerprints
-from tasks.run.configuration import resolve
-from tasks.run.resources import open_trainer
-from tasks.run.workspace import open_run
 from tasks.score.scoring import scorer_fingerprint
 from tasks.train.orders import Part
 
@@ -29,7 +29,7 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
         name, knobs = workspace.name, workspace.config
         scores = layout.scores(name, iteration, scorer_fingerprint(knobs.score, model_fingerprints(knobs)))
-        version = tasks.train.task.train(
+        version = flows.stages.train.train(
             workspace,
             trainer,
             iteration,

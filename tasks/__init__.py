@@ -1,4 +1,4 @@
-"""The stages, one package per subject: Prefect tasks in `task.py`, plain Python everywhere else."""
+"""The work of the stages, one package per subject: plain Python, whose Prefect tasks are in `flows/stages`."""
 
 from storage.early import end_without_traceback
 

@@ -297,7 +297,7 @@ def overrides(
 
     Flows of the test's process also share the session's verifier; those in other processes start their own.
     """
-    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
     server = engine.servers[0]
     monkeypatch.setenv("VLLM_API_KEY", secrets.token_hex(8))  # production has a key; the test server asks for none
     forget(engine)  # the flow will swap the server's weights

@@ -15,9 +15,11 @@ STORAGE = ["telemetry", "processes", "objects", "logs", "versions", "maintenance
 """The order inside of storage/. Modules directly in it (errors, layout, records, …) come before all of these."""
 TASKS = [
     *("inference", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),
-    *("annotate", "metrics", "evaluate", "tracking", "provenance", "audit", "fit", "watch", "retrain", "run"),
+    *("annotate", "metrics", "evaluate", "tracking", "provenance", "audit", "fit", "watch", "retrain"),
 ]
-"""The order of the plain code inside of tasks/. Prefect tasks (task.py) come after all of it."""
+"""The order inside of tasks/."""
+FLOWS = ["run", "stages"]
+"""The order inside of flows/. The flows, modules directly in it, and how they are launched come after these."""
 TORCH_MAY_BE_IN = (
     *("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py"),
     *("storage/versions/weights.py", "storage/versions/adapters.py"),
@@ -46,16 +48,11 @@ def rank(parts: Sequence[str]) -> tuple[int, int]:
     layer, inside = LAYERS.index(parts[0]), parts[1] if len(parts) > 1 else ""
     if parts[0] == "storage" and inside in STORAGE:
         return layer, 1 + STORAGE.index(inside)
-    if parts[0] == "tasks" and is_task(parts):
-        return layer, 1 + len(TASKS)
+    if parts[0] == "flows":
+        return layer, FLOWS.index(inside) if inside in FLOWS else len(FLOWS)
     if parts[0] == "tasks" and inside in TASKS:
         return layer, 1 + TASKS.index(inside)
     return layer, 0
-
-
-def is_task(parts: Sequence[str]) -> bool:
-    """Return whether a module holds Prefect tasks of a stage: `tasks.score.task`, `tasks.problems.task`."""
-    return len(parts) > 2 and parts[2] == "task"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -68,7 +65,7 @@ def test_imports_point_downwards(path: Path) -> None:
         if package in LAYERS:
             assert rank(name.split(".")) <= rank(parts), f"{place} imports {name}"
         if package == "prefect":
-            assert parts[0] == "flows" or parts[:2] == ("tasks", "run") or is_task(parts), f"{place} imports Prefect"
+            assert parts[0] == "flows", f"{place} imports Prefect"
         if package == "torch":
             assert str(place).startswith(TORCH_MAY_BE_IN), f"{place} imports torch"
 
@@ -80,6 +77,7 @@ def test_every_folder_has_its_place() -> None:
     }
     assert folders["storage"] | {"__main__"} == set(STORAGE)
     assert folders["tasks"] == set(TASKS)
+    assert folders["flows"] == {*FLOWS, "launch"}
 
 
 HEAVY = ["torch", "transformers", "vllm", "scipy", "duckdb", "matplotlib", "math_verify", "aiohttp", "tenacity"]

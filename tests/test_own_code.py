@@ -12,6 +12,8 @@ import pytest
 
 from configs import Config, ConfigError, load
 from configs.evaluate import HELD_OUT
+from flows.run import workspace as run_workspace
+from flows.run.workspace import Workspace
 from storage import layout
 from storage.version_names import ProblemsVersion
 from storage.versions import manifests
@@ -19,8 +21,6 @@ from storage.versions.drafts import Draft, JournaledDraft
 from tasks import own_code
 from tasks.evaluate.protocol import greedy
 from tasks.own_code import fingerprint
-from tasks.run import workspace as run_workspace
-from tasks.run.workspace import Workspace
 from tasks.score.interface import Answer
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.score.test_verifier import workers_of

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from prefect import get_run_logger, runtime
 
+from flows.run.workspace import Workspace
 from storage.versions import manifests
-from tasks.run.workspace import Workspace
 
 
 def tell_last(workspace: Workspace, versions: Iterable[str], module: str, *words: object) -> None:

@@ -13,13 +13,13 @@ from configs.problems import ArithmeticSource
 from flows.launch.cli import ADVICE, status
 from flows.launch.temporary_server import temporary_server
 from flows.retrain import retrain
+from flows.run.configuration import resolve
 from storage import interrupts
 from storage.commands.program import Parser
 from storage.objects.store import Store
 from storage.versions import aliases
 from tasks.problems.arithmetic import generate
 from tasks.retrain.commands import explain, nights, roll_back
-from tasks.run.configuration import resolve
 
 NAME = "retrain-demo"
 FOLDER = Path("var") / NAME

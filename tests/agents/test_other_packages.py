@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from configs import ConfigError
-from tasks.run.configuration import resolve
+from flows.run.configuration import resolve
 from tests.support.overlay import is_made
 from tests.support.paths import ROOT
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.run.configuration import resolve
 from storage.records import Call
 from tasks.agents.chat import Chat
-from tasks.run.configuration import resolve
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.tool_calling import call, played, the_calls

@@ -9,12 +9,12 @@ import pytest
 from configs import ConfigError
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
+from flows.stages import audit as shell
 from storage import layout
 from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import manifests
-from tasks.audit import task as shell
 from tasks.audit.data_sets import TargetError
 from tests.support.chain_helpers import key
 

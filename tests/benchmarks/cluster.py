@@ -160,9 +160,9 @@ def _share_of_ideal(lab: Lab, address: str, count: int) -> float:
     """Return the least time that the groups of `count` workers need, as a share of the measured one."""
     from prefect.logging import disable_run_logger
 
+    from flows.run.workspace import Workspace
+    from flows.stages.problems import import_problems
     from tasks.cluster.connection import connected
-    from tasks.problems.task import import_problems
-    from tasks.run.workspace import Workspace
 
     limits = f"cluster={{address: '{address}', rollout_workers: {count}}}"
     config = lab.config("inference.urls=[]", limits, f"rollout.concurrency={AT_ONCE * GROUP}", "score.workers=1")

@@ -63,8 +63,8 @@ def measure(lab: Lab) -> list[Row]:
 def _measure(lab: Lab, count: int, tokens: int, groups: int) -> _Measured:
     from prefect.logging import disable_run_logger
 
-    from tasks.problems.task import import_problems
-    from tasks.run.workspace import Workspace
+    from flows.run.workspace import Workspace
+    from flows.stages.problems import import_problems
     from tests.support.waiting_server import waiting_servers
 
     folder = lab.scratch / f"servers-{tokens}-{count}"

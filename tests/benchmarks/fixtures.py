@@ -50,8 +50,8 @@ class Lab:
         """Policy version 0, made as in the demo but with fewer warm-start steps."""
         from prefect.logging import disable_run_logger
 
-        from tasks.run.workspace import Workspace, start_run
-        from tasks.warm_start.task import first_policy
+        from flows.run.workspace import Workspace, start_run
+        from flows.stages.warm_start import first_policy
 
         with disable_run_logger():
             workspace = Workspace(load("demo", self.settings))

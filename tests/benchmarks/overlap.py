@@ -154,7 +154,7 @@ def main(turn_s: float, overrides: list[str]) -> None:
     from tests.support.waiting_engine import WaitingEngine, log_normal, opens
 
     engine = WaitingEngine(log_normal(turn_s, SIGMA), length=TOKENS) if turn_s else None
-    engines = patch("tasks.run.resources.open_engine", opens(engine)) if engine else nullcontext()
+    engines = patch("flows.run.resources.open_engine", opens(engine)) if engine else nullcontext()
     with temporary_server(), engines:
         print(json.dumps(math_mt_ppo("demo", overrides)))
 

@@ -64,12 +64,12 @@ def play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
     """Play and score an iteration of the demo."""
     from prefect.logging import disable_run_logger
 
+    from flows.run.resources import open_workers
+    from flows.run.workspace import Workspace
+    from flows.stages.problems import import_problems
+    from flows.stages.rollout import rollout
+    from flows.stages.score import score
     from storage.versions import datasets
-    from tasks.problems.task import import_problems
-    from tasks.rollout.task import rollout
-    from tasks.run.resources import open_workers
-    from tasks.run.workspace import Workspace
-    from tasks.score.task import score
 
     workspace = Workspace(config)
     with disable_run_logger(), open_workers(workspace) as workers:

@@ -42,7 +42,7 @@ def test_versions_are_those_of_one_process(
         for file in manifests.read(store, layout.trajectories("smoke", iteration)).files
     }
     assert len(writers) >= (2 if where == "local_settings" else 3)
-    monkeypatch.setattr("tasks.run.resources.open_engine", opens(WaitingEngine(0.01)))
+    monkeypatch.setattr("flows.run.resources.open_engine", opens(WaitingEngine(0.01)))
     alone = [f"storage.root={tmp_path}/alone", f"storage.cache={tmp_path}/cache-alone", "score.workers=1"]
     math_mt_ppo("smoke", [*alone, *size])
     assert kinds(store) == kinds(Store(f"{tmp_path}/alone"))

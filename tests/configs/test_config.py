@@ -17,8 +17,8 @@ from configs import Config, ConfigError, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
 from configs.loader import available
 from configs.policy import LoRA
+from flows.run.configuration import resolve
 from tasks.agents.problem_checks import lacking_room
-from tasks.run.configuration import resolve
 
 
 @pytest.mark.parametrize("name", available())

@@ -19,6 +19,8 @@ from configs import (
 from configs.algorithms import read_algorithm
 from configs.loader import unknown
 from configs.stored import BEFORE, as_begun, changed, removed, renamed
+from flows.run import workspace as run_workspace
+from flows.run.workspace import Workspace
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -30,8 +32,6 @@ from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.manifests import File
-from tasks.run import workspace as run_workspace
-from tasks.run.workspace import Workspace
 from tests.storage.test_nights import NIGHT
 from tests.support.paths import ROOT
 

@@ -12,13 +12,13 @@ from configs.evaluate import HELD_OUT
 from flows.evaluate import evaluate
 from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
+from flows.run import progress
 from storage import layout
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import aliases, datasets, manifests
-from tasks.run import progress
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
 

@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import ConfigError, load
+from flows.run.workspace import Workspace
+from flows.stages.fit import _check_tokens, _refuse_another_plan, _versions, with_versions
+from flows.stages.warm_start import _check_teacher
 from storage import layout
 from storage.logs import catalog
 from storage.maintenance import gc
@@ -27,9 +30,7 @@ from tasks.audit.__main__ import main as audit_main
 from tasks.audit.data_sets import Intake, TargetError
 from tasks.audit.database import open_database
 from tasks.fit.plan import _batches, _choose, plan_updates, select_data
-from tasks.fit.task import _check_tokens, _refuse_another_plan, _versions, with_versions
 from tasks.provenance.questions import training_data
-from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
 from tasks.train.advantages import Observed, against_group
 from tasks.train.algorithms import check_algorithm
@@ -41,7 +42,6 @@ from tasks.train.replay import replay
 from tasks.train.samples import Sample
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
-from tasks.warm_start.task import _check_teacher
 from tests.support.programs import call_program
 from tests.support.training_run import TrainingRun
 

@@ -24,6 +24,7 @@ from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
 from flows.rollout import rollout
 from flows.score import score
+from flows.stages.problems import FIXED_SETS
 from flows.train import train
 from storage import layout
 from storage.errors import LeaseHeldError, StorageError
@@ -36,7 +37,6 @@ from tasks.inference import client
 from tasks.inference.api import Completion
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
-from tasks.problems.task import FIXED_SETS
 from tasks.provenance.questions import propose_ids, training_data
 from tests.conftest import MadeOnce
 from tests.support.chain_helpers import nonces
@@ -199,7 +199,7 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
         newest = max(n for n in range(6) if manifests.committed(store, layout.checkpoint("smoke", n)))
         seen.append((version, newest))
 
-    monkeypatch.setattr("tasks.run.resources.open_engine", opens(WaitingEngine(0.05, on_request)))
+    monkeypatch.setattr("flows.run.resources.open_engine", opens(WaitingEngine(0.05, on_request)))
     numbers = run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4", "evaluation.every=4"])
     assert [metrics["staleness/max"] for metrics in numbers["training"]] == [0, 1, 2, 2]
     assert [metrics["trajectories/too_old"] for metrics in numbers["training"]] == [0, 0, 0, 0]
@@ -440,7 +440,7 @@ def test_a_policy_without_a_chat_template_is_refused_before_servers_start(
 
     engine = WaitingEngine(0)
     monkeypatch.setattr(engine, "serve", lambda *_, **__: pytest.fail("a server was started"))
-    monkeypatch.setattr("tasks.run.resources.open_engine", opens(engine))
+    monkeypatch.setattr("flows.run.resources.open_engine", opens(engine))
     folder = tmp_path / "base-model"
     shutil.copytree(policy_folder, folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)

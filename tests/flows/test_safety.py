@@ -318,7 +318,7 @@ def test_torch_keeps_compiled_code_where_no_other_user_can_put_it(tmp_path: Path
     temporary.mkdir()
     kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     code = (
-        "from configs import load; from tasks.run.workspace import Workspace; Workspace(load('smoke'))\n"
+        "from configs import load; from flows.run.workspace import Workspace; Workspace(load('smoke'))\n"
         "import torch._dynamo.package as package; print(package.DiskDynamoCache, package.cache_dir())"
     )
     done = subprocess.run(

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from flows.run import workspace as run_workspace
+from flows.run.configuration import resolve
+from flows.run.workspace import Workspace
+from flows.stages import problems as problems_task
+from flows.stages import rollout as rollout_task
+from flows.stages import warm_start as first_policy
+from flows.stages.problems import begun_sets, import_problems, read_problems
+from flows.stages.rollout import _draw, unplayable
 from storage import layout
 from storage.version_names import ProblemsVersion
 from storage.versions.drafts import Draft
-from tasks.problems import task as problems_task
-from tasks.problems.task import begun_sets, import_problems, read_problems
-from tasks.rollout import task as rollout_task
-from tasks.rollout.task import _draw, unplayable
-from tasks.run import workspace as run_workspace
-from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
-from tasks.warm_start import task as first_policy
 
 
 @pytest.fixture(autouse=True)
 def _shared(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verifier: Verifier) -> None:
     """Give tasks a plain logger, and the scripted episodes at the start of runs the session's verifier."""
-    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
     for module in (run_workspace, first_policy, problems_task, rollout_task):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     caplog.set_level(logging.WARNING, "test")

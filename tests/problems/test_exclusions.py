@@ -10,6 +10,7 @@ import torch
 from configs import ConfigError, load
 from flows.math_mt_ppo import math_mt_ppo
 from flows.rollout import rollout
+from flows.run.workspace import open_leased
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -32,7 +33,6 @@ from tasks.problems.exclusions import (
 )
 from tasks.problems.problem_set import key
 from tasks.provenance.questions import propose_ids, propose_problem, trained_on, training_data
-from tasks.run.workspace import open_leased
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -261,7 +261,7 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
 @pytest.mark.usefixtures("prefect_api")
 def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A problem and an episode excluded after the rollout enter no update; the problem is not drawn again."""
-    monkeypatch.setattr("tasks.run.resources.open_engine", opens(WaitingEngine(0)))
+    monkeypatch.setattr("flows.run.resources.open_engine", opens(WaitingEngine(0)))
     warm_start = "policy={warm_start: {hidden_size: 32, layers: 1, steps: 1}}"
     settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", warm_start, "run.iterations=2"]
     # Each iteration draws all four problems.

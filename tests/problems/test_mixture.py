@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 
 from configs import Config, ConfigError, load
 from configs.problems import ArithmeticSource, FileSource, GuessSource, Part, StoredSource
+from flows.run import check
+from flows.run import workspace as run_workspace
+from flows.run.configuration import resolve
+from flows.run.workspace import Workspace
+from flows.stages import problems as problems_task
+from flows.stages import rollout as rollout_task
+from flows.stages import warm_start as warm_start
+from flows.stages.problems import import_problems, import_sets, read_problems
 from storage import layout
 from storage.records import CurriculumEntry, Problem, ProblemHistory
 from storage.version_names import ProblemsVersion
 from storage.versions import datasets, manifests
 from tasks.problems import ProblemError, guess_number
-from tasks.problems import task as problems_task
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.mixture import Turns, by_member, load_part, of_member
 from tasks.problems.problem_set import key
-from tasks.problems.task import import_problems, import_sets, read_problems
-from tasks.rollout import task as rollout_task
 from tasks.rollout.plan import Pool, draw_from
-from tasks.run import check
-from tasks.run import workspace as run_workspace
-from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
-from tasks.warm_start import task as warm_start
 
 WEIGHTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from([0.1, 0.25, 1e-3, 2.5])), min_size=1, max_size=6)
 SUMS = "{name: sums, weight: 2, source: {kind: arithmetic, high: 9}}"
@@ -177,7 +177,7 @@ def overrides(
     """Return overrides for a mixture and an imported policy; tasks get a plain logger and the session's verifier."""
     for module in (run_workspace, warm_start, problems_task, rollout_task):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
     caplog.set_level(logging.INFO, "test")
     return [
         f"storage.root={tmp_path}/var",

@@ -9,6 +9,7 @@ import pytest
 
 from configs import Config, load
 from flows.retrain import retrain
+from flows.stages.retrain import decide
 from storage import layout
 from storage.errors import StorageError
 from storage.logs.nights import Nights, Record
@@ -17,7 +18,6 @@ from storage.versions import aliases, datasets, manifests
 from storage.versions.aliases import Move
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.report import read_timeline
-from tasks.retrain.task import decide
 from tests.conftest import MadeOnce
 
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from flows.stages import rollout as task
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import fetch_chat, load_chat
-from tasks.rollout import task
 
 
 def test_marked_problems_are_named_before_they_are_played(

@@ -8,6 +8,8 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from configs import load
+from flows.run.workspace import Workspace
+from flows.stages import rollout as task
 from storage import layout
 from storage.objects.store import Store
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Exclusion, Problem
@@ -16,9 +18,7 @@ from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems.exclusions import Excluded, commit_exclusions, left_of
 from tasks.problems.problem_set import key
-from tasks.rollout import task
 from tasks.rollout.plan import drawable, in_order
-from tasks.run.workspace import Workspace
 
 COUNT, SEED, ITERATIONS = 5, 3, 12
 PROBLEMS = [Problem(f"p{number}", f"What is {number} + 1?", [str(number + 1)]) for number in range(23)]

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs import load
+from flows.run.room import check_room, telling_full_disks
 from storage import layout
 from storage.errors import StorageError
 from storage.logs.leases import Lease
@@ -21,7 +22,6 @@ from storage.maintenance.check_logs import check_logs
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions.drafts import Draft, Provenance
-from tasks.run.room import check_room, telling_full_disks
 
 
 def main(folder: Path) -> None:

@@ -122,7 +122,7 @@ def _refuse_work_that_is_done() -> None:
         return call(config)
 
     def update(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        from tasks.run.workspace import Workspace
+        from flows.run.workspace import Workspace
 
         workspace = Workspace(trains[0])
         check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from flows.run.workspace import Workspace
+from flows.stages import rollout as task
 from storage import layout
 from storage.version_names import PolicyVersion, TrajectoriesVersion
-from tasks.rollout import task
-from tasks.run.workspace import Workspace
 
 
 @contextmanager

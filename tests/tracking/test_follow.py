@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError, load
+from flows.run.configuration import resolve
 from storage.objects.store import Store
-from tasks.run.configuration import resolve
 from tasks.tracking.follow import Feed, follow, followed
 from tasks.tracking.interface import Point, TrackedRun
 from tests.support.metrics_run import commit_iteration, commit_run

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from configs import Config
+from flows.stages.warm_start import _continued
 from storage import layout
 from storage.__main__ import main
 from storage.errors import DamagedError, StorageError
@@ -30,7 +31,6 @@ from tasks.audit.decoding import open_decoder
 from tasks.train.orders import DistanceOrder
 from tasks.train.version_trainer import VersionTrainer
 from tasks.warm_start.importing import import_policy
-from tasks.warm_start.task import _continued
 from tests.support.paths import ROOT
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_trainer, save_random_adapter

@@ -14,10 +14,10 @@ from configs import load
 from configs.algorithms import PPO
 from configs.inference import Inference
 from configs.train import Parallel, Train
+from flows.run.configuration import pass_tokens, plan
 from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
-from tasks.run.configuration import pass_tokens, plan
 from tasks.train.memory import PUBLIC, SUPPORTED, ModelSizes, memory_of, served_memory
 from tasks.warm_start.policy_sizes import policy_sizes
 from tests.conftest import SOURCE, TINY
@@ -141,7 +141,7 @@ def test_the_command_line_prints_the_plan() -> None:
 
 @pytest.mark.slow
 def test_the_plan_of_a_warm_start_imports_no_torch() -> None:
-    code = "import sys; from configs import load; from tasks.run.configuration import plan; plan(load('demo'))"
+    code = "import sys; from configs import load; from flows.run.configuration import plan; plan(load('demo'))"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], cwd=ROOT, check=True)
 
 

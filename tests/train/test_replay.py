@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flows.stages.warm_start import _state
 from storage import layout
 from storage.__main__ import main
 from storage.logs import catalog
@@ -24,7 +25,6 @@ from storage.versions.drafts import Provenance
 from tasks.problems.exclusions import commit_exclusions
 from tasks.train.replay import TOLERANCES, replay
 from tasks.train.version_trainer import VersionTrainer
-from tasks.warm_start.task import _state
 from tests.support.programs import call_program
 from tests.support.training_run import OPTIONS, TrainingRun
 

@@ -15,6 +15,10 @@ from transformers import AutoTokenizer
 
 from configs import ConfigError, load
 from configs.models import Role
+from flows.run import workspace as run_workspace
+from flows.run.configuration import resolve
+from flows.run.workspace import Workspace
+from flows.stages import warm_start as first_policy
 from storage import layout
 from storage.objects.store import Store
 from storage.versions import manifests
@@ -22,10 +26,6 @@ from storage.versions.drafts import Draft
 from storage.versions.model_files import INDEX, check_files
 from tasks.agents.chat import load_tokenizer
 from tasks.inference.location import folder_of, identity_of, locate
-from tasks.run import workspace as run_workspace
-from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
-from tasks.warm_start import task as first_policy
 from tasks.warm_start.importing import import_policy
 from tasks.warm_start.policy_sizes import policy_tokenizer
 from tests.conftest import commit_policy

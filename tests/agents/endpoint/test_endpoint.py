@@ -8,11 +8,11 @@ import pytest
 
 from configs import ConfigError
 from configs.rollout import Rollout
+from flows.run.configuration import resolve
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.openai_agent import OpenAIAgent
-from tasks.run.configuration import resolve
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play, timeless
 

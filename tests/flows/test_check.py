@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError
+from flows.run import check
+from flows.run import workspace as run_workspace
+from flows.run.configuration import resolve
+from flows.run.workspace import Workspace
+from flows.stages import problems as problems_task
+from flows.stages import warm_start as warm_start
+from flows.stages.problems import import_problems
 from storage import layout
 from storage.version_names import PolicyVersion
 from storage.versions import manifests
 from tasks.inference.api import InferenceError
 from tasks.problems import ProblemError
-from tasks.problems import task as problems_task
-from tasks.problems.task import import_problems
-from tasks.run import check
-from tasks.run import workspace as run_workspace
-from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
-from tasks.warm_start import task as warm_start
 from tests.rollout.test_trial import HERE, Maze
 from tests.support.scripted_judge import scripted_judge
 
@@ -30,7 +30,7 @@ def overrides(tmp_path: Path, policy_folder: Path, verifier: Verifier, monkeypat
     """Return overrides for an imported policy and the environment `Maze`; tasks get a plain logger."""
     for module in (run_workspace, warm_start, problems_task):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
     return [
         f"storage.root={tmp_path}/var",
         f"storage.cache={tmp_path}/cache",

@@ -6,14 +6,14 @@ from dataclasses import replace
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.run.workspace import Workspace
+from flows.stages.annotate import taught
 from storage import layout
 from storage.telemetry.metrics import STALENESS
 from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
-from tasks.annotate.task import taught
-from tasks.run.workspace import Workspace
 from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 
 

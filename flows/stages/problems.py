@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.evaluate import HELD_OUT
 from configs.problems import Part, StoredSource
+from flows.run.workspace import Workspace
 from storage import layout
 from storage.errors import DamagedError, counted, first_few
 from storage.logs import catalog
@@ -24,7 +25,6 @@ from tasks.problems import ProblemError, curriculum, fingerprint
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
 from tasks.problems.mixture import by_member, load_part, naming
 from tasks.problems.problem_set import describe_change, listed
-from tasks.run.workspace import Workspace
 from tasks.score.scorers import use_of_solutions
 
 _ROWS_PER_SHARD = 50_000

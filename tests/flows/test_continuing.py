@@ -9,11 +9,11 @@ import pytest
 from configs import ConfigError, load
 from configs.storage import Keep
 from configs.train import FROM_NEXT_UPDATE
+from flows.run import workspace as run_workspace
+from flows.run.workspace import Workspace
 from storage import layout
 from storage.versions import manifests
 from storage.versions.drafts import Draft
-from tasks.run import workspace as run_workspace
-from tasks.run.workspace import Workspace
 from tests.support.chain_helpers import rewrite
 
 CHANGED = [

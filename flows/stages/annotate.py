@@ -7,11 +7,11 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs.models import Role
+from flows.run.workspace import Workspace
 from storage.objects.store import Store
 from storage.telemetry.spans import stage
 from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
-from tasks.run.workspace import Workspace
 
 
 def annotate(

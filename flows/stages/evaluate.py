@@ -8,21 +8,21 @@ from prefect.cache_policies import NO_CACHE
 
 from configs import Config
 from configs.evaluate import HELD_OUT
+from flows.run.workspace import Workspace
+from flows.stages.annotate import annotate, counted_questions
+from flows.stages.problems import read_problems
+from flows.stages.rollout import unplayable, warn_of_marks
 from storage import layout
 from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
-from tasks.annotate.task import annotate, counted_questions
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
 from tasks.inference.api import GenerationConfig
 from tasks.inference.location import model_fingerprints
-from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.task import unplayable, warn_of_marks
-from tasks.run.workspace import Workspace
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:

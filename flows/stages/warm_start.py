@@ -13,6 +13,9 @@ from configs import Config
 from configs.algorithms import read_algorithm
 from configs.evaluate import HELD_OUT
 from configs.problems import StoredSource
+from flows.run.check import check_new_run, problems_of
+from flows.run.workspace import Workspace
+from flows.stages.problems import FIXED_SETS, TRAIN, read_problems
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
@@ -20,9 +23,6 @@ from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.chat import differing_token
 from tasks.agents.problem_checks import without_room
 from tasks.inference.location import folder_of
-from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
-from tasks.run.check import check_new_run, problems_of
-from tasks.run.workspace import Workspace
 from tasks.warm_start.policy_sizes import lessons
 
 _STEPS_PER_LINE = 100

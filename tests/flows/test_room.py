@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from configs import load
+from flows.run.configuration import plan
+from flows.run.room import computed_bytes, disks, telling_full_disks
+from flows.run.workspace import open_leased
 from storage import layout
 from storage.versions.drafts import Draft
-from tasks.run.configuration import plan
-from tasks.run.room import computed_bytes, disks, telling_full_disks
-from tasks.run.workspace import open_leased
 from tests.support.paths import ROOT
 
 

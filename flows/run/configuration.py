@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from configs import Config, ConfigError, load
+from flows.run.room import computed_bytes, disks
 from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
@@ -16,7 +17,6 @@ from tasks.evaluate.summary import rendered, table
 from tasks.inference.devices import check_split, visible_devices
 from tasks.inference.location import CONFIG, locate
 from tasks.problems.mixture import naming
-from tasks.run.room import computed_bytes, disks
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers

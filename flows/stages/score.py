@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.run.workspace import Workspace
+from flows.stages.annotate import annotate, counted_questions
 from storage import layout
 from storage.telemetry.spans import stage
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
-from tasks.annotate.task import annotate, counted_questions
 from tasks.inference.location import model_fingerprints
-from tasks.run.workspace import Workspace
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError
 from configs.algorithms import PPO, RFT, OwnAlgorithm, Preferred
+from flows.run.workspace import Workspace, committed_updates
 from storage import layout
 from storage.errors import counted
 from storage.objects.store import Store
@@ -21,7 +22,6 @@ from storage.versions.fetch import fetch_folder
 from tasks.agents.chat import differing_token
 from tasks.audit.data_sets import DataSet, select
 from tasks.fit.plan import check_condition, plan_updates, select_data
-from tasks.run.workspace import Workspace, committed_updates
 from tasks.train.orders import Part, read_order
 
 _Result = TypeVar("_Result")

@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any
 
 from configs import Config, ConfigError
+from flows.run.resources import open_verifier
+from flows.run.workspace import Workspace, models_of
 from storage.errors import UnavailableError
 from storage.records import Problem
 from storage.versions import datasets
 from storage.visible import described, printable
 from tasks.inference.devices import check_split
 from tasks.problems.mixture import by_member, load_part, naming
-from tasks.run.resources import open_verifier
-from tasks.run.workspace import Workspace, models_of
 from tasks.score.scorers import use_of_solutions
 from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
 

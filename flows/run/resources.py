@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from tasks.run.workspace import Workspace, models_of
+from flows.run.workspace import Workspace, models_of
 from tasks.score.verifier import Verifier
 from tasks.train.orders import OrderedTrainer
 

@@ -18,6 +18,7 @@ from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
+from flows.run.room import telling_full_disks
 from storage import layout
 from storage.errors import DamagedError, UnavailableError
 from storage.logs import catalog
@@ -39,7 +40,6 @@ from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
-from tasks.run.room import telling_full_disks
 from tasks.tracking.follow import followed
 
 if TYPE_CHECKING:

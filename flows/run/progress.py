@@ -10,6 +10,8 @@ from prefect import get_client, get_run_logger
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.client.schemas.actions import ArtifactUpdate
 
+from flows.run.room import check_room
+from flows.run.workspace import Workspace, finished_iterations
 from storage import layout
 from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
@@ -18,8 +20,6 @@ from storage.visible import Fleeting
 from tasks.metrics.line import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
-from tasks.run.room import check_room
-from tasks.run.workspace import Workspace, finished_iterations
 
 _SHOWN = 20
 """Newest iterations in the table that Prefect's pages show."""

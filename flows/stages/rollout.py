@@ -10,6 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
+from flows.run.workspace import Workspace
+from flows.stages.problems import read_problems, weights
 from storage import layout
 from storage.records import Problem
 from storage.telemetry.spans import stage
@@ -21,10 +23,8 @@ from tasks.agents.problem_checks import describe_lacking, describe_marked, witho
 from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.mixture import by_member, naming
-from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
-from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
     from tasks.rollout.stream import Stream

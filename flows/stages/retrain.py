@@ -12,6 +12,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from flows.run.workspace import Workspace
+from flows.stages.problems import commit_problems, import_sets, load_parts, read_problems
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError
 from storage.logs.nights import End, Ending, Night, Nights, Record, now
@@ -27,15 +29,13 @@ from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
-from tasks.problems.task import commit_problems, import_sets, load_parts, read_problems
 from tasks.retrain import gate, planning
 from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
-from tasks.run.workspace import Workspace
 from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
-"""Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
+"""Versions of scores by policy and name of the set, see `flows.stages.evaluate.evaluate_sets`."""
 EVENTS = "math-mt-ppo.retrain"
 """Prefix of the events: `.promoted`, `.rejected`, `.overtaken`, `.alarm`, `.nothing-new`."""
 

@@ -8,6 +8,7 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.run.workspace import Workspace
 from storage.errors import counted
 from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
@@ -15,7 +16,6 @@ from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
 from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.inference.location import model_fingerprints
-from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
 
 

@@ -10,6 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from configs import Config, ConfigError
+from flows.run.configuration import resolve
+from flows.run.workspace import Workspace
 from storage import layout
 from storage.visible import Fleeting, printable
 from tasks.audit.data_sets import DataSet, TargetError, parse_since, select
@@ -18,8 +20,6 @@ from tasks.audit.report.plots import pictures
 from tasks.audit.report.wording import check_rows, headline, summary
 from tasks.audit.run import audit as run_checks
 from tasks.evaluate.summary import table
-from tasks.run.configuration import resolve
-from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
 
 EVENTS = "math-mt-ppo.audit"
