@@ -13,7 +13,7 @@ from typing import Any
 from storage.objects.store import Store
 from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
-from tasks.cluster.worker import NodeWorker
+from tasks.cluster.workers import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
 from tests.support.waiting_server import UnprovenEngine
 
