@@ -32,12 +32,12 @@ from storage.telemetry.metrics import publish
 from storage.version_names import PolicyVersion, Version
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft, JournaledDraft, Provenance, shards
+from storage.versions.drafts import Draft, Provenance, shards, stage
 from storage.versions.fetch import scratch_of, trim_to_limit
-from storage.versions.manifests import Kind
 from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
+from tasks.metrics.rows import STAGES
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
@@ -89,10 +89,12 @@ class Workspace:
         config = self.config.model_dump(mode="json")
         return Provenance(config=config, code=self.code(), prefect_run_id=runtime.flow_run.id, fence=self.lease)
 
-    def draft(self, version: Version, kind: Kind) -> Draft:
-        """Begin a version. Only who holds its run's lease has a journal: others would take over each other's shards."""
-        own = self.lease if version.run == self.name else None
-        return JournaledDraft(self.store, version, kind, own) if own else Draft(self.store, version, kind)
+    @contextmanager
+    def stage(self, version: Version) -> Iterator[Draft | None]:
+        """Make a version in this block, unless it is committed (`drafts.stage`); then `record` its numbers."""
+        with stage(self.store, version, self.lease) as draft:
+            yield draft
+        self.record(version)
 
     def code(self) -> dict[str, str]:
         """Return the fingerprints of what is not this program's: the user's code, and models beside the policy."""
@@ -103,9 +105,10 @@ class Workspace:
         """See `checkpoints.open_checkpoint`."""
         return checkpoints.open_checkpoint(self.store, policy, self.cache)
 
-    def record(self, version: str) -> None:
+    def record(self, version: Version) -> None:
         """Write the numbers of a committed version to the run's metrics, if this flow run may write them."""
-        if layout.evaluated_policy(version) or (self.lease and layout.run_of(version) == self.name):
+        may_write = layout.evaluated_policy(version) or (self.lease and version.run == self.name)
+        if version.kind in STAGES and may_write and not self.by_other_scorer:
             record(self.store, version)
 
     def trim_cache(self, *in_use: str) -> None:
@@ -233,10 +236,8 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     With `scoring`, the scorer may be another; `by_other_scorer` then says so. A knob that is not set, and follows the
     device or has another default now, stays as the run was begun.
     """
-    version = layout.run(workspace.name)
-    begins = not manifests.committed(workspace.store, version)
-    if begins:
-        with Draft(workspace.store, version, "run") as draft:
+    with workspace.stage(layout.run(workspace.name)) as draft:
+        if begins := draft is not None:
             draft.commit(workspace.provenance(), parents=[])
     begun = _fixed_settings(workspace)
     config = as_begun(workspace.config, begun)
