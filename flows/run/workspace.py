@@ -4,7 +4,9 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
+import re
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
+from prefect.settings import PREFECT_HOME
 
 from configs import Config, ConfigError, differences, up_to_date
 from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
-from flows.run.room import telling_full_disks
 from storage import layout
-from storage.errors import DamagedError, UnavailableError
+from storage.errors import DamagedError, StorageError, UnavailableError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
@@ -172,7 +174,7 @@ def open_run(config: Config, *, scoring: bool = False) -> Iterator[Workspace]:
             message lists the differences.
         LeaseHeldError: see `open_leased`.
     """
-    with open_leased(config) as workspace, telling_full_disks(config):
+    with open_leased(config) as workspace, telling_full_disks(config.storage.root):
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace, scoring=scoring)
         with followed(workspace.config), models_of(workspace):
@@ -191,9 +193,32 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
     publish(config.monitoring.prometheus, config.run.name)
-    with telling_full_disks(config):
+    with telling_full_disks(config.storage.root):
         yield workspace
     workspace.trim_cache()
+
+
+_FULL = re.compile(r"^\S.*(No space left on device|disk is full|quota exceeded).*", re.IGNORECASE | re.MULTILINE)
+"""The line of a traceback that has what the system, SQLite and quotas say, perhaps in an error of a library."""
+_NO_BYTES = 2**20
+"""Free bytes below which an error of Prefect's server, which says nothing, comes from a full disk."""
+
+
+@contextmanager
+def telling_full_disks(root: str) -> Iterator[None]:
+    """Raise an error of the block that came from a full disk as StorageError, which says what frees room."""
+    try:
+        yield
+    except Exception as error:
+        home, found = PREFECT_HOME.value(), _FULL.search("".join(traceback.format_exception(error)))
+        if not found and not (home.exists() and shutil.disk_usage(home).free < _NO_BYTES):
+            raise
+        cause = found[0] if found else f"Prefect's database in {home} has no room"
+        raise StorageError(
+            f"a disk is full: {cause}. A run holds less with a lower storage.keep.last and a higher "
+            f"storage.keep.every; `python -m storage --root {root} gc --delete --older-than-hours 0` frees what no run "
+            "needs any more, and what failed attempts left. Then the same command continues"
+        ) from error
 
 
 @contextmanager
