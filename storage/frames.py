@@ -15,12 +15,7 @@ _LIBRARIES = tuple(
 
 def is_own(filename: str) -> bool:
     """Return whether a file is the user's own: not this project's, not a library's, not made by `exec`."""
-    return not filename.startswith(_OURS) and not in_library(filename)
-
-
-def in_library(filename: str) -> bool:
-    """Return whether a file is a library's, or code made by `exec`."""
-    return filename.startswith((*_LIBRARIES, "<")) or "site-packages" in filename
+    return not filename.startswith((*_OURS, *_LIBRARIES, "<")) and "site-packages" not in filename
 
 
 def with_own_line(text: str, error: BaseException) -> str:
