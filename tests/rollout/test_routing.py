@@ -10,7 +10,7 @@ import pytest
 
 from storage.experts import Experts, pack, unpack
 from tasks.inference.api import BundledGenerationOutputs, Completion, InferenceError
-from tasks.inference.experts import experts_of
+from tasks.inference.completions import experts_of
 from tasks.rollout.conversation import with_experts
 from tests.support.train_helpers import make_trajectory
 
