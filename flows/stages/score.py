@@ -14,7 +14,7 @@ from tasks.inference.location import model_fingerprints
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
