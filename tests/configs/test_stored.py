@@ -49,7 +49,7 @@ def test_first_configurations_are_read(commit: str) -> None:
     """Knobs were added, renamed and lost since; what nobody can choose any more is named."""
     read = read_stored(FIRST[commit], "a run")
     before = [f"{each.knob}={json.dumps(each.was)}" for each in CHANGES if not each.is_gone]
-    assert read == load("smoke", ["train.micro_batch_tokens=16384", *before])
+    assert read == load("smoke", ["train.micro_batch_tokens=16384", "inference.canary_tolerance=1e-4", *before])
     assert set(formerly(FIRST[commit])) == {each.knob for each in CHANGES if each.is_gone and each.was is not ABSENT}
     assert "reward.failed: 'least' -> 'leave-out'" in lost(FIRST[commit])
 
