@@ -22,18 +22,24 @@ from storage.visible import Fleeting
 from tasks.train.algorithms import make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Batching, Columns, batching_for, draw_minibatches, make_minibatch
-from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import gradient_shares, histograms, sample_metrics, step_metrics
+from tasks.train.optimizer import factor
 from tasks.train.orders import Progress
-from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_action_tokens
+from tasks.train.passes import broken, logprob_scorer, mean_kl, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders, is_trainable
 from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, with_known_returns, within_staleness
-from tasks.train.schedules import factor
 from tasks.train.step import Step, Stepper, terms_of
-from tasks.train.train_state import TrainState, load_train_state, save_train_state, set_knobs
+from tasks.train.train_state import (
+    TrainState,
+    adapt_kl_coefficient,
+    load_train_state,
+    move_reference,
+    save_train_state,
+    set_knobs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -186,18 +192,16 @@ class Trainer:
         report = progress or (lambda _: None)
         samples, left_out = self._samples(rows, scores, version, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
-        for reason, number in left_out.items():
-            if number:
-                report(f"{number} trajectories left out: {_REASONS[reason]}")
+        for reason in filter(left_out.get, left_out):
+            report(f"{left_out[reason]} trajectories left out: {_REASONS[reason]}")
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         sources = {row.trajectory_id: row.source for row in rows}
         if self._shares:
             samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
         train_state, start = self._train_state, time.perf_counter()
-        epochs = [
-            draw_minibatches(samples, self._knobs.minibatches, train_state.generator) for _ in range(self._knobs.epochs)
-        ]
+        draw = partial(draw_minibatches, samples, self._knobs.minibatches, train_state.generator)
+        epochs = [draw() for _ in range(self._knobs.epochs)]
         columns, prepared = Preparation(train_state, self._temperature, samples, report, taught).prepare(epochs)
         middle = time.perf_counter()
         steps, of_steps = self._train(samples, columns, epochs, version, report)
@@ -207,19 +211,30 @@ class Trainer:
         seconds = time.perf_counter() - middle
         self._follow(prepared.get("kl/trajectory"), len(samples))
         return {
-            **sample_metrics(samples, None if chosen else version, self._reward.max_clip),
-            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **self._measured(samples, columns, steps, sources, None if chosen else version),
             **of_steps,
-            **gradient_shares(samples, sources, steps),
             **prepared,
             **counts,
-            "histograms": histograms(
-                samples, [column.advantages for column in columns], None if chosen else version, steps
-            ),
             "optimizer/lr": self._optimizer.lr * self._factor(version)(train_state.steps),
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
+        }
+
+    def _measured(
+        self,
+        samples: Sequence[Sample],
+        columns: Sequence[Columns],
+        steps: Sequence[Step],
+        sources: Mapping[str, str],
+        version: int | None,
+    ) -> dict[str, Any]:
+        """Compute the metrics of the samples and of the steps; without a version none of staleness."""
+        return {
+            **sample_metrics(samples, version, self._reward.max_clip),
+            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **gradient_shares(samples, sources, steps),
+            "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
         }
 
     def distance(
@@ -234,7 +249,10 @@ class Trainer:
         if not samples:
             return None
         loaded = load_policy(other, self._knobs, self._mesh, adapter)
-        return mean_kl(self._train_state, loaded, samples, self._temperature)
+        train_state = self._train_state
+        batching = batching_for(train_state.model, self._knobs, self._mesh)
+        with train_state.precision():
+            return mean_kl(train_state.model, loaded, samples, self._temperature, batching)
 
     @property
     def _train_state(self) -> TrainState:

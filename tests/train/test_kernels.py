@@ -17,9 +17,9 @@ from configs.score import Reward
 from configs.train import Optimizer, Train
 from tasks.train.batches import Batching, Segment, arrange, batching_for, cut, find_places, pieces
 from tasks.train.kernels import PACKED, CopiedLinear, accelerate, float32_logits, suits, use_copies
+from tasks.train.optimizer import make_adamw
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import build_samples
-from tasks.train.train_state import make_adamw
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
