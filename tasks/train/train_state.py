@@ -373,6 +373,20 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
         bring_home(adamw, parameter)
 
 
+@torch.no_grad()
+def follow(train_state: TrainState, trajectory_kl: float | None, trajectories: int) -> None:
+    """Change what an update changes once: an adaptive KL coefficient, and a moving reference policy.
+
+    The reference becomes `decay * reference + (1 - decay) * policy`.
+    """
+    kl, reference = train_state.algorithm.knobs.kl, train_state.reference
+    if kl.adaptive and trajectory_kl is not None:
+        train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
+    if reference and kl.reference == "ema":
+        for averaged, present in zip(reference.parameters(), train_state.model.parameters(), strict=True):
+            averaged.lerp_(present, 1 - EMA_DECAY)
+
+
 def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float) -> float:
     """Return the coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / HORIZON)`.
 
@@ -388,10 +402,3 @@ def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: fl
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / HORIZON))
-
-
-@torch.no_grad()
-def move_reference(reference: PreTrainedModel, policy: PreTrainedModel) -> None:
-    """Move a moving reference after an update: `reference <- decay * reference + (1 - decay) * policy`."""
-    for averaged, present in zip(reference.parameters(), policy.parameters(), strict=True):
-        averaged.lerp_(present, 1 - EMA_DECAY)

@@ -32,14 +32,7 @@ from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders, is_trainable
 from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, with_known_returns, within_staleness
 from tasks.train.step import Step, Stepper, terms_of
-from tasks.train.train_state import (
-    TrainState,
-    adapt_kl_coefficient,
-    load_train_state,
-    move_reference,
-    save_train_state,
-    set_knobs,
-)
+from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state, set_knobs
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +202,7 @@ class Trainer:
             logger.warning(_NOTHING_CHOSEN, self._algorithm.knobs.type, len(samples))
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         seconds = time.perf_counter() - middle
-        self._follow(prepared.get("kl/trajectory"), len(samples))
+        follow(train_state, prepared.get("kl/trajectory"), len(samples))
         return {
             **self._measured(samples, columns, steps, sources, None if chosen else version),
             **of_steps,
@@ -347,11 +340,3 @@ class Trainer:
     def _factor(self, version: int) -> Callable[[int], float]:
         """Return the factor of the learning rates as a function of the steps, in the update of a policy version."""
         return partial(factor, self._optimizer, version, self._updates)
-
-    def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
-        """Update what changes once per update: an adaptive KL coefficient and a moving reference policy."""
-        train_state, kl = self._train_state, self._algorithm.knobs.kl
-        if kl.adaptive and trajectory_kl is not None:
-            train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
-        if train_state.reference and kl.reference == "ema":
-            move_reference(train_state.reference, train_state.model)
