@@ -12,8 +12,8 @@ flow's process, or in several Ray actors (`tasks.cluster.trainer`) that carry ou
 stored logprobs for audits.
 
 `mesh` holds the messages between ranks. `sharding` divides models among them, and reads and writes each rank's
-tensors of a checkpoint. `memory` computes what a rank needs. `experts` is for mixtures of experts: it knows the names
-of their weights in files, and sends tokens to the experts that the engine chose.
+tensors of a checkpoint. `experts` is for mixtures of experts: it knows the names of their weights in files, and sends
+tokens to the experts that the engine chose.
 
 The folder has more than twelve files because each is a subject that is read alone: the steps of an update, and the
 formulas that they use.
