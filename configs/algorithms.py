@@ -509,8 +509,8 @@ class OwnAlgorithm(Clipped):
     @classmethod
     def _known(cls, name: str) -> str:
         if not re.fullmatch(OWN, name):
-            told = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
-            raise ValueError(f"{name!r} is no algorithm{told}")
+            hint = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
+            raise ValueError(f"{name!r} is no algorithm{hint}")
         return name
 
 

@@ -34,8 +34,8 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
         ValueError: see `select_data` and `check_condition`.
     """
     if not config.algorithm.offline:
-        told = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
-        raise ConfigError(f"algorithm.type={config.algorithm.type} {told}")
+        reason = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
+        raise ConfigError(f"algorithm.type={config.algorithm.type} {reason}")
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
     store, named = Store.of(config.storage), list(data) or config.fit.data

@@ -84,10 +84,10 @@ def checked(outputs: object, inputs: LossInputs, name: str) -> LossOutputs:
         )
     for what, values in {"loss": outputs.loss, **outputs.metrics}.items():
         if values.shape != inputs.logp.shape:
-            told = (
+            problem = (
                 f"{what} has the shape {[*values.shape]}, but there are {len(inputs.logp)} tokens: give each a number"
             )
-            raise ValueError(f"the loss of the component {name}: {told}")
+            raise ValueError(f"the loss of the component {name}: {problem}")
     return outputs
 
 

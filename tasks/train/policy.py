@@ -149,8 +149,8 @@ def make_canary(model: PreTrainedModel) -> Canary:
     with torch.no_grad():
         logp = logprob_scorer(model, 1.0)(Rows(tokens), Places(torch.zeros_like(columns), columns, columns - 1))
     if not logp.isfinite().all():
-        told = "its weights overflow, or are NaN. Use another policy or checkpoint"
-        raise ValueError(f"the policy's logprobs are NaN or infinite: {told}")
+        remedy = "its weights overflow, or are NaN. Use another policy or checkpoint"
+        raise ValueError(f"the policy's logprobs are NaN or infinite: {remedy}")
     return Canary(ids.tolist(), logp.tolist())
 
 

@@ -301,15 +301,15 @@ class Trainer:
         self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, version: int, report: Progress
     ) -> tuple[list[Step], dict[str, float]]:
         """Take a step for each minibatch that has anything in the loss; return them, and metrics of the algorithm."""
-        train_state, steps, told = self._train_state, list[Step](), list[dict[str, float]]()
+        train_state, steps, metrics = self._train_state, list[Step](), list[dict[str, float]]()
         components = {name: self._algorithm.component(name) for name in columns[0].weights}
         stepper = Stepper(train_state, self._optimizer, self._factor(version), self._temperature)
         batching, total = batching_for(train_state.model, self._knobs, train_state.mesh), sum(map(len, epochs))
         for indices in (indices for minibatches in epochs for indices in minibatches):
             present = columns
             if self._algorithm.needs_current:
-                present, metrics = self._reweighed(samples, columns, indices, batching)
-                told.append(metrics)
+                present, of_minibatch = self._reweighed(samples, columns, indices, batching)
+                metrics.append(of_minibatch)
             minibatch = make_minibatch(samples, present, indices, batching)
             if not minibatch:
                 continue  # nothing in it has a weight, or the token limit cut all of its turns and they are masked
@@ -318,8 +318,8 @@ class Trainer:
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
             line = f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}"
             report(line if stopped else Fleeting(line))
-        names = {name for metrics in told for name in metrics}
-        return steps, {name: float(np.mean([m[name] for m in told if name in m])) for name in sorted(names)}
+        names = sorted({name for each in metrics for name in each})
+        return steps, {name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}
 
     def _reweighed(
         self, samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int], batching: Batching

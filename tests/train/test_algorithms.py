@@ -344,12 +344,12 @@ def test_a_served_teacher_teaches_the_same(tmp_path: Path) -> None:
     tiny_model(seed=8).save_pretrained(tmp_path / "teacher")
     data, taught = rows(), dict[str, list[float]]()
     for row in data[0]:
-        told = taught[row.trajectory_id] = []
+        of_row = taught[row.trajectory_id] = []
         for start, end in pairwise([*row.sequence_starts, len(row.token_ids)]):
             ids = torch.tensor([row.token_ids[start:end]])
             with torch.no_grad():
                 logprobs = torch.log_softmax(tiny_model(seed=8)(ids).logits[0, :-1], -1)
-            told += [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
+            of_row += [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
     found = []
     for teacher, given in ((tmp_path / "teacher", None), (None, taught)):
         trainer = make_trainer(tmp_path / "now", teacher=teacher, type="opd")

@@ -20,17 +20,25 @@ OWN_LOSSES: "Registry[Loss]" = Registry("loss", own="function", key="algorithm.l
 """The user's policy losses, which have no short names."""
 register_algorithm = ALGORITHMS.register
 
-_PLACES = {
+# They import torch, which takes seconds.
+for name, place in {
     "ppo": "ppo:PPO",
+    "grpo": "group:GRPO",
+    "dr_grpo": "group:DrGRPO",
+    "rloo": "group:RLOO",
+    "reinforce_pp": "group:ReinforcePP",
+    "dapo": "group:DAPO",
     "gspo": "gspo:GSPO",
     "gspo_token": "gspo:GSPOToken",
+    "cispo": "ratios:CISPO",
+    "max_rl": "group:MaxRL",
+    "mis": "ratios:MIS",
+    "rft": "likelihood:RFT",
+    "dpo": "likelihood:DPO",
+    "kto": "likelihood:KTO",
+    "opd": "ratios:OPD",
     "echo": "echo:Echo",
-    **{"grpo": "group:GRPO", "dr_grpo": "group:DrGRPO", "dapo": "group:DAPO", "rloo": "group:RLOO"},
-    **{"max_rl": "group:MaxRL", "reinforce_pp": "group:ReinforcePP"},
-    **{"cispo": "ratios:CISPO", "mis": "ratios:MIS", "opd": "ratios:OPD"},
-    **{"rft": "likelihood:RFT", "dpo": "likelihood:DPO", "kto": "likelihood:KTO"},
-}
-for name, place in _PLACES.items():  # found when they are used: they import torch, which takes seconds
+}.items():
     register_algorithm(name, f"{__name__}.{place}")
 
 

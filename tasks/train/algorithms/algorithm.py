@@ -151,9 +151,9 @@ class Algorithm:
             coefficient = critic.value_loss_coefficient if critic.model == "value-head" else 1.0
             return Component(partial(critic_loss, value_eps_clip=critic.value_eps_clip), "tokens", coefficient)
         known = ["ce", "ref_kl", "rl", "value"]
-        told = f"{nearest(name, known)}; there are {', '.join(known)}, and your class's `component` may return others"
+        hint = f"{nearest(name, known)}; there are {', '.join(known)}, and your class's `component` may return others"
         raise ValueError(
-            f"algorithm.type={self.knobs.type} gives weights of the component {name!r}, which is unknown{told}"
+            f"algorithm.type={self.knobs.type} gives weights of the component {name!r}, which is unknown{hint}"
         )
 
     def share(
