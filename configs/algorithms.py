@@ -16,7 +16,6 @@ if typing.TYPE_CHECKING:
     from configs.schema import Config
 
 KLEstimator = Literal["k1", "k2", "k3"]
-Credit = Literal["causes", "order"]
 Clip = Annotated[float, Field(gt=0, lt=1)]
 DualClip = Annotated[float, Field(gt=1)] | None
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -28,20 +27,12 @@ class Advantage(Knobs):
 
     type: Literal["group", "gae"] = "group"
     """The estimator: comparison with the other episodes of the group, or generalised advantage estimation."""
-    credit: Credit = "causes"
-    """Which rewards a turn's return adds up. causes: all that were given when the agent had received the turn, so that
-    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past.
-    order: all that follow in the order in which turns are stored."""
     baseline: Literal["turn", "episode", "mixed"] = "mixed"
     """Episodes of the group with which a turn is compared (type `group` only): those that reached this turn (`turn`);
     all, each with its return at this turn or at its last one before (`episode`: plain GRPO if the reward comes at the
     end); or those that reached it, but all if at most three did (`mixed`)."""
     scale_by_std: bool = False
     """Divide by the standard deviation of the group (type `group` only)."""
-    scale_penalties: bool = False
-    """Let `scale_by_std` and `normalisation` count and divide KL penalties in the reward, too. False: they divide what
-    comes from the rewards only, so kl_ctl is in units of divided rewards, as with `kl.place=loss` (type `group` only).
-    """
     leave_one_out: bool = False
     """Compare an episode with the mean of the other episodes of its group (RLOO; type `group` only)."""
     discount: Share = 1.0
@@ -49,7 +40,7 @@ class Advantage(Knobs):
     turn to turn."""
     gae_lambda: Share = 1.0
     """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value. Below 1 the turns of an
-    episode must be a chain, unless `credit=order` takes them for one."""
+    episode must be a chain."""
     normalisation: Literal["none", "batch", "group"] = "batch"
     """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
     With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
@@ -188,11 +179,6 @@ class Algorithm(Knobs):
         return self.in_groups
 
     @property
-    def credit(self) -> Credit:
-        """Which rewards a turn's return adds up (`Advantage.credit`)."""
-        return "causes"
-
-    @property
     def keeps_reference(self) -> bool:
         """True if training needs a reference policy."""
         return self.kl.kl_ctl > 0
@@ -268,10 +254,6 @@ class PPO(PolicyGradient):
         if oldest > 0 and self.objective == "recomputed":
             knobs = f"rollout.max_head_offpolicyness={oldest}"
             yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
-
-    @property
-    def credit(self) -> Credit:
-        return self.advantage.credit
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -381,10 +363,6 @@ class GSPO(Clipped):
     """The ratio of a sequence is at least 1 - eps_clip."""
     eps_clip_higher: PositiveFloat = 4e-4
     """The ratio of a sequence is at most 1 + eps_clip_higher."""
-    ratio_to: Literal["recomputed", "sampling"] = "recomputed"
-    """Logprobs that the ratio is taken to. recomputed: the trainer's own before the update; a sequence is weighted by
-    their ratio to those of sampling, at most 5. sampling: those of the engine, whose rounding alone is more than these
-    limits in half precision: it clipped 28 to 54 % of the sequences of a model served in bfloat16."""
 
 
 class CISPO(Published):

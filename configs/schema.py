@@ -62,6 +62,8 @@ class Cost(Knobs):
 class Config(Knobs):
     """The resolved configuration of one run."""
 
+    release: Literal[1] = 1
+    """Number of the behaviour that nobody chooses, for readers of stored configurations; programs write it."""
     run: Run
     storage: Storage = Storage()
     problems: Problems

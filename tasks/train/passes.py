@@ -151,22 +151,6 @@ def score_action_tokens(
     return dict(zip(scores, np.split(joined, ends[:-1]), strict=True))
 
 
-@torch.no_grad()
-def bootstrap_values(
-    scorer: TokenScorer, samples: Sequence[Tokens], indices: Sequence[int], batching: Batching
-) -> dict[int, float]:
-    """Compute, for each sample at `indices`, the number of the position that would follow its last action token."""
-    values = dict.fromkeys(indices, 0.0)
-    latest = [pieces(samples, [index])[-1] for index in indices]
-    for segments in cut(samples, latest, batching):
-        scored = [piece for segment in segments for piece in segment.pieces]
-        after = [samples[piece.sample].actions[-1:] - piece.start + 1 for piece in scored]
-        numbers = scorer(arrange(segments, batching), find_places(segments, after, batching))
-        values |= {piece.sample: number for piece, number in zip(scored, numbers.tolist(), strict=True)}
-    total = batching.mesh.total(torch.tensor([*values.values()], dtype=torch.float64)).tolist()
-    return dict(zip(values, total, strict=True))
-
-
 def refuse_broken(
     quantity: str,
     samples: Sequence[Tokens],

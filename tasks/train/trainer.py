@@ -30,7 +30,7 @@ from tasks.train.passes import broken, logprob_scorer, mean_kl, refuse_broken, s
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders, is_trainable
-from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, with_known_returns, within_staleness
+from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, within_staleness
 from tasks.train.step import Step, Stepper, terms_of
 from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state, set_knobs
 
@@ -41,9 +41,8 @@ NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
 
 
 _REASONS = {
-    "failed_verdict": "a grader failed on a turn (reward.failed)",
+    "failed_verdict": "a grader failed on a turn",
     "too_old": "older than rollout.max_head_offpolicyness allows",
-    "unknown_return": "the context had no room for an unknown number of turns; a critic could estimate them",
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
 _ALARMING = 0.02
@@ -53,9 +52,8 @@ _NOTHING_RIGHT = (
     "ALARM: not one of %d trajectories has a right turn. Read them: is format, verifier or difficulty wrong?"
 )
 _NOTHING = (
-    "ALARM: nothing to train on: all of %d trajectories are rejected, masked, without a verdict, or were cut by "
-    "the context with an unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and "
-    "_ub, rollout.max_resampling_rounds, train.mask_truncated and inference.max_model_len"
+    "ALARM: nothing to train on: all of %d trajectories are rejected, masked or without a verdict. The policy is not "
+    "changed. Check rollout.success_rate_lb and _ub, rollout.max_resampling_rounds and train.mask_truncated"
 )
 _NOTHING_CHOSEN = (
     "ALARM: nothing to train on: algorithm.type=%s chose no token of %d trajectories. The policy is not changed"
@@ -79,7 +77,7 @@ class Trainer:
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
         scorers: who gave the scores.
         updates: number of updates of the whole run, over which the learning rate follows its schedule.
-        shares: whether the sources of problems are members of a mixture that share the learning, not only the draws.
+        shares: whether the sources of problems are members of a mixture, which share the learning.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class Trainer:
         """Make the trainer of a run."""
         oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
         algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
-        shares = bool(config.problems.members) and config.problems.shares == "learning"
+        shares = bool(config.problems.members)
         return cls(
             *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
             *(config.score, config.run.iterations, shares),
@@ -263,10 +261,9 @@ class Trainer:
         """
         oldest, scores = None if chosen else self._max_staleness, list(scores)
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
-        recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
-        samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
+        samples = trainable if oldest is None else within_staleness(trainable, version, oldest)
         check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
-        left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
+        left_out = {"too_old": len(trainable) - len(samples)}
         left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
@@ -284,8 +281,8 @@ class Trainer:
 
     def _without_verdict(self, trajectories: Sequence[Trajectory], scores: Iterable[Score]) -> int:
         """Count the trajectories that are left out because a grader failed; many of them are an alarm."""
-        failed = failed_by_graders(scores, self._reward)
-        trainable = [row.trajectory_id for row in trajectories if is_trainable(row, self._reward)]
+        failed = failed_by_graders(scores)
+        trainable = [row.trajectory_id for row in trajectories if is_trainable(row)]
         named = [f"{name} ({failed[name]})" for name in trainable if name in failed]
         if len(named) > _ALARMING * len(trainable):
             logger.warning(_FAILED, len(named), len(trainable), named[0])
@@ -294,8 +291,8 @@ class Trainer:
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
     ) -> list[Sample]:
-        build = partial(build_samples, scorers=self._scorers, credit=self._algorithm.knobs.credit, replay=replay)
-        return build(trajectories, scores, self._reward, mask_truncated=self._knobs.mask_truncated)
+        build = partial(build_samples, scorers=self._scorers, mask_truncated=self._knobs.mask_truncated)
+        return build(trajectories, scores, self._reward, replay=replay)
 
     def _train(
         self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, version: int, report: Progress

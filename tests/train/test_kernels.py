@@ -82,9 +82,9 @@ def test_packed_rows_give_the_same_gradient(
 ) -> None:
     """Gradients and metrics are those of padded rows, with rewritten history and values after a cut episode."""
     rows, scores = random_rows(samples=6)
-    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)  # a critic estimates the rest
+    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
-    shared = {"reward": Reward(unfinished="leave-out"), "micro_batch_tokens": 100, **options}
+    shared = {"micro_batch_tokens": 100, **options}
     padded = make_trainer(save_tiny(tmp_path), **shared)
     expected = padded.update(rows, scores, version=2)
     monkeypatch.setattr("tasks.train.policy.suits", lambda device, train: True)

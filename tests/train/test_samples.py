@@ -83,10 +83,8 @@ def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
     (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
     assert sample.rewards.tolist() == [0.0, 1.0]
     row = replace(row, sampling='{"max_new_tokens": 4}', limits=[2, 4])
-    for unfinished, rewards in (("least", [0.0, 1.0]), ("leave-out", [1.0, 1.0])):
-        reward = Reward(overlong_tokens=1, unfinished=unfinished)  # type: ignore[arg-type]
-        (sample,) = build_samples([row], make_scores("t", 1, 1), reward)
-        assert sample.rewards.tolist() == rewards
+    (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
+    assert sample.rewards.tolist() == [0.0, 1.0]
 
 
 def test_turns_cut_by_the_limit_may_be_masked() -> None:
@@ -130,8 +128,6 @@ def advantages(rows: list[Trajectory], scores: list[Score], reward: Reward, scor
 def test_a_grader_that_fails_is_no_zero(verdict: VerdictName, scorer: str) -> None:
     """Its episode gets no advantage and moves no baseline, whichever of its turns has no verdict."""
     rows, scores = graded(0.8, 0.9, 0.7, verdict)
-    before = advantages(rows, scores, Reward(shape="raw", failed="least"), scorer)
-    assert before == pytest.approx({"t0": 0.2, "t1": 0.3, "t2": 0.1, "t3": -0.6})
     raw, success = (advantages(rows, scores, Reward(shape=shape), scorer) for shape in ("raw", "success"))
     assert raw == pytest.approx({"t0": 0.0, "t1": 0.1, "t2": -0.1})
     assert success == pytest.approx({"t0": 0.0, "t1": 0.2, "t2": -0.2})
@@ -146,9 +142,6 @@ def test_an_answer_that_meets_a_limit_is_the_policys_doing() -> None:
     for scorer, expected in (("my.module:score", -1), ("math-verify", -1), ("environment", 0)):
         slow, _ = build_samples(rows, scores, Reward(), scorers=Scoring(type=scorer))
         assert slow.rewards.tolist() == [expected]
-    before = Reward(shape="raw", unfinished="leave-out", failed="least")
-    kind = [replace(scores[0], reward=0.5, reason=""), scores[1]]
-    assert build_samples(rows, kind, before, scorers=Scoring(type="my.module:score"))[0].rewards.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(("reason", "gains"), [(SLOW, False), ("answer '((': RecursionError", True)])

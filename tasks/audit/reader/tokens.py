@@ -23,7 +23,7 @@ from tasks.audit.decoding import NO_TOKEN, Decoder
 from tasks.audit.reader.library import Library
 from tasks.train.advantages import Observed
 from tasks.train.returns import settled
-from tasks.train.samples import build_samples, with_known_returns, within_staleness
+from tasks.train.samples import build_samples, within_staleness
 
 if TYPE_CHECKING:
     from tasks.train.algorithms.algorithm import Algorithm
@@ -221,9 +221,9 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
         algorithm = _algorithm(knobs.undivided, int(manifest.number("sampling.max_new_tokens")))
         rows, scores, reward = _group(library, data_set, row.problem_id, reward)
         masked = bool(manifest.knob("train.mask_truncated"))
-        built = build_samples(*(rows, scores, reward), scorers=scorers, credit=knobs.credit, mask_truncated=masked)
+        built = build_samples(rows, scores, reward, scorers=scorers, mask_truncated=masked)
         oldest = int(manifest.number("rollout.max_head_offpolicyness"))
-        samples = with_known_returns(within_staleness(built, data_set.iteration, oldest))
+        samples = within_staleness(built, data_set.iteration, oldest)
         observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
         assigned = algorithm.assign(samples, observed)
     except ValueError as error:
@@ -232,7 +232,7 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     if row.trajectory_id not in by_id:
         raise NoAdvantageError(
             f"This trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
-            "was too old or a grader failed on it, or because it has no sampled tokens or an unknown return."
+            "was too old or a grader failed on it, or because it has no sampled tokens."
         )
     index, in_policy_loss = by_id[row.trajectory_id], "rl" in assigned.weights
     numbers = assigned.advantages if in_policy_loss else assigned.weights["ce"]
