@@ -18,10 +18,9 @@ from transformers import PreTrainedModel
 
 from configs.policy import LoRA
 from configs.train import Train
-from storage.versions.adapters import attach, save, stored_name
 from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
-from storage.versions.weights import empty_model, load_model
+from storage.versions.weights import attach, empty_model, load_model, save, stored_name
 from tasks.train.batches import Places, Rows, is_plain
 from tasks.train.experts import FileNames
 from tasks.train.kernels import accelerate, round_factors, suits

@@ -20,8 +20,7 @@ from flows.retrain import retrain
 from storage import layout
 from storage.logs import catalog
 from storage.logs.nights import Nights
-from storage.maintenance.check_logs import check_logs
-from storage.maintenance.verify import verify
+from storage.maintenance.verify import check_logs, verify
 from storage.objects.store import Store
 from storage.version_names import AnnotationsVersion, select
 from storage.versions import aliases, checkpoints, datasets, manifests
