@@ -25,7 +25,7 @@ from tasks.rollout.plan import RolloutPlan
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 def evaluate(

@@ -26,8 +26,8 @@ from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
 
 if TYPE_CHECKING:
+    from tasks.rollout.play import Workers
     from tasks.rollout.stream import Stream
-    from tasks.rollout.workers import Workers
 
 _DRAIN_S = 5.0
 """Longest wait for the end of a stream if the flow failed."""

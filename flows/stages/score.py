@@ -17,7 +17,7 @@ from tasks.inference.location import model_fingerprints
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 def annotate(
