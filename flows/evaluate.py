@@ -8,8 +8,8 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.launch.last_line import tell_last
 from flows.run.configuration import resolve
+from flows.run.progress import tell_last
 from flows.run.report import report_evaluations
 from flows.run.resources import open_workers
 from flows.run.workspace import open_unleased
