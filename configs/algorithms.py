@@ -1,15 +1,19 @@
-"""The algorithms and their knobs: one section each, with the defaults of its paper and no knobs that it lacks.
+"""The algorithms: one section each, with the defaults of its paper, no knobs that it lacks, and what it needs.
 
-`algorithm.type` names one. `tasks/train/algorithms` has the formulas, one file for each.
+`algorithm.type` names one. `tasks/train/algorithms` has the formulas.
 """
 
 import re
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, TypeAdapter, field_validator, model_validator
 
 from configs.knobs import Knobs, NonNegativeFloat, Share, nearest, refuse_idle, tags
+
+if typing.TYPE_CHECKING:
+    from configs.schema import Config
 
 KLEstimator = Literal["k1", "k2", "k3"]
 Clip = Annotated[float, Field(gt=0, lt=1)]
@@ -21,8 +25,8 @@ OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 class Advantage(Knobs):
     """The advantage estimator: group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
 
-    type: str = "group"
-    """Registered advantage estimator: `group` or `gae`."""
+    type: Literal["group", "gae"] = "group"
+    """The estimator: comparison with the other episodes of the group, or generalised advantage estimation."""
     baseline: Literal["turn", "episode", "mixed"] = "mixed"
     """Episodes of the group with which a turn is compared (type `group` only): those that reached this turn (`turn`);
     all, each with its return at this turn or at its last one before (`episode`: plain GRPO if the reward comes at the
@@ -140,8 +144,34 @@ class Algorithm(Knobs):
 
     on_policy_only: ClassVar[bool] = False
     """True if nothing corrects for tokens that an older policy sampled."""
+    offline: ClassVar[bool] = False
+    """True if it can train on stored data that another policy sampled (`flows.fit`)."""
     in_groups: ClassVar[bool] = True
     """True if the episodes of a group are compared with each other, unless a knob decides (`compares`)."""
+    over_batch: ClassVar[bool] = False
+    """True if the advantage of an episode depends on episodes of other problems."""
+    taught: ClassVar[bool] = False
+    """True if it needs the logprobs of a teacher."""
+    own: ClassVar[bool] = False
+    """True if its formula is code of the user's."""
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        """Yield a sentence for each knob of another section that the algorithm cannot work with."""
+        stale = f"rollout.max_head_offpolicyness={config.rollout.max_head_offpolicyness}"
+        if self.compares and config.rollout.group_size == 1:
+            yield f"rollout.group_size=1 leaves algorithm.type={self.type} nothing to compare: use 2 or more"
+        if self.on_policy_only and config.rollout.max_head_offpolicyness > 0:
+            yield f"algorithm.type={self.type} is right on-policy only, but {stale}: use another, such as ppo or mis"
+        if self.taught and config.models.teacher is None:
+            remedy = "set models.teacher.checkpoint=RUN@N or models.teacher.path"
+            yield f"algorithm.type={self.type} needs a teacher: {remedy}"
+        if not (self.taught or self.own) and config.models.teacher is not None:
+            yield f"algorithm.type={self.type} has no use for models.teacher: set algorithm.type=opd, or leave it out"
+
+    @property
+    def undivided(self) -> "Algorithm":
+        """The algorithm without a division of its advantages that needs a whole batch; itself if it has none."""
+        return self
 
     @property
     def compares(self) -> bool:
@@ -182,6 +212,7 @@ class PPO(PolicyGradient):
     """PPO (arXiv 1707.06347) with AReaL's decoupled objective (2505.24298), group baselines or a critic."""
 
     type: Literal["ppo"] = "ppo"
+    offline: ClassVar[bool] = True
     advantage: Advantage = Advantage()
     """Knobs of the advantages, which are computed from rewards."""
     critic: Critic | None = None
@@ -209,6 +240,20 @@ class PPO(PolicyGradient):
     @property
     def compares(self) -> bool:
         return self.advantage.type == "group"
+
+    @property
+    def undivided(self) -> Algorithm:
+        if self.advantage.normalisation != "batch":
+            return self
+        advantage = self.advantage.model_copy(update={"normalisation": "none"})
+        return self.model_copy(update={"advantage": advantage})
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        oldest = config.rollout.max_head_offpolicyness
+        if oldest > 0 and self.objective == "recomputed":
+            knobs = f"rollout.max_head_offpolicyness={oldest}"
+            yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -289,6 +334,7 @@ class ReinforcePP(Clipped):
 
     type: Literal["reinforce_pp"]
     in_groups: ClassVar[bool] = False
+    over_batch: ClassVar[bool] = True
     kl_ctl: NonNegativeFloat = 0.001
     """Coefficient of the KL to policy version 0 in the reward of each token (k1); 0: none, and no reference policy."""
 
@@ -302,6 +348,11 @@ class DAPO(Clipped):
     type: Literal["dapo"]
     eps_clip_higher: PositiveFloat = 0.28
     """The ratio is at most 1 + eps_clip_higher."""
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        if equal := [where for where, each in config.played if not each.rollout.reject_equal]:
+            yield f"{equal[0]}algorithm.type=dapo replaces groups whose rewards agree: set rollout.reject_equal=true"
 
 
 class GSPO(Clipped):
@@ -355,11 +406,21 @@ class Echo(Clipped):
     observations: Literal["tools", "all"] = "tools"
     """Observations with cross-entropy: the outputs of tools, or all feedback."""
 
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        without_tools = all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played)
+        if self.observations == "tools" and without_tools:
+            yield (
+                f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
+                "algorithm.observations=all"
+            )
+
 
 class RFT(_WithoutCritic, Algorithm):
     """Rejection sampling fine-tuning (arXiv 2308.01825): cross-entropy on turns that were right; expert iteration."""
 
     type: Literal["rft"]
+    offline: ClassVar[bool] = True
     in_groups: ClassVar[bool] = False
     distinct: bool = True
     """Train on equal completions of a problem once only."""
@@ -368,6 +429,7 @@ class RFT(_WithoutCritic, Algorithm):
 class Preferred(_WithoutCritic, Algorithm):
     """An algorithm that likes episodes better or worse, with policy version 0 as reference."""
 
+    offline: ClassVar[bool] = True
     beta: PositiveFloat = 0.1
     """Strength with which the reference holds the policy."""
 
@@ -400,6 +462,7 @@ class OPD(Published):
 
     type: Literal["opd"]
     in_groups: ClassVar[bool] = False
+    taught: ClassVar[bool] = True
     c_clip: DualClip = 10.0
     """Largest ratio: a token above it has no gradient; empty: no limit."""
 
@@ -409,6 +472,8 @@ class OwnAlgorithm(Clipped):
 
     type: str
     """`package.module:Class`."""
+    offline: ClassVar[bool] = True
+    own: ClassVar[bool] = True
     args: dict[str, Any] = {}
     """Keyword arguments of the class."""
     reference: bool = False
@@ -422,8 +487,8 @@ class OwnAlgorithm(Clipped):
     @classmethod
     def _known(cls, name: str) -> str:
         if not re.fullmatch(OWN, name):
-            told = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
-            raise ValueError(f"{name!r} is no algorithm{told}")
+            hint = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
+            raise ValueError(f"{name!r} is no algorithm{hint}")
         return name
 
 

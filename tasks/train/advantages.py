@@ -1,6 +1,4 @@
-"""Advantages of action tokens: the estimators, their normalisation, and the registry that finds them by name.
-
-A new estimator is one function, and one line `register_advantage`.
+"""Advantages of action tokens: the estimators `group` and `gae`, and their normalisation.
 
 `group` compares an episode with the other episodes of its problem (GRPO, RLOO). Example: one problem, three episodes,
 rewards of ±1, `turn_discount=1`, `baseline: turn`, no penalties.
@@ -28,13 +26,12 @@ of eight episodes that are rewarded at their end, with `leave_one_out`:
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from configs.algorithms import Advantage
-from configs.knobs import nearest
 from storage.errors import first_few
 from tasks.train.returns import Causes
 from tasks.train.samples import Bools, Floats, Logprobs, Sample, by_member, by_problem
@@ -68,10 +65,6 @@ class Estimated:
     returns: list[Floats] | None = None  # N arrays [A], the targets of the critic
     centred: bool = False  # the advantages are already centred by group: normalisation must not shift them again
     of_penalties: list[Floats] | None = None  # N arrays [A], added to the advantages after normalisation
-
-
-Estimator = Callable[[Sequence[Sample], Sequence[Observed], Advantage], Estimated]
-"""A function of N samples, the N `Observed`, and the knobs."""
 
 
 def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
@@ -256,31 +249,12 @@ def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage)
     return result
 
 
-_ESTIMATORS: dict[str, Estimator] = {"group": group, "gae": gae}
-
-
-def register_advantage(name: str, estimator: Estimator) -> None:
-    """Make an estimator available as `algorithm.advantage.type: name`."""
-    _ESTIMATORS[name] = estimator
-
-
-def check_estimator(name: str) -> None:
-    """Raise ValueError if `algorithm.advantage.type` is not registered."""
-    if name not in _ESTIMATORS:
-        told = f"{nearest(name, _ESTIMATORS)}; there are {', '.join(sorted(_ESTIMATORS))}"
-        raise ValueError(f"algorithm.advantage.type={name!r} is not registered{told}")
-
-
 def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
     """Estimate advantages, normalise them by `knobs.normalisation`, and return them with the returns for a critic.
 
     Advantages that the estimator gives for penalties are added as they are.
-
-    Raises:
-        ValueError: no estimator has the name `knobs.type`.
     """
-    check_estimator(knobs.type)
-    estimated = _ESTIMATORS[knobs.type](samples, observed, knobs)
+    estimated = (gae if knobs.type == "gae" else group)(samples, observed, knobs)
     advantages = normalise(samples, estimated, knobs)
     if estimated.of_penalties is not None:
         advantages = [task + penalty for task, penalty in zip(advantages, estimated.of_penalties, strict=True)]

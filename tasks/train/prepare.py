@@ -13,7 +13,7 @@ from storage.visible import Fleeting
 from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Assignment, check_assignment, shared_out
 from tasks.train.batches import Columns, batching_for
-from tasks.train.losses import kl_estimate
+from tasks.train.components import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.samples import FAR, Floats, Logprobs, Sample, outside
@@ -162,10 +162,7 @@ class Preparation:
         """Add the returns to the value normaliser, then set the normalised returns as the critic's targets."""
         norm = self._train_state.critic and self._train_state.critic.norm
         assert norm
-        if assigned.returns is None:
-            told = "gives no returns for the critic to learn: return them in `Estimated`, or remove algorithm.critic"
-            estimator = getattr(self._algorithm.knobs, "advantage", None)
-            raise ValueError(f"algorithm.advantage.type={estimator and estimator.type} {told}")
+        assert assigned.returns is not None, "only gae has a critic, and it gives returns"
         returns = np.concatenate(assigned.returns)
         self._metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), returns)
         norm.update(torch.from_numpy(returns))

@@ -2,7 +2,7 @@
 
 An update follows from the policy before it, its train state, stored rows and the configuration in its manifest. On a
 CPU of the same kind it gives the same bits. Elsewhere, or with another number of ranks, sums are rounded otherwise:
-then the difference of each part of the files is told as a share of the way that the update moved this part.
+then each part of the files has a difference, shown as a share of the way that the update moved this part.
 
 Parts are the weights, each kind of moments, the critic's weights, a moving reference policy, the generator's state, and
 each number in state.json. Example: an update moved a policy by 0.3, and the one that was made again is 3e-6 away from

@@ -20,9 +20,8 @@ from storage.records import Score, Trajectory
 from tasks.train.advantages import Observed
 from tasks.train.algorithms import check_algorithm, make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
-from tasks.train.algorithms.dpo import DPO, pairs
-from tasks.train.algorithms.kto import KTO
-from tasks.train.components import Component, LossInputs, LossOutputs, register_component
+from tasks.train.algorithms.likelihood import DPO, KTO, pairs
+from tasks.train.components import Component, LossInputs, LossOutputs
 from tasks.train.samples import Sample, build_samples
 from tasks.train.version_trainer import check_noise
 from tests.support.train_helpers import (
@@ -338,12 +337,12 @@ def test_a_served_teacher_teaches_the_same(tmp_path: Path) -> None:
     tiny_model(seed=8).save_pretrained(tmp_path / "teacher")
     data, taught = rows(), dict[str, list[float]]()
     for row in data[0]:
-        told = taught[row.trajectory_id] = []
+        of_row = taught[row.trajectory_id] = []
         for start, end in pairwise([*row.sequence_starts, len(row.token_ids)]):
             ids = torch.tensor([row.token_ids[start:end]])
             with torch.no_grad():
                 logprobs = torch.log_softmax(tiny_model(seed=8)(ids).logits[0, :-1], -1)
-            told += [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
+            of_row += [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
     found = []
     for teacher, given in ((tmp_path / "teacher", None), (None, taught)):
         trainer = make_trainer(tmp_path / "now", teacher=teacher, type="opd")
@@ -559,6 +558,10 @@ class Halved(Algorithm):
         given = [np.full(len(sample.actions), self.weight) for sample in samples]
         return Assignment(advantages, {**self.share(advantages).weights, self.name: given})
 
+    def component(self, name: str) -> Component:
+        own = Component(lambda inputs: LossOutputs(inputs.logp * 0))
+        return own if name == "weight-only" else super().component(name)
+
     def loss(self, inputs: LossInputs) -> LossOutputs:
         loss = -inputs.advantages * inputs.logp
         if self.mistake == "tensor":
@@ -629,7 +632,6 @@ def test_a_loss_of_ones_own_does_not_see_the_clip() -> None:
 
 
 def test_a_component_of_ones_own(tmp_path: Path) -> None:
-    register_component("weight-only", Component(lambda inputs: LossOutputs(inputs.logp * 0)))
     assert own(tmp_path, component="weight-only")["trajectories"] == 16
 
 

@@ -12,7 +12,7 @@ from configs.score import Reward
 from configs.score import Score as Scoring
 from storage.records import Score, Trajectory, VerdictName
 from tasks.train.advantages import Observed, against_group
-from tasks.train.losses import ValueLoss, policy_loss
+from tasks.train.components import LossOutputs, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
 from tasks.train.samples import build_samples, within_staleness
@@ -214,7 +214,7 @@ def test_unobserved_rates_are_left_out() -> None:
     assert {k: v for k, v in sample_metrics(called, 5).items() if k.startswith("success/")} == {"success/turn_1": 1.0}
 
 
-def outcome(name: str, ratio: float, weight: float | None = None, value: ValueLoss | None = None) -> OfTokens:
+def outcome(name: str, ratio: float, weight: float | None = None, value: LossOutputs | None = None) -> OfTokens:
     """Return one token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour.
 
     Without a weight the objective has none, and the proximal logprob is that of sampling.
@@ -225,10 +225,11 @@ def outcome(name: str, ratio: float, weight: float | None = None, value: ValueLo
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
     weights = torch.tensor([weight or 1.0])
-    loss = policy_loss(logp, proximal, weights, advantages, 0.2)._asdict()
+    found = policy_loss(logp, proximal, weights, advantages, 0.2)
+    loss = {"loss": found.loss, **found.metrics}
     given = {"samples": zero, "sampled": zero + 1, "behaviour": behaviour, "logp": logp, "proximal": proximal}
     given |= {} if weight is None else {"weight": weights}
-    values = {"value_loss": value.loss, "value_clipped": value.clipped} if value else {}
+    values = {"value_loss": value.loss, **value.metrics} if value else {}
     given["gradient"] = torch.tensor([0.5])
     columns = loss | given | {"entropy": torch.tensor([0.25]), "reference": behaviour} | values
     return gathered([{name: column.double() for name, column in columns.items()}], ALONE)
@@ -253,7 +254,7 @@ def test_rewards_that_reach_a_limit_are_counted() -> None:
 
 def test_step_metrics_by_hand() -> None:
     """Ratios, weights, differences, k3 and values of two tokens of two minibatches."""
-    value = ValueLoss(torch.tensor([0.5]), torch.tensor([True]))
+    value = LossOutputs(torch.tensor([0.5]), {"value_clipped": torch.tensor([True])})
     steps = [
         step(outcome("a", 1.5, 3.0, value), grad_norm=1.0, early_stopped=False),
         step(outcome("b", 1.0, 1.0, value), grad_norm=3.0, early_stopped=True),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from configs.train import Optimizer
-from tasks.train.train_state import make_adamw
+from tasks.train.optimizer import make_adamw
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 from tests.support.train_helpers import (

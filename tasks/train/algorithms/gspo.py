@@ -24,9 +24,8 @@ from torch import Tensor
 
 from configs import algorithms
 from tasks.train.advantages import Observed, against_group
-from tasks.train.algorithms.algorithm import Algorithm, Assignment, by_episode, outputs_of
-from tasks.train.components import LossInputs, LossOutputs, Normaliser
-from tasks.train.losses import behaviour_weights, policy_loss, sequence_means
+from tasks.train.algorithms.algorithm import Algorithm, Assignment, by_episode
+from tasks.train.components import LossInputs, LossOutputs, Normaliser, behaviour_weights, policy_loss, sequence_means
 from tasks.train.samples import Sample
 
 _CAP = 5.0
@@ -48,7 +47,7 @@ class GSPO(Algorithm):
         weight = behaviour_weights(*given, cap=_CAP, level="sequence")
         log_ratio = self.log_ratio(inputs, sequence_means(inputs.logp - inputs.proximal, inputs.sequences))
         clips = self.knobs.eps_clip, self.knobs.eps_clip_higher, self.knobs.c_clip
-        return outputs_of(policy_loss(log_ratio, torch.zeros_like(log_ratio), weight, inputs.advantages, *clips))
+        return policy_loss(log_ratio, torch.zeros_like(log_ratio), weight, inputs.advantages, *clips)
 
     def log_ratio(self, inputs: LossInputs, of_sequence: Tensor) -> Tensor:
         return of_sequence
