@@ -38,8 +38,6 @@ os.environ.pop("PREFECT_API_URL", None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from configs.inference import Inference
-from configs.policy import WarmStart
-from configs.problems import ArithmeticSource
 from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
@@ -47,6 +45,7 @@ from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
+from tasks.inference.location import POLICIES
 from tasks.score.verifier import Verifier
 from tasks.tools.sandbox import Sandboxes
 from tests.support import real_data
@@ -61,8 +60,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 
-SOURCE = ArithmeticSource(kind="arithmetic", high=9)
-TINY = WarmStart(hidden_size=64, layers=1, steps=30)
 INFERENCE = Inference(max_model_len=128, enforce_eager=True, extra_args=["--kv-cache-memory-bytes", str(2**26)])
 """Settings of vLLM servers; a cache of 64 MiB instead of 1 GiB makes their start 2 seconds shorter."""
 
@@ -106,12 +103,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a transformers folder with a tiny Qwen3 after a few training steps, and its tokenizer."""
-    from tasks.warm_start.policy_sizes import Lesson
-    from tasks.warm_start.teach import make_policy
-
-    folder = tmp_path_factory.mktemp("policy")
-    make_policy(TINY, [Lesson(SOURCE)], seed=1, folder=folder)
-    return folder
+    return Path(shutil.copytree(POLICIES / "smoke", tmp_path_factory.mktemp("policies") / "smoke"))
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ def plan(config: Config) -> str:
         StorageError: the sizes of the policy cannot be read.
     """
     sizes, tokens, knobs, mesh = policy_sizes(config), pass_tokens(config), config.inference, config.train.parallel
-    policy = config.policy.path or config.policy.fork or "a warm start"
+    policy = config.policy.path or config.policy.fork
     memory = memory_of(sizes, config.train, tokens, config.algorithm, config.policy.lora)
     split = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads}
     check_split(knobs, split | {"intermediate_size": sizes.intermediate, "num_hidden_layers": sizes.layers})

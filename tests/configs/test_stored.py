@@ -210,7 +210,7 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
     [
         ([], ["run.overlap"]),
         ([], ["algorithm.kl", "reward", "audit"]),
-        ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start.teaches"]),
+        ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start"]),
         (["algorithm.advantage.type=gae", "algorithm.critic={}"], ["algorithm.critic.value_eps_clip"]),
         (["evaluation.sets={own: {kind: arithmetic}}"], ["evaluation.sets.own.high"]),
         (
