@@ -28,7 +28,7 @@ HOLD = "WAITING_NODE_HOLD"
 class StopsTheLoop(MathMultiTurnAgent):
     """An agent that ends the rollout of its process."""
 
-    async def collect_trajectory(self, *_: Any) -> list[Trajectory]:
+    async def play(self, *_: Any) -> list[Trajectory]:
         asyncio.get_running_loop().stop()
         return []
 
