@@ -16,9 +16,9 @@ from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
 from storage.versions import aliases
 from storage.visible import Fleeting
-from tasks.metrics.line import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
+from tasks.metrics.show import cells, iteration_line, paid_for_something_else, seconds_left
 
 _SHOWN = 20
 """Newest iterations in the table that Prefect's pages show."""
