@@ -21,10 +21,9 @@ from transformers import PreTrainedModel
 from configs.policy import LoRA
 from configs.train import Train
 from storage.experts import unpack
-from storage.versions.adapters import attach, save, stored_name
 from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
-from storage.versions.weights import empty_model, load_model
+from storage.versions.weights import attach, empty_model, load_model, save, stored_name
 from tasks.train.batches import Places, Rows, batching_for, is_plain
 from tasks.train.experts import FileNames, refuse_noise, replay_routing
 from tasks.train.kernels import accelerate, round_factors, suits

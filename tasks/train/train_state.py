@@ -33,7 +33,8 @@ from configs.algorithm_parts import Critic as CriticKnobs
 from configs.algorithms import Algorithm as AlgorithmKnobs
 from configs.policy import LoRA
 from configs.train import Optimizer, Train
-from storage.versions import adapters, model_files
+from storage.versions import model_files
+from storage.versions.weights import switched_off
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Places, Rows
 from tasks.train.experts import replay_routing
@@ -179,7 +180,7 @@ class TrainState:
         score = logprob_scorer(self.model, temperature)
 
         def without_adapter(rows: Rows, places: Places) -> Tensor:
-            with adapters.switched_off(self.model):
+            with switched_off(self.model):
                 return score(rows, places)
 
         return without_adapter

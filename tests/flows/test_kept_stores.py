@@ -18,8 +18,7 @@ from flows.score import score
 from storage import layout
 from storage.logs import catalog
 from storage.logs.nights import Nights
-from storage.maintenance.check_logs import check_logs
-from storage.maintenance.verify import verify
+from storage.maintenance.verify import check_logs, verify
 from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, manifests
 from tasks.audit.record import read_audit
