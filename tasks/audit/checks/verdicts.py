@@ -61,9 +61,9 @@ def final_answer(text: str) -> str | None:
         return None
     if begin:
         return _REASON.sub("", sentences[0]).strip(" $*_")
-    said = _SAYS.split(sentences[-1])[-1].strip(" $*_")
-    left = sentences[-1].rpartition(said)[0]
-    return said if _numbers(said) and not re.search(r"\d\s*[a-z]", left) else None
+    answer = _SAYS.split(sentences[-1])[-1].strip(" $*_")
+    left = sentences[-1].rpartition(answer)[0]
+    return answer if _numbers(answer) and not re.search(r"\d\s*[a-z]", left) else None
 
 
 def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
