@@ -33,7 +33,14 @@ from storage.versions.manifests import read
 NOW = Rules(older_than_s=0)
 
 
-def commit(store: Store, version: str, kind: manifests.Kind, parents: list[str], config: dict[str, object]) -> str:
+def commit(
+    store: Store,
+    version: str,
+    kind: manifests.Kind,
+    parents: list[str],
+    config: dict[str, object],
+    fence: Lease | None = None,
+) -> str:
     with Draft(store, version, kind) as draft:
         path = draft.scratch / "data"
         path.write_text(version)
@@ -45,7 +52,7 @@ def commit(store: Store, version: str, kind: manifests.Kind, parents: list[str],
             save_file({"weight": np.zeros(3, dtype=np.float32)}, path)
             for name in ("model/model.safetensors", "state/optimizer.safetensors"):
                 draft.add(path, name)
-        draft.commit(Provenance(config=config), parents)
+        draft.commit(Provenance(config=config, fence=fence), parents)
     return version
 
 
