@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 DROPPED = re.compile(r"Exception ignored in: .*\nTraceback .*\n(?:[ \t].*\n|\n)*(?:KeyboardInterrupt|SystemExit)\b.*\n")
 """What Python prints when it drops an interrupt in a destructor; the time limit then ends the command."""
 READ = "storage.objects.store:Store.read"
-EPISODE = "tasks.rollout.collector:Collector._episode"
+EPISODE = "tasks.rollout.conversation:Conversation.play"
 SLACK_S = 3.0
 """The time that Python itself needs to end on a busy machine."""
 
