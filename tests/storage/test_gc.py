@@ -251,14 +251,6 @@ def test_leftovers_go_when_old(store: Store) -> None:
     assert verify(store, versions).findings == []
 
 
-def test_a_killed_collection_is_finished_by_the_next(store: Store) -> None:
-    """A killed gc has written tombstones but not deleted the data yet. The next gc deletes the data."""
-    versions = chain(store, "r", 4)
-    store.write(layout.tombstone(versions[2]), b"{}")
-    garbage.collect(store, Rules(keep_last=1))
-    assert with_data(store, versions) == [0, 3]
-
-
 @pytest.mark.parametrize(
     ("key", "data"),
     [
