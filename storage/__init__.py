@@ -12,6 +12,10 @@ Each of these imports only those above it. `versions.drafts` commits a version: 
 catalog, then the manifest with put-if-absent. A version without a manifest does not exist.
 """
 
-from storage.early import end_without_traceback
+import os
+import signal
+import sys
 
-end_without_traceback()
+# Ctrl-C ends the process at once while Python imports the module of `python -m`, before `storage.interrupts.run`.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))

@@ -1,12 +1,13 @@
-"""The progress of a run: its newest policy, and its iterations with their lines, artifacts and budget."""
+"""The progress of a run: its newest policy, its iterations with their lines and budget, the last line of a stage."""
 
 import json
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from uuid import UUID
 
-from prefect import get_client, get_run_logger
+from prefect import get_client, get_run_logger, runtime
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.client.schemas.actions import ArtifactUpdate
 
@@ -14,7 +15,7 @@ from flows.run.workspace import Workspace, finished_iterations
 from storage import layout
 from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
-from storage.versions import aliases
+from storage.versions import aliases, manifests
 from storage.visible import Fleeting
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
@@ -70,3 +71,22 @@ def iterations(workspace: Workspace) -> Iterator[int]:
         shown = [{"iteration": str(row["iteration"] + 1), **cells(row)} for row in rows]
         get_client(sync_client=True).update_artifact(table, ArtifactUpdate(data=json.dumps(shown)))
         update_progress_artifact(artifact_id=progress, progress=100 * (iteration + 1) / run.iterations)
+
+
+def tell_last(workspace: Workspace, versions: Iterable[str], module: str, *words: object) -> None:
+    """Say which versions this flow run has committed and which were there already, and name the next command.
+
+    Args:
+        workspace: of the flow.
+        versions: what the stage has made or found.
+        module: of the next command; a flow gets configuration and overrides of this one, others its store.
+        words: further words of that command.
+    """
+    given, store, lines = runtime.flow_run.parameters, workspace.store, []
+    for version in versions:
+        is_new = manifests.read(store, version).prefect_run_id == runtime.flow_run.id
+        lines.append(f"{version} {'is committed' if is_new else 'was there already'}")
+    stage = f"iteration {given['iteration']}: " if "iteration" in given else ""
+    before = [given["config"], *(given["overrides"] or ())] if module.startswith("flows.") else ["--root", store.root]
+    command = shlex.join(["python", "-m", module, *before, *map(str, words)])
+    get_run_logger().info("%s%s. Next: %s", stage, "; ".join(lines), command)

@@ -94,8 +94,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
 
 def _new_adapter(config: Config, model: Path, folder: Path) -> Path | None:
     """Write the adapter with which the run begins to `folder`; None if it trains all weights."""
-    from storage.versions.adapters import make_adapter
-    from storage.versions.weights import empty_model
+    from storage.versions.weights import empty_model, make_adapter
 
     if not config.policy.lora:
         return None

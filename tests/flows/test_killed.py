@@ -29,9 +29,9 @@ from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import to_score
-from storage.versions import adapters, aliases, checkpoints, datasets, manifests
+from storage.versions import aliases, checkpoints, datasets, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.weights import load_model
+from storage.versions.weights import load_model, make_adapter
 from tasks.inference import launch
 from tasks.inference.engine import Engine
 from tests.conftest import INFERENCE
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 ITERATIONS, OVERLAPPING = scaled(12, 450), scaled(8, 20)
 """Iterations of the runs, so many that most of them hold one kill or more."""
 PROBLEMS, SAMPLES = 4, 4
-SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "score.reading=library"]
+SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 """The policy is too small to answer, but what the library reads in its texts is right now and then: weights change."""
 
 ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entropy_coefficient=0.1", "optimizer.lr=1e-3"]
@@ -232,7 +232,7 @@ def test_killed_while_an_adapter_is_trained(
     overrides: list[str], tmp_path: Path, environment: dict[str, str], policies: list[Checkpoint]
 ) -> None:
     """The same holds for the versions of an adapter, which a server of the user's loads; with a KL reference."""
-    adapters.make_adapter(load_model(policies[0].model), LoRA(rank=4), 1, tmp_path / "adapter")
+    make_adapter(load_model(policies[0].model), LoRA(rank=4), 1, tmp_path / "adapter")
     with Engine(INFERENCE, Rollout(), tmp_path / "logs") as engine:
         engine.serve(replace(policies[0], adapter=tmp_path / "adapter"))
         adapted = [*overrides, f"inference.urls=[{engine.servers[0].url}]", *ADAPTER]

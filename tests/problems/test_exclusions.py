@@ -15,9 +15,8 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import check_logs
 from storage.maintenance.gc import KINDS, Rules
-from storage.maintenance.verify import verify
+from storage.maintenance.verify import check_logs, verify
 from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
 from storage.versions import datasets, manifests

@@ -16,9 +16,8 @@ from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.maintenance import gc
-from storage.maintenance.check_logs import check_logs
 from storage.maintenance.copying import copy_run
-from storage.maintenance.verify import verify
+from storage.maintenance.verify import check_logs, verify
 from storage.objects.local import LocalBackend
 from storage.objects.seal import seal
 from storage.objects.store import Store

@@ -15,14 +15,13 @@ from safetensors.numpy import save_file
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import leases
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, own_identity
 from storage.logs.log import Log
 from storage.maintenance import gc as garbage
 from storage.maintenance.copying import copy_run
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.processes.identity import own_identity
 from storage.version_names import PolicyVersion, Version
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance

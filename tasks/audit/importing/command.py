@@ -186,7 +186,7 @@ def _commit(
     problem_set, scorer = layout.problems(fingerprint(problems)), scorer_fingerprint(settings)
     with (
         Lease(store, name, label="import") as lease,
-        Verifier(settings.workers, settings.timeout_s, reading=settings.reading) as verifier,
+        Verifier(settings.workers, settings.timeout_s) as verifier,
     ):
         provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
         scorers = Scorers(settings, verifier)
