@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from configs.train import Train
-from storage.experts import unpack
+from storage.records import unpack_experts
 from tasks.train.batches import batching_for
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import load_policy
@@ -27,7 +27,7 @@ class StoredTokens:
     token_ids: list[int]  # T
     action_mask: list[bool]  # T
     sequence_starts: list[int]  # 1 or more
-    experts: bytes | None = None  # that the engine chose (`storage.experts`); empty or None: unknown
+    experts: bytes | None = None  # that the engine chose (`records.pack_experts`); empty or None: unknown
 
 
 def recompute(
@@ -80,5 +80,5 @@ def _usable(row: StoredTokens, vocabulary: int) -> bool:
 
 def _tokens(row: StoredTokens, *, replayed: bool) -> Tokens:
     starts, actions = np.array(row.sequence_starts), np.flatnonzero(row.action_mask)
-    experts = unpack(row.experts) if replayed and row.experts else None
+    experts = unpack_experts(row.experts) if replayed and row.experts else None
     return Tokens(row.trajectory_id, "", np.array(row.token_ids), starts, actions, experts=experts)
