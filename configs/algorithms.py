@@ -1,18 +1,21 @@
-"""The algorithms and their knobs: one section each, with the defaults of its paper and no knobs that it lacks.
+"""The algorithms: one section each, with the defaults of its paper, no knobs that it lacks, and what it needs.
 
-`algorithm.type` names one. `tasks/train/algorithms` has the formulas, one file for each.
+`algorithm.type` names one. `tasks/train/algorithms` has the formulas.
 """
 
 import re
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, TypeAdapter, field_validator, model_validator
 
 from configs.knobs import Knobs, NonNegativeFloat, Share, nearest, refuse_idle, tags
 
+if typing.TYPE_CHECKING:
+    from configs.schema import Config
+
 KLEstimator = Literal["k1", "k2", "k3"]
-Credit = Literal["causes", "order"]
 Clip = Annotated[float, Field(gt=0, lt=1)]
 DualClip = Annotated[float, Field(gt=1)] | None
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -22,22 +25,14 @@ OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 class Advantage(Knobs):
     """The advantage estimator: group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
 
-    type: str = "group"
-    """Registered advantage estimator: `group` or `gae`."""
-    credit: Credit = "causes"
-    """Which rewards a turn's return adds up. causes: all that were given when the agent had received the turn, so that
-    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past.
-    order: all that follow in the order in which turns are stored."""
+    type: Literal["group", "gae"] = "group"
+    """The estimator: comparison with the other episodes of the group, or generalised advantage estimation."""
     baseline: Literal["turn", "episode", "mixed"] = "mixed"
     """Episodes of the group with which a turn is compared (type `group` only): those that reached this turn (`turn`);
     all, each with its return at this turn or at its last one before (`episode`: plain GRPO if the reward comes at the
     end); or those that reached it, but all if at most three did (`mixed`)."""
     scale_by_std: bool = False
     """Divide by the standard deviation of the group (type `group` only)."""
-    scale_penalties: bool = False
-    """Let `scale_by_std` and `normalisation` count and divide KL penalties in the reward, too. False: they divide what
-    comes from the rewards only, so kl_ctl is in units of divided rewards, as with `kl.place=loss` (type `group` only).
-    """
     leave_one_out: bool = False
     """Compare an episode with the mean of the other episodes of its group (RLOO; type `group` only)."""
     discount: Share = 1.0
@@ -45,7 +40,7 @@ class Advantage(Knobs):
     turn to turn."""
     gae_lambda: Share = 1.0
     """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value. Below 1 the turns of an
-    episode must be a chain, unless `credit=order` takes them for one."""
+    episode must be a chain."""
     normalisation: Literal["none", "batch", "group"] = "batch"
     """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
     With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
@@ -149,18 +144,39 @@ class Algorithm(Knobs):
 
     on_policy_only: ClassVar[bool] = False
     """True if nothing corrects for tokens that an older policy sampled."""
+    offline: ClassVar[bool] = False
+    """True if it can train on stored data that another policy sampled (`flows.fit`)."""
     in_groups: ClassVar[bool] = True
     """True if the episodes of a group are compared with each other, unless a knob decides (`compares`)."""
+    over_batch: ClassVar[bool] = False
+    """True if the advantage of an episode depends on episodes of other problems."""
+    taught: ClassVar[bool] = False
+    """True if it needs the logprobs of a teacher."""
+    own: ClassVar[bool] = False
+    """True if its formula is code of the user's."""
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        """Yield a sentence for each knob of another section that the algorithm cannot work with."""
+        stale = f"rollout.max_head_offpolicyness={config.rollout.max_head_offpolicyness}"
+        if self.compares and config.rollout.group_size == 1:
+            yield f"rollout.group_size=1 leaves algorithm.type={self.type} nothing to compare: use 2 or more"
+        if self.on_policy_only and config.rollout.max_head_offpolicyness > 0:
+            yield f"algorithm.type={self.type} is right on-policy only, but {stale}: use another, such as ppo or mis"
+        if self.taught and config.models.teacher is None:
+            remedy = "set models.teacher.checkpoint=RUN@N or models.teacher.path"
+            yield f"algorithm.type={self.type} needs a teacher: {remedy}"
+        if not (self.taught or self.own) and config.models.teacher is not None:
+            yield f"algorithm.type={self.type} has no use for models.teacher: set algorithm.type=opd, or leave it out"
+
+    @property
+    def undivided(self) -> "Algorithm":
+        """The algorithm without a division of its advantages that needs a whole batch; itself if it has none."""
+        return self
 
     @property
     def compares(self) -> bool:
         """True if the episodes of a group are compared with each other."""
         return self.in_groups
-
-    @property
-    def credit(self) -> Credit:
-        """Which rewards a turn's return adds up (`Advantage.credit`)."""
-        return "causes"
 
     @property
     def keeps_reference(self) -> bool:
@@ -196,6 +212,7 @@ class PPO(PolicyGradient):
     """PPO (arXiv 1707.06347) with AReaL's decoupled objective (2505.24298), group baselines or a critic."""
 
     type: Literal["ppo"] = "ppo"
+    offline: ClassVar[bool] = True
     advantage: Advantage = Advantage()
     """Knobs of the advantages, which are computed from rewards."""
     critic: Critic | None = None
@@ -225,8 +242,18 @@ class PPO(PolicyGradient):
         return self.advantage.type == "group"
 
     @property
-    def credit(self) -> Credit:
-        return self.advantage.credit
+    def undivided(self) -> Algorithm:
+        if self.advantage.normalisation != "batch":
+            return self
+        advantage = self.advantage.model_copy(update={"normalisation": "none"})
+        return self.model_copy(update={"advantage": advantage})
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        oldest = config.rollout.max_head_offpolicyness
+        if oldest > 0 and self.objective == "recomputed":
+            knobs = f"rollout.max_head_offpolicyness={oldest}"
+            yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -307,6 +334,7 @@ class ReinforcePP(Clipped):
 
     type: Literal["reinforce_pp"]
     in_groups: ClassVar[bool] = False
+    over_batch: ClassVar[bool] = True
     kl_ctl: NonNegativeFloat = 0.001
     """Coefficient of the KL to policy version 0 in the reward of each token (k1); 0: none, and no reference policy."""
 
@@ -321,6 +349,11 @@ class DAPO(Clipped):
     eps_clip_higher: PositiveFloat = 0.28
     """The ratio is at most 1 + eps_clip_higher."""
 
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        if equal := [where for where, each in config.played if not each.rollout.reject_equal]:
+            yield f"{equal[0]}algorithm.type=dapo replaces groups whose rewards agree: set rollout.reject_equal=true"
+
 
 class GSPO(Clipped):
     """GSPO (arXiv 2507.18071): one ratio for each sequence. With `gspo_token` tokens keep advantages of their own."""
@@ -330,10 +363,6 @@ class GSPO(Clipped):
     """The ratio of a sequence is at least 1 - eps_clip."""
     eps_clip_higher: PositiveFloat = 4e-4
     """The ratio of a sequence is at most 1 + eps_clip_higher."""
-    ratio_to: Literal["recomputed", "sampling"] = "recomputed"
-    """Logprobs that the ratio is taken to. recomputed: the trainer's own before the update; a sequence is weighted by
-    their ratio to those of sampling, at most 5. sampling: those of the engine, whose rounding alone is more than these
-    limits in half precision: it clipped 28 to 54 % of the sequences of a model served in bfloat16."""
 
 
 class CISPO(Published):
@@ -377,11 +406,21 @@ class Echo(Clipped):
     observations: Literal["tools", "all"] = "tools"
     """Observations with cross-entropy: the outputs of tools, or all feedback."""
 
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        without_tools = all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played)
+        if self.observations == "tools" and without_tools:
+            yield (
+                f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
+                "algorithm.observations=all"
+            )
+
 
 class RFT(_WithoutCritic, Algorithm):
     """Rejection sampling fine-tuning (arXiv 2308.01825): cross-entropy on turns that were right; expert iteration."""
 
     type: Literal["rft"]
+    offline: ClassVar[bool] = True
     in_groups: ClassVar[bool] = False
     distinct: bool = True
     """Train on equal completions of a problem once only."""
@@ -390,6 +429,7 @@ class RFT(_WithoutCritic, Algorithm):
 class Preferred(_WithoutCritic, Algorithm):
     """An algorithm that likes episodes better or worse, with policy version 0 as reference."""
 
+    offline: ClassVar[bool] = True
     beta: PositiveFloat = 0.1
     """Strength with which the reference holds the policy."""
 
@@ -422,6 +462,7 @@ class OPD(Published):
 
     type: Literal["opd"]
     in_groups: ClassVar[bool] = False
+    taught: ClassVar[bool] = True
     c_clip: DualClip = 10.0
     """Largest ratio: a token above it has no gradient; empty: no limit."""
 
@@ -431,6 +472,8 @@ class OwnAlgorithm(Clipped):
 
     type: str
     """`package.module:Class`."""
+    offline: ClassVar[bool] = True
+    own: ClassVar[bool] = True
     args: dict[str, Any] = {}
     """Keyword arguments of the class."""
     reference: bool = False
@@ -444,8 +487,8 @@ class OwnAlgorithm(Clipped):
     @classmethod
     def _known(cls, name: str) -> str:
         if not re.fullmatch(OWN, name):
-            told = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
-            raise ValueError(f"{name!r} is no algorithm{told}")
+            hint = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
+            raise ValueError(f"{name!r} is no algorithm{hint}")
         return name
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from configs.agent import Agent, Environment
-from configs.algorithms import DAPO, OPD, PPO, AnyAlgorithm, Echo, OwnAlgorithm
+from configs.algorithms import PPO, AnyAlgorithm
 from configs.audit import Audit
 from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
@@ -62,6 +62,8 @@ class Cost(Knobs):
 class Config(Knobs):
     """The resolved configuration of one run."""
 
+    release: Literal[1] = 1
+    """Number of the behaviour that nobody chooses, for readers of stored configurations; programs write it."""
     run: Run
     storage: Storage = Storage()
     problems: Problems
@@ -212,15 +214,13 @@ def sampling(config: Config) -> Refusals:
 
 
 def groups(config: Config) -> Refusals:
-    """Groups can be filled, accepted and compared, and every rank has an episode of each minibatch of whole groups."""
+    """Groups can be filled and accepted, and every rank has an episode of each minibatch of whole groups."""
     rollout, train = config.rollout, config.train
     if train.minibatches > rollout.problems_per_iteration:
         yield (
             f"train.minibatches={train.minibatches} is more than rollout.problems_per_iteration="
             f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
         )
-    if config.algorithm.compares and rollout.group_size == 1:
-        yield f"rollout.group_size=1 leaves algorithm.type={config.algorithm.type} nothing to compare: use 2 or more"
     if (rollout.generation_size or rollout.group_size) < rollout.group_size:
         yield (
             f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
@@ -242,20 +242,7 @@ def groups(config: Config) -> Refusals:
 
 def algorithms(config: Config) -> Refusals:
     """An algorithm needs knobs of other sections, such as a teacher."""
-    named, teacher = config.algorithm.type, config.models.teacher
-    equal = [where for where, each in config.played if not each.rollout.reject_equal]
-    if isinstance(config.algorithm, DAPO) and equal:
-        yield f"{equal[0]}algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"
-    if teacher is None and isinstance(config.algorithm, OPD):
-        yield f"algorithm.type={named} needs a teacher: set models.teacher.checkpoint=RUN@N or models.teacher.path"
-    if teacher is not None and not isinstance(config.algorithm, OPD | OwnAlgorithm):
-        yield f"algorithm.type={named} has no use for models.teacher: set algorithm.type=opd, or leave it out"
-    of_tools = isinstance(config.algorithm, Echo) and config.algorithm.observations == "tools"
-    if of_tools and all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played):
-        yield (
-            f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
-            "algorithm.observations=all"
-        )
+    yield from config.algorithm.refusals(config)
 
 
 def models(config: Config) -> Refusals:
@@ -296,17 +283,12 @@ def rewards(config: Config) -> Refusals:
 
 
 def stale_data(config: Config) -> Refusals:
-    """A stream trains on what an older policy played, with a correction, and plays on while weights are swapped."""
+    """A stream trains on what an older policy played, and plays on while weights are swapped."""
     oldest = config.rollout.max_head_offpolicyness
     if config.run.overlap and oldest < 1:
         yield "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more"
     if config.run.overlap and config.inference.swap == "restart":
         yield "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
-    knobs, algorithm = f"rollout.max_head_offpolicyness={oldest}", config.algorithm
-    if oldest > 0 and isinstance(algorithm, PPO) and algorithm.objective == "recomputed":
-        yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
-    if oldest > 0 and algorithm.on_policy_only:
-        yield f"algorithm.type={algorithm.type} is right on-policy only, but {knobs}: use another, such as ppo or mis"
 
 
 def processes(config: Config) -> Refusals:

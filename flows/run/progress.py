@@ -29,9 +29,9 @@ from tasks.evaluate import summary as tables
 from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
 from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.inference.location import model_fingerprints
-from tasks.metrics.line import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
+from tasks.metrics.show import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.score.scoring import scorer_fingerprint
 
 _SHOWN = 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import Config
-from configs.models import Judge, Role, ServedModel
+from configs.models import Role
 from storage import layout
 from storage.errors import UnavailableError
 from storage.objects.store import Store, sha256
@@ -103,7 +103,8 @@ def identities(config: Config) -> dict[Role, str]:
     Raises:
         ValueError, StorageError: see `folder_of`.
     """
-    return {role: _identity(config, role, knobs) for role, knobs in config.models.served().items()}
+    named = {role: getattr(knobs, "name", None) for role, knobs in config.models.served().items()}
+    return {role: f"name:{name}" if name else _known_identity(folder_of(config, role)) for role, name in named.items()}
 
 
 def model_fingerprints(config: Config) -> dict[Role, str]:
@@ -115,12 +116,6 @@ def model_fingerprints(config: Config) -> dict[Role, str]:
     for role, each in config.models.served().items():
         how[role] = [each.dtype, each.max_model_len, each.extra_args, *filter(None, [getattr(each, "request", {})])]
     return {role: identity + json.dumps(how[role], sort_keys=True) for role, identity in identities(config).items()}
-
-
-def _identity(config: Config, role: Role, knobs: ServedModel) -> str:
-    if isinstance(knobs, Judge) and knobs.name:
-        return f"name:{knobs.name}"
-    return _known_identity(folder_of(config, role))
 
 
 def identity_of(folder: Path) -> str:

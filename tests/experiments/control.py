@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from tasks.score.interface import Reading
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier
 from tests.experiments.runs import Arm, Experiment
@@ -29,7 +28,7 @@ class CoinFlips(Verifier):
     def __init__(self, seed: int) -> None:
         self._flip = random.Random(seed)
 
-    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None) -> list[Verdict]:
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
         return [self._verdict(solutions) for _, solutions in pairs]
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:

@@ -22,7 +22,7 @@ from storage.logs import leases
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
-from tasks.tracking.interface import Point, TrackedRun
+from tasks.tracking.points import Point, TrackedRun
 from tests.support.killed_flow import MARK, mark_of
 from tests.support.paths import ROOT
 from tests.support.scripted_judge import scripted_judge
@@ -44,7 +44,7 @@ COMMANDS = {
     "math_mt_ppo": ["flows.math_mt_ppo", "smoke", "KNOBS", "run.iterations=3"],
     "fit": ["flows.fit", "smoke", "KNOBS", "run.name=fitted", "fit.epochs=2", FIRST, "--data", "smoke"],
     "evaluate": ["flows.evaluate", "smoke", "KNOBS", "--policy", "runs/smoke/checkpoints/000000"],
-    "score": ["flows.score", "smoke", "KNOBS", "score.reading=library"],
+    "score": ["flows.score", "smoke", "KNOBS", "score.type=environment"],
     "annotations": ["flows.score", "smoke", "KNOBS", *JUDGE],
     "audit": ["flows.audit_trajectories", "smoke", "KNOBS", "--fail-on", "never"],
     "history": ["flows.history", "smoke", "KNOBS"],

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 ITERATIONS, ON_S3, OVERLAPPING = scaled(15, 450), scaled(6, 8), scaled(12, 20)
 """Iterations of the runs, so many that most of them hold one kill or more."""
 PROBLEMS, SAMPLES = 4, 4
-SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "score.reading=library"]
+SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 """The policy is too small to answer, but what the library reads in its texts is right now and then: weights change."""
 
 ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entropy_coefficient=0.1", "optimizer.lr=1e-3"]

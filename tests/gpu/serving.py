@@ -101,7 +101,7 @@ def _decoded(
 ) -> tuple[float, float]:
     """Let the server decode, as graphs do; return the error of its logprobs by these weights and by those before."""
     from tasks.inference.api import GenerationConfig
-    from tasks.train.recompute import StoredTokens, recompute
+    from tasks.train.policy import StoredTokens, recompute
 
     prompt, gconfig = [5, 6, 7, 8], GenerationConfig(n=4 if setting.rehearsal else 16, max_new_tokens=32)
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from configs import load
+from configs import ConfigError, load
 from configs.evaluate import HELD_OUT, Gate
 from configs.policy import LoRA, Policy
-from configs.storage import Keep, Storage
 from storage.logs.nights import Ending, Record
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
@@ -81,12 +80,12 @@ def ended(outcome: Ending, **changes: None) -> Record:
     return Record(NIGHT, end=END.model_copy(update={"outcome": outcome, **changes}))
 
 
-def test_a_night_of_an_older_program_keeps_its_rule() -> None:
-    """A night that began before there was a rule for many nights is decided as it would have been."""
-    begun = load("smoke").model_dump(mode="json")
-    del begun["retrain"]["gate"]["max_by_luck"]
+def test_a_night_of_an_older_program_is_given_up() -> None:
+    """One sentence says which of its settings nobody can choose any more, and what to do."""
+    begun = load("smoke").model_dump(mode="json", exclude={"release"})
     night = NIGHT.model_copy(update={"config": begun})
-    assert continued(night, load("smoke")).retrain.gate == EACH_NIGHT
+    with pytest.raises(ConfigError, match=r"older program, .* \(.*reward\.failed: 'least' -> .*\): .* --give-up"):
+        continued(night, load("smoke"))
 
 
 def test_a_continued_night_may_be_helped() -> None:
@@ -99,15 +98,6 @@ def test_a_continued_night_may_be_helped() -> None:
         "run.accept_code=true",
     ]
     assert continued(night, load("smoke", helped)) == load("smoke", [*helped, "algorithm.eps_clip=0.3"])
-
-
-def test_a_night_of_an_older_program_keeps_its_checkpoints() -> None:
-    """A run begins to delete only if it was begun so, or if it is said to now."""
-    begun = load("smoke").model_dump(mode="json")
-    del begun["storage"]["keep"]
-    night = NIGHT.model_copy(update={"config": begun})
-    assert continued(night, load("smoke", ["storage.root=elsewhere"])).storage == Storage(root="elsewhere", keep=None)
-    assert continued(night, load("smoke", ["storage.keep.last=3"])).storage.keep == Keep(last=3)
 
 
 def test_looks_are_counted_from_the_log() -> None:

@@ -195,7 +195,7 @@ def compute_logprobs(scenes: Sequence[Scene]) -> None:
 
 def logprobs(model: Path, rows: Sequence[Trajectory]) -> list[list[float]]:
     """Compute the column of logprobs of each row."""
-    from tasks.train.recompute import StoredTokens, recompute
+    from tasks.train.policy import StoredTokens, recompute
 
     stored = [StoredTokens(row.trajectory_id, row.token_ids, row.action_mask, row.sequence_starts) for row in rows]
     columns = []

@@ -16,11 +16,9 @@ from configs.score import Reward
 from configs.train import Train
 from storage.records import Trajectory, pack_experts
 from tasks.train.batches import Batching
-from tasks.train.experts import FileNames
+from tasks.train.experts import FileNames, chosen_weights, give_experts, replay_routing
 from tasks.train.passes import logprob_scorer, score_action_tokens
-from tasks.train.policy import set_up
-from tasks.train.recompute import StoredTokens, recompute
-from tasks.train.routing import chosen_weights, give_experts, replay_routing
+from tasks.train.policy import StoredTokens, recompute, set_up
 from tasks.train.samples import Sample, build_samples
 from tasks.train.sharding import StoredTensors
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, tiny_model, with_random_experts

@@ -27,8 +27,7 @@ from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat, engine_ends, load_tokenizer
 from tasks.audit.checks import LACKED, all_checks
-from tasks.audit.importing.formats import FORMATS, read_row
-from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_trajectory
+from tasks.audit.importing.rollout import FORMATS, Rollout, add_tokens, problem_of, read_row, to_trajectory
 from tasks.problems import fingerprint
 from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet
@@ -187,7 +186,7 @@ def _commit(
     problem_set, scorer = layout.problems(fingerprint(problems)), scorer_fingerprint(settings)
     with (
         Lease(store, name, label="import") as lease,
-        Verifier(settings.workers, settings.timeout_s, reading=settings.reading) as verifier,
+        Verifier(settings.workers, settings.timeout_s) as verifier,
     ):
         provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
         scorers = Scorers(settings, verifier)

@@ -6,7 +6,7 @@
 
 The proximal policy has the weights before the update, as the paper's old policy. The engine's logprobs of the same
 weights differ from the trainer's by rounding, in half precision by more than these limits: so they are in w, which
-nothing clips at 1. With `ratio_to=sampling` they are in s, w is 1, and rounding is clipped.
+nothing clips at 1.
 
 `gspo_token` has the same numbers, but the gradient of each token is its own: s_t = s * policy_t / stop(policy_t), with
 s constant. So it differs where the tokens of a sequence have different advantages, as turns do.
@@ -24,9 +24,8 @@ from torch import Tensor
 
 from configs import algorithms
 from tasks.train.advantages import Observed, against_group
-from tasks.train.algorithms.algorithm import Algorithm, Assignment, by_episode, outputs_of
-from tasks.train.components import LossInputs, LossOutputs, Normaliser
-from tasks.train.losses import behaviour_weights, policy_loss, sequence_means
+from tasks.train.algorithms.algorithm import Algorithm, Assignment, by_episode
+from tasks.train.components import LossInputs, LossOutputs, Normaliser, behaviour_weights, policy_loss, sequence_means
 from tasks.train.samples import Sample
 
 _CAP = 5.0
@@ -41,14 +40,14 @@ class GSPO(Algorithm):
 
     @property
     def recomputes(self) -> bool:
-        return self.knobs.ratio_to == "recomputed"
+        return True
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         given = inputs.proximal, inputs.behaviour, inputs.sequences
-        weight = behaviour_weights(*given, cap=_CAP, level="sequence")  # 1 if the ratio is to sampling
+        weight = behaviour_weights(*given, cap=_CAP, level="sequence")
         log_ratio = self.log_ratio(inputs, sequence_means(inputs.logp - inputs.proximal, inputs.sequences))
         clips = self.knobs.eps_clip, self.knobs.eps_clip_higher, self.knobs.c_clip
-        return outputs_of(policy_loss(log_ratio, torch.zeros_like(log_ratio), weight, inputs.advantages, *clips))
+        return policy_loss(log_ratio, torch.zeros_like(log_ratio), weight, inputs.advantages, *clips)
 
     def log_ratio(self, inputs: LossInputs, of_sequence: Tensor) -> Tensor:
         return of_sequence
