@@ -15,8 +15,6 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
 
 import pytest
-from storage.objects.interface import ObjectInfo
-from storage.processes.identity import own_identity
 
 from storage import layout
 from storage.errors import UnavailableError
@@ -27,7 +25,9 @@ from storage.maintenance import check_logs, gc
 from storage.maintenance.copying import copy_run
 from storage.maintenance.export import export
 from storage.maintenance.verify import verify
+from storage.objects.interface import ObjectInfo
 from storage.objects.store import Store
+from storage.processes.identity import own_identity
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import aliases, datasets, manifests
 from storage.versions.datasets import ShardWriter
