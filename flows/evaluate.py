@@ -16,7 +16,7 @@ from flows.stages.evaluate import evaluate_sets
 from flows.stages.problems import import_sets
 from storage import layout
 from storage.versions import checkpoints
-from tasks.inference.server import servers_begun
+from tasks.inference.ahead import servers_begun
 
 
 @flow(name="evaluate")

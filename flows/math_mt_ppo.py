@@ -26,7 +26,7 @@ from flows.stages.score import score
 from flows.stages.train import train
 from flows.stages.warm_start import first_policy
 from storage.telemetry.spans import span
-from tasks.inference.server import servers_begun
+from tasks.inference.ahead import servers_begun
 from tasks.train.orders import Part
 
 

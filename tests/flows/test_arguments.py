@@ -39,7 +39,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 def test_a_mistake_is_told_before_anything_begins(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers begin before the flow does, but not before the configuration is known to be right."""
     begun: list[object] = []
-    monkeypatch.setattr("tasks.inference.server.servers_begun", begun.append)
+    monkeypatch.setattr("tasks.inference.ahead.servers_begun", begun.append)
     status, _, told = call("flows.math_mt_ppo smoke run.iteration=1")
     assert (status, begun) == (2, [])
     assert "did you mean" in told
