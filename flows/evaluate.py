@@ -9,8 +9,7 @@ from prefect import flow
 
 from flows.launch.cli import main
 from flows.run.configuration import resolve
-from flows.run.progress import tell_last
-from flows.run.report import report_evaluations
+from flows.run.progress import report_evaluations, tell_last
 from flows.run.resources import open_workers
 from flows.run.workspace import open_unleased
 from flows.stages.evaluate import evaluate_sets

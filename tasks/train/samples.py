@@ -26,9 +26,8 @@ import numpy.typing as npt
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from storage.errors import first_few
-from storage.experts import Experts, unpack
 from storage.grouping import grouped
-from storage.records import HIGHEST_LOGPROB, Score, Trajectory
+from storage.records import HIGHEST_LOGPROB, Experts, Score, Trajectory, unpack_experts
 from tasks.train import returns
 from tasks.train.returns import Bools as Bools
 from tasks.train.returns import Causes
@@ -189,7 +188,7 @@ def _routed(sample: Sample, row: Trajectory) -> Sample:
         ValueError: they are damaged.
     """
     try:
-        experts = unpack(row.experts)
+        experts = unpack_experts(row.experts)
     except ValueError as error:
         raise ValueError(f"{row.trajectory_id}: {error}") from None
     if len(experts) != len(row.token_ids):
