@@ -6,9 +6,9 @@ from pathlib import Path
 from storage.commands.program import Output
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
-from tasks.audit.data_sets import TargetError, select
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
 from tasks.evaluate.summary import comparison_rows, table
+from tasks.tables.sets import TargetError, select
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

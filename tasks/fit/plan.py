@@ -23,13 +23,12 @@ from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.manifests import Manifest
-from tasks.audit.checks import LACKED
-from tasks.audit.data_sets import DataSet, Intake, TargetError, fetch_data_sets, select
-from tasks.audit.database import AuditDatabase, open_database
 from tasks.inference.location import identities, model_fingerprints
 from tasks.own_code import own_code
 from tasks.score.scorers import identity
 from tasks.score.scoring import scorer_fingerprint
+from tasks.tables.db import TrajectoryDb, open_tables
+from tasks.tables.sets import LACKED, DataSet, Intake, TargetError, fetch_data_sets, select
 from tasks.train.algorithms import make_algorithm
 from tasks.train.orders import Part
 from tasks.train.samples import Ints
@@ -155,7 +154,7 @@ def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: 
     for version in intake.collected_scores:
         raise ValueError(f"{version} cannot be trained on: gc has deleted its scores; leave it out")
     files = [path.name for _, path in intake.trajectories]
-    with open_database(data_sets, intake, config.audit) as database:
+    with open_tables(data_sets, intake, config.audit.memory_gib) as database:
         of_scores = _score_files(database, [path.name for _, path in intake.scores])
         rows, groups = _chosen(database, config.fit.where)
     numbers = [number for number, _ in intake.trajectories]  # of each file's data set
@@ -169,11 +168,11 @@ def check_condition(config: Config) -> None:
     Raises:
         ValueError: it is none.
     """
-    with open_database([], Intake(), config.audit) as database:
+    with open_tables([], Intake(), config.audit.memory_gib) as database:
         _choose(database, config.fit.where)
 
 
-def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
+def _chosen(database: TrajectoryDb, where: str | None) -> tuple[Ints, Ints]:
     """Return for each chosen trajectory its `row` (the file's number, and its place in it), and that of its group."""
     _choose(database, where)
     rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
@@ -182,7 +181,7 @@ def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
     return rows, groups
 
 
-def _choose(database: AuditDatabase, where: str | None) -> None:
+def _choose(database: TrajectoryDb, where: str | None) -> None:
     """Create the table `chosen`; from then on the database reads and writes no file, and reaches no network.
 
     Raises:
@@ -207,7 +206,7 @@ def _choose(database: AuditDatabase, where: str | None) -> None:
         raise ValueError(f"fit.where={where!r}: {error}") from None
 
 
-def _score_files(database: AuditDatabase, files: Sequence[str]) -> dict[int, list[str]]:
+def _score_files(database: TrajectoryDb, files: Sequence[str]) -> dict[int, list[str]]:
     """Return for each file of trajectories those with their scores."""
     pairs = database.all(
         """select distinct t.row >> 32, s.row >> 32 from scores s

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from configs import Config
-from storage.grouping import grouped
 from storage.records import Score, Trajectory
 from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SAID, SuccessRule
-from tasks.train.returns import is_trainable
+from tasks.tables.words import any_turn, first_turn, is_trainable, without_variance
 from tasks.train.samples import Sample, build_samples, with_known_returns
 
 _DIGITS = 6  # rewards are stored with seven
@@ -101,8 +100,8 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
         return False
     pairs = (pair for sample in with_known_returns(samples) for pair in sample.by_position)
-    returns = grouped((position, round(value, _DIGITS)) for position, value in pairs)
-    return bool(returns) and all(len({*values}) == 1 for values in returns.values())
+    alike = without_variance((position, round(value, _DIGITS)) for position, value in pairs)
+    return bool(alike) and all(alike.values())
 
 
 def _samples(group: Sequence[Trajectory], config: Config) -> list[Sample]:
@@ -197,7 +196,7 @@ def _of_source(trajectory: Trajectory, answers: Sequence[int], right: Sequence[b
     """Count a trajectory for its source, given its graded turns and which of them are right."""
     reward = sum(trajectory.turns[turn].reward for turn in answers)
     numbers = {"episodes": 1, "rejected": trajectory.status == "rejected", "graded": bool(answers), "reward": reward}
-    numbers |= {"first": any(right[:1]), "any": any(right)}
+    numbers |= {"first": first_turn(right), "any": any_turn(right)}
     return Counts({("source", (trajectory.source, name)): number for name, number in numbers.items()})
 
 

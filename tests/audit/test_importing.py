@@ -29,7 +29,6 @@ from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.agents.template import Template
 from tasks.audit import comparing
-from tasks.audit.data_sets import select
 from tasks.audit.importing import command
 from tasks.audit.importing.formats import read_row
 from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, to_trajectory
@@ -38,6 +37,7 @@ from tasks.audit.run import audit
 from tasks.problems.messages import MESSAGES
 from tasks.problems.problem_set import BadRow, ProblemError, RowError
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import select
 from tests.support.audit_play import FEEDBACK, Play
 from tests.support.chain_helpers import commit_rows
 from tests.support.chat_formats import FORMATS, chat_of

@@ -5,7 +5,7 @@ from tasks.audit.checks import AuditEvidence, Measured, check
 
 @check("damaged_objects", "object", needs="nothing")
 def damaged_objects(evidence: AuditEvidence) -> Measured:
-    """Count the objects that differ from their manifests, and those that no manifest names (`tasks.audit.data_sets`).
+    """Count the objects that differ from their manifests, and those that no manifest names (`tasks.tables.sets`).
 
     Damaged objects are left out of all other checks; objects that no manifest names are never read.
     """

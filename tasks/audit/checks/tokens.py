@@ -16,7 +16,7 @@ from storage.errors import StorageError, UnavailableError
 from storage.versions import manifests
 from storage.versions.checkpoints import open_checkpoint
 from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
-from tasks.audit.results import Case
+from tasks.tables.sets import Case
 
 if TYPE_CHECKING:
     from tasks.train.recompute import NumberFormat

@@ -5,8 +5,8 @@ from typing import Literal
 
 from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.checks.second_checker import Opinion, opinion
-from tasks.audit.results import Case
 from tasks.evaluate.statistics import proportion
+from tasks.tables.sets import Case
 
 _SHOWN = 60  # characters
 _LEAST = 20  # turns; fewer are too few for a share

@@ -11,9 +11,9 @@ from storage.commands.program import Output
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import manifests
-from tasks.audit.data_sets import DataSet, Intake, fetch_data_sets, parse_since, select
 from tasks.audit.database import open_database
 from tasks.audit.record import REPORT, read_audit
+from tasks.tables.sets import DataSet, Intake, fetch_data_sets, parse_since, select
 
 _PORT = 8600
 
