@@ -35,8 +35,8 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
         ValueError: see `select_data` and `check_condition`.
     """
     if not isinstance(config.algorithm, RFT | Preferred | PPO | OwnAlgorithm):
-        told = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
-        raise ConfigError(f"algorithm.type={config.algorithm.type} {told}")
+        remedy = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
+        raise ConfigError(f"algorithm.type={config.algorithm.type} {remedy}")
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
     store, named = Store.of(config.storage), list(data) or config.fit.data

@@ -80,8 +80,10 @@ def _uses(config: Config) -> set[str]:
     """
     uses = {"tokens", *make_algorithm(config.algorithm, config.sampling.max_new_tokens).uses}
     if unknown := sorted(uses - LACKED.keys()):
-        told = f"declares that it uses {first_few(unknown, 3)}: give a tuple with words of {', '.join(LACKED)}"
-        raise ValueError(f"algorithm.type={config.algorithm.type} {told}")
+        raise ValueError(
+            f"algorithm.type={config.algorithm.type} declares that it uses {first_few(unknown, 3)}: give a tuple with "
+            f"words of {', '.join(LACKED)}"
+        )
     return uses
 
 
@@ -117,11 +119,11 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
     differing = [_differences(manifests.read(store, version), config) for version in reversed(data_set.scores)]
     if [] in differing:
         return data_set.scores[-1 - differing.index([])]
-    most_alike = min(differing, key=lambda lines: lines[0].startswith("score.type"))
-    told = ", ".join(most_alike)
+    most_alike = ", ".join(min(differing, key=lambda lines: lines[0].startswith("score.type")))
     raise ValueError(
-        f"{data_set.version} was scored by another scorer than this configuration's: {told}. Set that, score it again "
-        "by `python -m flows.score` with the section `score` of this configuration, or name its scores in fit.scores"
+        f"{data_set.version} was scored by another scorer than this configuration's: {most_alike}. Set that, score "
+        "it again by `python -m flows.score` with the section `score` of this configuration, or name its scores in "
+        "fit.scores"
     )
 
 

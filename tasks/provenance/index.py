@@ -40,7 +40,7 @@ from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Pro
 from storage.version_names import PolicyVersion, select
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
-from tasks.problems.exclusions import read_exclusions
+from tasks.problems.exclusions import Excluded, read_exclusions
 from tasks.problems.problem_set import SETTING_SQL, key
 from tasks.tables.db import TrajectoryDb, open_trajectory_db
 from tasks.train.orders import read_order
@@ -82,7 +82,7 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
     try:
         if (manifest := manifests.find(store, version)) is None:
             return None
-        known, parents = _told(manifest), manifest.parent_names
+        known, parents = _rules(manifest), manifest.parent_names
     except DamagedError as error:
         known = {"problem": str(error)}
     return Update(
@@ -95,8 +95,12 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
     )
 
 
-def _told(manifest: Manifest) -> dict[str, Any]:
-    """Return what a manifest tells of its update; raise DamagedError if its configuration cannot be read."""
+def _rules(manifest: Manifest) -> dict[str, Any]:
+    """Return by which rules an update left trajectories out, and where its policy came from.
+
+    Raises:
+        DamagedError: its configuration cannot be read.
+    """
     knob, parents = manifest.knob, manifest.parent_names
     selects = layout.SELECTION in {file.name for file in manifest.files}
     known = {
@@ -221,15 +225,14 @@ class TrainingIndex:
         database.create("updates", columns, rows)
         honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
         database.create("honoured", "checkpoint varchar, exclusions varchar", honoured)
-        trajectories, problems = list[tuple[str, ...]](), list[tuple[str, ...]]()
+        excluded = dict[str, Excluded]()
         for version in dict.fromkeys(version for _, version in honoured):
             try:
-                excluded = read_exclusions(self.store, [version], self.cache)
+                excluded[version] = read_exclusions(self.store, [version], self.cache)
             except DamagedError as error:  # too many trajectories are then reported as trained on, never too few
                 self.unknown[version] = str(error)
-                continue
-            trajectories += [(version, *pair) for pair in excluded.trajectories]
-            problems += [(version, name) for name in excluded.problems]
+        trajectories = [(version, *pair) for version, each in excluded.items() for pair in each.trajectories]
+        problems = [(version, name) for version, each in excluded.items() for name in each.problems]
         columns = "exclusions varchar, version varchar, trajectory_id varchar"
         database.create("excluded_trajectories", columns, trajectories)
         database.create("excluded_problems", "exclusions varchar, key varchar", problems)

@@ -18,7 +18,7 @@ from storage.versions.manifests import read
 from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.inference.location import CONFIG, TOKENIZER_FILES, locate
-from tasks.problems.arithmetic import generate
+from tasks.problems.generated import generate
 from tasks.train.memory import PUBLIC, ModelSizes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from configs.policy import WarmStart
 from storage.records import Problem
-from tasks.problems.arithmetic import expression, generate
+from tasks.problems.generated import expression, generate
 from tasks.warm_start.policy_sizes import Lesson, tiny_sizes
 from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 

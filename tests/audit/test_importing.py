@@ -34,8 +34,8 @@ from tasks.audit.importing.formats import read_row
 from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, to_trajectory
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
-from tasks.problems.messages import MESSAGES
 from tasks.problems.problem_set import BadRow, ProblemError, RowError
+from tasks.problems.rows import MESSAGES
 from tasks.score.verifier import Verifier
 from tasks.tables.sets import select
 from tests.support.audit_play import FEEDBACK, Play

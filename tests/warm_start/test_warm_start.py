@@ -24,7 +24,7 @@ from tasks.agents.answers import AnswerReader, ChatMessage
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.openai_agent import OpenAIAgent
-from tasks.problems.arithmetic import answer, expression, generate, render
+from tasks.problems.generated import answer, expression, generate, render
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
 from tasks.tools.calculator import calculator

@@ -21,9 +21,9 @@ from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 from tasks.audit.checks.second_checker import stated
 from tasks.audit.checks.templates import create_distinct_prompts
 from tasks.audit.decoding import Decoders
-from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.problem_set import SETTING_SQL
+from tasks.problems.rows import is_placeholder
 from tasks.score.verdict import Verdict
 from tasks.tables.sets import Case
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from tasks.problems.columns import is_placeholder
+from tasks.problems.rows import is_placeholder
 from tasks.score.languages import is_denied
 from tasks.score.numbers import LONGEST, Number, read_number
 from tasks.thoughts import without_thoughts

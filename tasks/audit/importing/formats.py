@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from configs.loader import explain
 from tasks.audit.importing.rollout import Rollout
-from tasks.problems.columns import solutions
 from tasks.problems.problem_set import Row, RowError
+from tasks.problems.rows import solutions
 
 Fields = dict[str, Any]
 """Fields of a `Rollout`, which are still to be validated."""

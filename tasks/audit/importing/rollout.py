@@ -18,9 +18,8 @@ from tasks.agents.answers import read_arguments
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.protocol import message_of
 from tasks.agents.endpoint.tree import number_calls
-from tasks.problems.columns import as_json
-from tasks.problems.messages import MESSAGES
 from tasks.problems.problem_set import key
+from tasks.problems.rows import MESSAGES, as_json
 from tasks.thoughts import opened_by
 
 _Number = Annotated[float, Field(ge=-3e38, le=3e38)]
