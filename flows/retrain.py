@@ -36,7 +36,7 @@ from tasks.retrain.planning import continued
 from tasks.train.orders import OrderedTrainer, Part
 
 if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 @flow(name="retrain")

@@ -6,7 +6,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic_core import CoreSchema, core_schema
 
@@ -15,6 +15,10 @@ from storage.errors import DamagedError
 _RUN = r"runs/(?!\.{1,2}/)[^/\\]+"
 """Matches the folder of a run, but no name that would climb out of the root."""
 
+Kind = Literal[
+    "run", "problems", "checkpoint", "trajectories", "annotations", "scores", "evaluation",
+    "history", "curriculum", "decision", "audit", "exclusions"
+]  # fmt: skip
 KINDS: "dict[str, type[Version]]" = {}
 
 
@@ -28,10 +32,10 @@ class Version(str):
     ('scores', 'demo', 3)
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[Kind]
     pattern: ClassVar[re.Pattern[str]]
 
-    def __init_subclass__(cls, kind: str = "", where: str = "") -> None:
+    def __init_subclass__(cls, kind: Kind | None = None, where: str = "") -> None:
         """Declare a kind of versions, and the pattern of their names; classes without kind are bases of others."""
         if kind:
             KINDS[kind], cls.kind, cls.pattern = cls, kind, re.compile(where)

@@ -1,10 +1,16 @@
-"""Makes text of unknown origin safe to display: characters that hide or reorder text are written as their codes."""
+"""Makes texts of unknown origin, and errors, fit for messages.
+
+Characters that hide or reorder text are written as their codes, secrets are left out, and an error is told with the
+line of the user's own code in its traceback.
+"""
 
 import contextlib
 import logging
 import os
 import re
+import sysconfig
 import traceback
+from pathlib import Path
 
 from configs.safety import SECRET
 
@@ -124,3 +130,41 @@ def _line(line: str) -> str:
     if (rest := len(line) - LONGEST_LINE) <= 0:
         return visible(line)
     return f"{visible(line[: -rest - _TAIL])} …{rest:,} characters… {visible(line[-_TAIL:])}"
+
+
+_ROOT = Path(__file__).parents[1]
+_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("configs", "flows", "storage", "tasks"))
+_LIBRARIES = tuple(
+    f"{path}{os.sep}" for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+)
+
+
+def _is_own(filename: str) -> bool:
+    """Return whether a file is the user's own: not this project's, not a library's, not made by `exec`."""
+    return not filename.startswith((*_OURS, *_LIBRARIES, "<")) and "site-packages" not in filename
+
+
+def with_own_line(text: str, error: BaseException) -> str:
+    """Add the user's own line, such as "maze.py:14 in reset", to a text about an error or about one that it came from.
+
+    It is the last one of the traceback that is neither this project's nor a library's, if there is one.
+    """
+    each: BaseException | None = error
+    frames: list[traceback.FrameSummary] = []
+    while each and not frames:
+        frames = [frame for frame in traceback.extract_tb(each.__traceback__) if _is_own(frame.filename)]
+        each = each.__cause__ or each.__context__
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return f"{text} ({place})" if place and place not in text else text
+
+
+def of_library(error: BaseException) -> bool:
+    """Return whether a library raised an error: neither this project, whose messages say what to do, nor the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not (frames[-1].filename.startswith(_OURS) or _is_own(frames[-1].filename))
+
+
+def traceback_without(error: BaseException, package: str) -> str:
+    """Format an error with its traceback, but for the lines of a package."""
+    frame = rf'  File "[^"]*{os.sep}{package}{os.sep}[^"]*", line \d+.*\n(?: {{4}}.*\n)*'
+    return re.sub(frame, "", "".join(traceback.format_exception(error))).rstrip("\n")

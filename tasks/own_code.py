@@ -1,11 +1,10 @@
 """Fingerprints of a user's own code: agents, environments, tools, scorers and algorithms that a configuration names.
 
-A name is `module:Name` anywhere in the sections `agent`, `environment`, `score` and `algorithm`, the file of a
-command agent (`agent.args.argv=[python, /path/agent.py]`), or the module of an environment of verifiers. The
-fingerprint covers the module's file, the packages around it, and all modules that these import in turn, wherever in
-their text, if they are the user's too: found on Python's path, but neither in Python's library nor among installed
-packages. Of a package that is installed, the modules of this package are covered. This program has its own
-fingerprint, `code_version`.
+A name is `module:Name` anywhere in the sections `agent`, `environment`, `score` and `algorithm`, or the file of a
+command agent (`agent.args.argv=[python, /path/agent.py]`). The fingerprint covers the module's file, the packages
+around it, and all modules that these import in turn, wherever in their text, if they are the user's too: found on
+Python's path, but neither in Python's library nor among installed packages. Of a package that is installed, the modules
+of this package are covered. This program has its own fingerprint, `code_version`.
 
 Not covered is what no import statement names: modules that are imported by a computed name, commands after `-m`, data
 files, compiled modules, and what installed packages do.
@@ -53,9 +52,6 @@ def own_code(config: Config, sections: Sequence[str] = (*PLAYS, "score", "algori
     sections_of = {section: getattr(config, section).model_dump(mode="json") for section in sections}
     members = [member.model_dump(mode="json", include=set(sections)) for member in config.problems.members]
     texts = [text for _, text in walk([sections_of, *members]) if isinstance(text, str)]
-    for agent in (config.agent, *(played.agent for _, played in config.played)):
-        if agent.type == "verifiers":  # it imports the module of an environment by the name alone
-            texts.append(f"{str(agent.args.get('environment')).replace('-', '_')}:load_environment")
     return dict(sorted(item for text in texts for item in files_of(text).items()))
 
 

@@ -77,7 +77,6 @@ def test_what_is_covered(folder: Path) -> None:
         "agent.tools=[{type: 'alone:tool'}]",
         "score.type={default: environment, maze: 'alone:score'}",
         "agent={type: command, args: {argv: [python, FOLDER/alone.py]}}",
-        "agent={type: verifiers, args: {environment: alone}}",
     ],
 )
 def test_where_code_is_named(folder: Path, override: str) -> None:

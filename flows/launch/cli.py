@@ -26,10 +26,9 @@ from flows.launch.temporary_server import temporary_server
 from flows.run.configuration import plan, resolve
 from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
-from storage.frames import of_library, traceback_without, with_own_line
 from storage.interrupts import reader_may_go
 from storage.processes.folder import keep_compiled_code_private
-from storage.visible import Fleeting, print_clean_logs, printable
+from storage.visible import Fleeting, of_library, print_clean_logs, printable, traceback_without, with_own_line
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

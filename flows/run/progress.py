@@ -10,16 +10,15 @@ from prefect import get_client, get_run_logger
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from flows.run.room import check_room
 from flows.run.workspace import Workspace, finished_iterations
 from storage import layout
 from storage.telemetry.metrics import ITERATION
 from storage.version_names import PolicyVersion
 from storage.versions import aliases
 from storage.visible import Fleeting
-from tasks.metrics.line import cells, iteration_line, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
+from tasks.metrics.show import cells, iteration_line, paid_for_something_else, seconds_left
 
 _SHOWN = 20
 """Newest iterations in the table that Prefect's pages show."""
@@ -42,14 +41,9 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     """Iterate over the iterations without a checkpoint, within the run's budget; tell and show their numbers.
 
     The tokens of the budget count over the whole run, its minutes over this flow run only.
-
-    Raises:
-        StorageError: the next checkpoint has no room.
     """
     run, first = workspace.config.run, finished_iterations(workspace)
     workspace.collect()  # first, since a run that found no room may keep less now
-    if first < run.iterations:
-        check_room(workspace.config)
     started, begun = time.monotonic(), datetime.now(UTC)
     progress = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
     table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")

@@ -15,7 +15,7 @@ from tasks.train.orders import OrderedTrainer
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:

@@ -4,7 +4,9 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
+import re
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
+from prefect.settings import PREFECT_HOME
 
 from configs import Config, ConfigError, differences, up_to_date
 from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
 from configs.stored import as_begun
 from configs.train import FROM_NEXT_UPDATE
-from flows.run.room import telling_full_disks
 from storage import layout
-from storage.errors import DamagedError, UnavailableError
+from storage.errors import DamagedError, StorageError, UnavailableError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import first_free
@@ -32,12 +34,12 @@ from storage.telemetry.metrics import publish
 from storage.version_names import PolicyVersion, Version
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft, JournaledDraft, Provenance, shards
+from storage.versions.drafts import Draft, Provenance, shards, stage
 from storage.versions.fetch import scratch_of, trim_to_limit
-from storage.versions.manifests import Kind
 from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
+from tasks.metrics.rows import STAGES
 from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
 from tasks.tracking.follow import followed
@@ -89,10 +91,12 @@ class Workspace:
         config = self.config.model_dump(mode="json")
         return Provenance(config=config, code=self.code(), prefect_run_id=runtime.flow_run.id, fence=self.lease)
 
-    def draft(self, version: Version, kind: Kind) -> Draft:
-        """Begin a version. Only who holds its run's lease has a journal: others would take over each other's shards."""
-        own = self.lease if version.run == self.name else None
-        return JournaledDraft(self.store, version, kind, own) if own else Draft(self.store, version, kind)
+    @contextmanager
+    def stage(self, version: Version) -> Iterator[Draft | None]:
+        """Make a version in this block, unless it is committed (`drafts.stage`); then `record` its numbers."""
+        with stage(self.store, version, self.lease) as draft:
+            yield draft
+        self.record(version)
 
     def code(self) -> dict[str, str]:
         """Return the fingerprints of what is not this program's: the user's code, and models beside the policy."""
@@ -103,9 +107,10 @@ class Workspace:
         """See `checkpoints.open_checkpoint`."""
         return checkpoints.open_checkpoint(self.store, policy, self.cache)
 
-    def record(self, version: str) -> None:
+    def record(self, version: Version) -> None:
         """Write the numbers of a committed version to the run's metrics, if this flow run may write them."""
-        if layout.evaluated_policy(version) or (self.lease and layout.run_of(version) == self.name):
+        may_write = layout.evaluated_policy(version) or (self.lease and version.run == self.name)
+        if version.kind in STAGES and may_write and not self.by_other_scorer:
             record(self.store, version)
 
     def trim_cache(self, *in_use: str) -> None:
@@ -169,7 +174,7 @@ def open_run(config: Config, *, scoring: bool = False) -> Iterator[Workspace]:
             message lists the differences.
         LeaseHeldError: see `open_leased`.
     """
-    with open_leased(config) as workspace, telling_full_disks(config):
+    with open_leased(config) as workspace, telling_full_disks(config.storage.root):
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace, scoring=scoring)
         with followed(workspace.config), models_of(workspace):
@@ -188,9 +193,32 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
     publish(config.monitoring.prometheus, config.run.name)
-    with telling_full_disks(config):
+    with telling_full_disks(config.storage.root):
         yield workspace
     workspace.trim_cache()
+
+
+_FULL = re.compile(r"^\S.*(No space left on device|disk is full|quota exceeded).*", re.IGNORECASE | re.MULTILINE)
+"""The line of a traceback that has what the system, SQLite and quotas say, perhaps in an error of a library."""
+_NO_BYTES = 2**20
+"""Free bytes below which an error of Prefect's server, which says nothing, comes from a full disk."""
+
+
+@contextmanager
+def telling_full_disks(root: str) -> Iterator[None]:
+    """Raise an error of the block that came from a full disk as StorageError, which says what frees room."""
+    try:
+        yield
+    except Exception as error:
+        home, found = PREFECT_HOME.value(), _FULL.search("".join(traceback.format_exception(error)))
+        if not found and not (home.exists() and shutil.disk_usage(home).free < _NO_BYTES):
+            raise
+        cause = found[0] if found else f"Prefect's database in {home} has no room"
+        raise StorageError(
+            f"a disk is full: {cause}. A run holds less with a lower storage.keep.last and a higher "
+            f"storage.keep.every; `python -m storage --root {root} gc --delete --older-than-hours 0` frees what no run "
+            "needs any more, and what failed attempts left. Then the same command continues"
+        ) from error
 
 
 @contextmanager
@@ -233,10 +261,8 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     With `scoring`, the scorer may be another; `by_other_scorer` then says so. A knob that is not set, and follows the
     device or has another default now, stays as the run was begun.
     """
-    version = layout.run(workspace.name)
-    begins = not manifests.committed(workspace.store, version)
-    if begins:
-        with Draft(workspace.store, version, "run") as draft:
+    with workspace.stage(layout.run(workspace.name)) as draft:
+        if begins := draft is not None:
             draft.commit(workspace.provenance(), parents=[])
     begun = _fixed_settings(workspace)
     config = as_begun(workspace.config, begun)

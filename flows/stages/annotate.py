@@ -9,7 +9,6 @@ from prefect.cache_policies import NO_CACHE
 from configs.models import Role
 from flows.run.workspace import Workspace
 from storage.objects.store import Store
-from storage.telemetry.spans import stage
 from storage.version_names import AnnotationsVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
 
@@ -50,15 +49,14 @@ def annotate_by(workspace: Workspace, role: Role, trajectories: TrajectoriesVers
     """Let one model annotate trajectories, unless it has; return the version of what it says."""
     from tasks.annotate.annotating import Annotator
 
-    store, annotator = workspace.store, Annotator(workspace.config, role)
+    annotator, log = Annotator(workspace.config, role), get_run_logger().info
     version = annotator.version(trajectories)
-    if manifests.committed(store, version):
-        return version
-    with stage("annotate", version, trajectories.number), workspace.draft(version, "annotations") as made:
-        assert workspace.models
-        rows, tell = datasets.rows(store, trajectories, workspace.cache, annotator.columns), get_run_logger().info
-        metrics = annotator.annotate(workspace.models, rows, made, tell)
-        if metrics["problems"]:
-            tell("models.%s said nothing to %d questions: %s", role, metrics["problems"], metrics["example"])
-        made.commit(workspace.provenance(), [trajectories], metrics)
+    with workspace.stage(version) as draft:
+        if draft:
+            assert workspace.models
+            rows = datasets.rows(workspace.store, trajectories, workspace.cache, annotator.columns)
+            metrics = annotator.annotate(workspace.models, rows, draft, log)
+            if metrics["problems"]:
+                log("models.%s said nothing to %d questions: %s", role, metrics["problems"], metrics["example"])
+            draft.commit(workspace.provenance(), [trajectories], metrics)
     return version

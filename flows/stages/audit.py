@@ -67,8 +67,7 @@ def audit(workspace: Workspace, verifier: Verifier, data_sets: list[DataSet]) ->
     store, cache, settings = workspace.store, workspace.cache, workspace.config.audit
     reader = f"python -m tasks.audit --root {shlex.quote(store.root)} read"
     with run_checks(store, data_sets, settings, cache, verifier, _tell) as audited:
-        manifest = commit_audit(store, data_sets, audited, workspace.provenance(), cache, reader)
-    return manifest.version
+        return commit_audit(store, data_sets, audited, workspace.provenance(), cache, reader).version
 
 
 def _tell(line: str) -> None:

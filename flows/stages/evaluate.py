@@ -13,9 +13,8 @@ from flows.stages.annotate import annotate, counted_questions
 from flows.stages.problems import read_problems
 from flows.stages.rollout import unplayable, warn_of_marks
 from storage import layout
-from storage.telemetry.spans import stage
-from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
-from storage.versions import datasets, manifests
+from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
+from storage.versions import datasets
 from storage.versions.drafts import Draft
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
@@ -26,7 +25,7 @@ from tasks.rollout.plan import RolloutPlan
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 def evaluate(
@@ -64,15 +63,12 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     The name of the scores begins with the name of the evaluation, which holds the trajectories. Neither is fenced by a
     lease: any flow may evaluate any policy, and the first commit wins.
     """
-    version = protocol.evaluation(policy)
-    config = workspace.config
+    version, config = protocol.evaluation(policy), workspace.config
     scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, model_fingerprints(config)))
-    if not manifests.committed(workspace.store, scores):
-        with stage("evaluate", scores, policy.number):
-            if not manifests.committed(workspace.store, version):
-                _play(workspace, workers, policy, protocol)
-            _score(workspace, workers, scores, protocol)
-    workspace.record(scores)
+    with workspace.stage(scores) as draft:
+        if draft:
+            _play(workspace, workers, policy, protocol)
+            _score(workspace, workers, draft, version, protocol)
     return scores
 
 
@@ -80,7 +76,6 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
     from tasks.rollout.play import play
 
     config = _with_strict_limits(workspace.config)
-    workers.serve(policy)
     plan = RolloutPlan(
         name=f"{policy.run}/evaluation/{policy.number:06d}/{protocol.set_name}/{protocol.mode}",
         config=config,
@@ -90,31 +85,33 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
         gconfig=GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=protocol.samples,
     )
-    with workspace.draft(protocol.evaluation(policy), "evaluation") as draft:
-        problems = read_problems(workspace, protocol.problem_set)
-        warn_of_marks(workspace, policy, problems)
-        without_room = unplayable(workspace, policy, problems)
-        played = [problem for problem in problems if problem.problem_id not in without_room]
-        metrics = play(plan, played, workers, draft, get_run_logger().info)
-        metrics["without_room"] = len(without_room)
-        draft.commit(workspace.provenance(), [policy, protocol.problem_set], metrics)
+    with workspace.stage(protocol.evaluation(policy)) as draft:
+        if draft:
+            workers.serve(policy)
+            problems = read_problems(workspace, protocol.problem_set)
+            warn_of_marks(workspace, policy, problems)
+            without_room = unplayable(workspace, policy, problems)
+            played = [problem for problem in problems if problem.problem_id not in without_room]
+            metrics = play(plan, played, workers, draft, get_run_logger().info)
+            metrics["without_room"] = len(without_room)
+            draft.commit(workspace.provenance(), [policy, protocol.problem_set], metrics)
 
 
-def _score(workspace: Workspace, workers: "Workers", scores: ScoresVersion, protocol: Protocol) -> None:
+def _score(
+    workspace: Workspace, workers: "Workers", draft: Draft, version: EvaluationVersion, protocol: Protocol
+) -> None:
     """Grade an evaluation's trajectories and commit the scores, with the summary in the manifest."""
-    config, version = _with_strict_limits(workspace.config), scores.evaluation
-    assert version
-    with Draft(workspace.store, scores, "scores") as draft:
-        annotations = annotate(workspace, version, config.score.models)
-        started = time.monotonic()
-        grades = workers.score(version, draft, config, annotations)
-        metrics = metrics_of(grades, config.score, time.monotonic() - started)
-        metrics |= counted_questions(workspace.store, annotations)
-        rows = datasets.rows(workspace.store, version, workspace.cache, COLUMNS)
-        outcomes = join(rows, datasets.drafted(draft), config.score)
-        numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
-        played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
-        draft.commit(workspace.provenance(), [version, *annotations.values()], metrics | played | numbers)
+    config = _with_strict_limits(workspace.config)
+    annotations = annotate(workspace, version, config.score.models)
+    started = time.monotonic()
+    grades = workers.score(version, draft, config, annotations)
+    metrics = metrics_of(grades, config.score, time.monotonic() - started)
+    metrics |= counted_questions(workspace.store, annotations)
+    rows = datasets.rows(workspace.store, version, workspace.cache, COLUMNS)
+    outcomes = join(rows, datasets.drafted(draft), config.score)
+    numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
+    played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
+    draft.commit(workspace.provenance(), [version, *annotations.values()], metrics | played | numbers)
     if protocol.mode == "greedy":
         estimates = {"first turn": numbers["first_turn"], "any turn": numbers["any_turn"]} | numbers["rewards"]
         get_run_logger().info(

@@ -19,7 +19,6 @@ from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, 
 from storage.version_names import ProblemsVersion, version_of
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
-from storage.versions.drafts import Draft
 from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, curriculum, fingerprint
 from tasks.problems.contamination import describe, find_overlaps, find_repeats
@@ -160,8 +159,8 @@ def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
 def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
     """Commit a problem set, unless it exists, and return its version."""
     version = layout.problems(fingerprint(problems))
-    if not manifests.committed(workspace.store, version):
-        with Draft(workspace.store, version, "problems") as draft:
+    with workspace.stage(version) as draft:
+        if draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
             draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
     return version
@@ -174,21 +173,21 @@ def read_problems(workspace: Workspace, version: str) -> list[Problem]:
 
 def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
     """Commit the run's curriculum once, from the present histories of all other runs in the store."""
-    store, cache, version = workspace.store, workspace.cache, layout.curriculum(workspace.name)
-    if not workspace.config.problems.sampling.active or manifests.committed(store, version):
+    config = workspace.config.problems
+    if not config.sampling.active:
         return
-    histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
-    past = curriculum.read_history(store, histories, cache)
-    sampling = workspace.config.problems.sampling
-    rows = list[CurriculumEntry]()
-    for part, problems in by_member(workspace.config.problems, read_problems(workspace, problem_set)):
-        with naming(part.where):
-            planned = curriculum.plan_curriculum(problems, past, sampling)
-        rows += planned
-        counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
-        totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
-        get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
-    with Draft(store, version, "curriculum") as draft:
+    with workspace.stage(layout.curriculum(workspace.name)) as draft:
+        if draft is None:
+            return
+        histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
+        past, rows = curriculum.read_history(workspace.store, histories, workspace.cache), list[CurriculumEntry]()
+        for part, problems in by_member(config, read_problems(workspace, problem_set)):
+            with naming(part.where):
+                planned = curriculum.plan_curriculum(problems, past, config.sampling)
+            rows += planned
+            counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
+            totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
+            get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
         write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
         numbers = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
         draft.commit(workspace.provenance(), [problem_set, *histories], numbers)

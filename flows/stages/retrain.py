@@ -22,7 +22,6 @@ from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.aliases import Move
-from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
 from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.evaluate.summary import rendered, table
@@ -206,35 +205,35 @@ def decide(
     challenger and the scores that were compared.
     """
     store, version = workspace.store, layout.decision(workspace.name)
-    if manifests.committed(store, version):
-        return version
-    settings = workspace.config.retrain.gate
-    look = planning.looks(Nights(retraining.store, retraining.name).read())
-    before, after = evaluations[champion], evaluations[challenger]
-    index = int(settings.episodes == "sampled")  # greedy episodes come first
-    comparisons = {
-        name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
-        for name in after
-    }
-    training, solved, tokens = training_of(store, challenger)
-    failed = failed_verdicts(store, training)
-    evidence = gate.GateEvidence(comparisons, failed, distance, solved, look)
-    numbers: dict[str, Any] = {
-        "champion": champion,
-        "challenger": challenger,
-        **asdict(gate.decide(evidence, settings)),
-        "gate": settings.model_dump(mode="json"),
-        "comparisons": comparisons,
-        "accuracy": {
-            policy: {name: summary_of(store, versions) for name, versions in sets.items()}
-            for policy, sets in evaluations.items()
-        },
-        "training": {"solved": solved, "tokens": tokens},
-        "distance": distance,
-        "failed_verdicts": failed,
-    }
-    compared = [scores for sets in evaluations.values() for versions in sets.values() for scores in versions]
-    with Draft(store, version, "decision") as draft:
+    with workspace.stage(version) as draft:
+        if draft is None:
+            return version
+        settings = workspace.config.retrain.gate
+        look = planning.looks(Nights(retraining.store, retraining.name).read())
+        before, after = evaluations[champion], evaluations[challenger]
+        index = int(settings.episodes == "sampled")  # greedy episodes come first
+        comparisons = {
+            name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
+            for name in after
+        }
+        training, solved, tokens = training_of(store, challenger)
+        failed = failed_verdicts(store, training)
+        evidence = gate.GateEvidence(comparisons, failed, distance, solved, look)
+        numbers: dict[str, Any] = {
+            "champion": champion,
+            "challenger": challenger,
+            **asdict(gate.decide(evidence, settings)),
+            "gate": settings.model_dump(mode="json"),
+            "comparisons": comparisons,
+            "accuracy": {
+                policy: {name: summary_of(store, versions) for name, versions in sets.items()}
+                for policy, sets in evaluations.items()
+            },
+            "training": {"solved": solved, "tokens": tokens},
+            "distance": distance,
+            "failed_verdicts": failed,
+        }
+        compared = [scores for sets in evaluations.values() for versions in sets.values() for scores in versions]
         draft.commit(workspace.provenance(), list(dict.fromkeys([champion, challenger, *compared])), numbers)
     return version
 

@@ -14,10 +14,9 @@ from flows.run.workspace import Workspace
 from flows.stages.problems import read_problems, weights
 from storage import layout
 from storage.records import Problem
-from storage.telemetry.spans import stage
+from storage.telemetry.spans import making
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
-from storage.versions.drafts import JournaledDraft
 from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
@@ -27,8 +26,8 @@ from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
 
 if TYPE_CHECKING:
+    from tasks.rollout.play import Workers
     from tasks.rollout.stream import Stream
-    from tasks.rollout.workers import Workers
 
 _DRAIN_S = 5.0
 """Longest wait for the end of a stream if the flow failed."""
@@ -41,14 +40,12 @@ def rollout(
     """Play an iteration with checkpoint `policy`, unless it is committed; return the version of its trajectories."""
     from tasks.rollout.play import play
 
-    store, version = workspace.store, layout.trajectories(workspace.name, iteration)
-    if manifests.committed(store, version):
-        return version
-    with stage("rollout", version, iteration):
-        drawn, spare = _draw(workspace, problem_set, iteration)
-        workers.serve(policy)
-        plan = _plan(workspace, iteration, policy, problem_set)
-        with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
+    version = layout.trajectories(workspace.name, iteration)
+    with workspace.stage(version) as draft:
+        if draft:
+            drawn, spare = _draw(workspace, problem_set, iteration)
+            workers.serve(policy)
+            plan = _plan(workspace, iteration, policy, problem_set)
             metrics = play(plan, drawn, workers, draft, get_run_logger().info, spare)
             draft.commit(workspace.provenance(), [policy, problem_set], metrics)
     return version
@@ -77,8 +74,10 @@ def _play_stream(stream: "Stream") -> "bool | State[bool]":
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def _wait_for(workspace: Workspace, stream: "Stream", iteration: int) -> TrajectoriesVersion:
     """Wait until the stream has committed an iteration's trajectories; return their version."""
-    with stage("rollout", layout.trajectories(workspace.name, iteration), iteration):
-        return stream.wait(iteration)
+    with making(layout.trajectories(workspace.name, iteration)):
+        version = stream.wait(iteration)
+    workspace.record(version)
+    return version
 
 
 @functools.lru_cache(maxsize=1)
@@ -195,7 +194,6 @@ class Rollouts:
                 )
                 self._playing = _play_stream.submit(self._stream)
             version = _wait_for(workspace, self._stream, iteration)
-        workspace.record(version)
         for alarm in self._alarm.raised_by(manifests.read(workspace.store, version).metrics):
             get_run_logger().warning(
                 "ALARM: iteration %d: %s. See the column `reason` of %s", iteration, alarm, version

@@ -9,15 +9,12 @@ from prefect.cache_policies import NO_CACHE
 from flows.run.workspace import Workspace
 from flows.stages.annotate import annotate, counted_questions
 from storage import layout
-from storage.telemetry.spans import stage
 from storage.version_names import ScoresVersion, TrajectoriesVersion
-from storage.versions import manifests
-from storage.versions.drafts import Draft
 from tasks.inference.location import model_fingerprints
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
@@ -30,8 +27,8 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
     version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, model_fingerprints(settings)))
     if not workspace.by_other_scorer:
         annotate(workspace, trajectories, ["teacher"])
-    if not manifests.committed(store, version):
-        with stage("score", version, iteration), Draft(store, version, "scores") as draft:
+    with workspace.stage(version) as draft:
+        if draft:
             asked = annotate(workspace, trajectories, settings.score.models)
             started = time.monotonic()
             grades = workers.score(trajectories, draft, settings, asked)
@@ -39,6 +36,4 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
             draft.commit(workspace.provenance(), [trajectories, *asked.values()], metrics)
     if workspace.by_other_scorer:
         get_run_logger().info("scored by another scorer than that of the run, which does not train on it: %s", version)
-    else:
-        workspace.record(version)
     return version

@@ -10,10 +10,8 @@ from flows.run.workspace import Workspace
 from flows.stages.annotate import taught
 from storage import layout
 from storage.telemetry.metrics import STALENESS
-from storage.telemetry.spans import stage
 from storage.version_names import PolicyVersion
-from storage.versions import aliases, manifests
-from storage.versions.drafts import Draft
+from storage.versions import aliases
 from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 
 
@@ -26,24 +24,22 @@ def train(
     parts: Sequence[Part],
 ) -> PolicyVersion:
     """Update `policy` on stored data, commit the checkpoint and return its version; skip the work if it exists."""
-    store, version = workspace.store, layout.checkpoint(workspace.name, iteration + 1)
-    if not manifests.committed(store, version):
-        if "teacher" in workspace.config.models.served():
-            parts = [replace(part, teacher=taught(workspace, part.trajectories)) for part in parts]
-        with stage("train", version, iteration):
+    version = layout.checkpoint(workspace.name, iteration + 1)
+    config, first = workspace.config, layout.checkpoint(workspace.name, 0)
+    with workspace.stage(version) as draft:
+        if draft:
+            if "teacher" in config.models.served():
+                parts = [replace(part, teacher=taught(workspace, part.trajectories)) for part in parts]
             made = trainer.update(UpdateOrder(version, policy, parts), get_run_logger().info)
-            with Draft(store, version, "checkpoint", made.nonce) as draft:
-                draft.accept(made.files)
-                data = [name for part in parts for name in (part.trajectories, part.scores, part.teacher) if name]
-                parents = [policy, *data, *dict.fromkeys(workspace.config.problems.exclusions)]
-                if (teacher := workspace.config.models.teacher) and teacher.checkpoint:
-                    parents.append(layout.checkpoint_of(teacher.checkpoint))
-                base = layout.checkpoint(workspace.name, 0) if workspace.config.policy.lora else None
-                draft.commit(workspace.provenance(), parents, made.metrics, base)
-        for statistic in ("mean", "max") if "staleness/mean" in made.metrics else ():
-            STALENESS.labels(statistic).set(made.metrics[f"staleness/{statistic}"])
-        workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
-    aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
-    workspace.record(version)
+            draft.accept(made.files, made.nonce)
+            data = [name for part in parts for name in (part.trajectories, part.scores, part.teacher) if name]
+            parents = [policy, *data, *dict.fromkeys(config.problems.exclusions)]
+            if (teacher := config.models.teacher) and teacher.checkpoint:
+                parents.append(layout.checkpoint_of(teacher.checkpoint))
+            draft.commit(workspace.provenance(), parents, made.metrics, first if config.policy.lora else None)
+            for statistic in ("mean", "max") if "staleness/mean" in made.metrics else ():
+                STALENESS.labels(statistic).set(made.metrics[f"staleness/{statistic}"])
+            workspace.trim_cache(first, policy, version)
+    aliases.advance(workspace.store, layout.latest(workspace.name), version, workspace.label)
     workspace.collect(version.number)
     return version

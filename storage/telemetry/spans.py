@@ -22,6 +22,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
+from storage import layout
 from storage.version_names import Version
 
 _tracer = trace.get_tracer("math-mt-ppo")
@@ -40,9 +41,14 @@ def span(name: str, **attributes: str | int) -> Iterator[None]:
             raise
 
 
-def stage(name: str, version: Version, iteration: int) -> AbstractContextManager[None]:
-    """Trace the stage that makes a version of a run."""
-    return span(name, run=version.run or "", iteration=iteration, version=version)
+_STAGES = {"trajectories": "rollout", "annotations": "annotate", "scores": "score", "checkpoint": "train"}
+"""The names of stages by the kinds of versions that they make; others are called as their kind."""
+
+
+def making(version: Version) -> AbstractContextManager[None]:
+    """Trace the stage that makes a version."""
+    name = "evaluate" if layout.evaluated_policy(version) else _STAGES.get(version.kind, version.kind)
+    return span(name, run=version.run or "", version=version)
 
 
 @cache

@@ -22,9 +22,9 @@ import logging
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
@@ -41,9 +41,10 @@ from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
-from storage.telemetry.spans import span
+from storage.telemetry.spans import making, span
+from storage.version_names import Kind, Version
 from storage.versions.fetch import fetch_file
-from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read, refuse_lost
+from storage.versions.manifests import MANIFEST_VERSION, File, Manifest, as_parent, committed, read, refuse_lost
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,9 @@ class Draft:
         self._sources[name] = path
         return File(name=name, path=key, bytes=path.stat().st_size, rows=rows, sha256=digest.result())
 
-    def accept(self, files: Iterable[File]) -> None:
-        """Take over files that other processes have added under this nonce, sorted by name."""
+    def accept(self, files: Iterable[File], nonce: str | None = None) -> None:
+        """Take over files that other processes have added, sorted by name: under this nonce, or under their own one."""
+        self.nonce = nonce or self.nonce
         self.files += sorted(files, key=lambda file: file.name)
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
@@ -274,6 +276,32 @@ class JournaledDraft(Draft):
         entered = self._log.put(self._next, {"attempt": self.nonce, **values})
         self._next += entered
         return entered
+
+
+_JOURNALED = ("trajectories", "evaluation", "annotations")
+"""The kinds of versions that take so long to make that they have a journal."""
+
+
+@contextmanager
+def stage(store: Store, version: Version, lease: Lease | None = None) -> Iterator[Draft | None]:
+    """Make a version in this block, unless it is committed: then the block gets None in place of a draft.
+
+    Example: with stage(store, layout.exclusions(digest)) as draft:
+                 if draft:
+                     write_rows(draft, EXCLUSION_SCHEMA, rows, 50_000)
+                     draft.commit(provenance, parents, metrics)
+
+    The block is traced. What takes long to make has a journal, if the writer holds the `lease` of its run: without the
+    lease, two writers at once would take over each other's shards.
+    """
+    if committed(store, version):
+        yield None
+        return
+    kind = version.kind
+    has_journal = kind in _JOURNALED and lease and lease.run == version.run
+    made = JournaledDraft(store, version, kind, lease) if has_journal else Draft(store, version, kind)
+    with made as draft, making(version):
+        yield draft
 
 
 def shards(store: Store, version: str, length: int | None = None) -> dict[str, Shard]:

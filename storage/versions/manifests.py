@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
@@ -16,14 +16,10 @@ from storage.logs.log import first_free
 from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store, in_parallel
+from storage.version_names import Kind as Kind
 from storage.version_names import PolicyVersion, version_of
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
-
-Kind = Literal[
-    "run", "problems", "checkpoint", "trajectories", "annotations", "scores", "evaluation",
-    "history", "curriculum", "decision", "audit", "exclusions"
-]  # fmt: skip
 
 
 class _Record(BaseModel):

@@ -13,4 +13,3 @@ register_agent("null", NullAgent)
 # These two import clients and servers, which takes seconds.
 register_agent("openai", "tasks.agents.openai_agent:OpenAIAgent")
 register_agent("command", "tasks.agents.command_agent:CommandAgent")
-register_agent("verifiers", "tasks.agents.verifiers_agent:VerifiersAgent")

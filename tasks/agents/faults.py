@@ -1,9 +1,8 @@
 """Why an episode ended without a verdict, and whose fault that is: the policy's, which is trained on it, or not."""
 
-from storage.frames import with_own_line
 from storage.processes.limits import chain, is_hosts
 from storage.records import Fault
-from storage.visible import described
+from storage.visible import described, with_own_line
 from tasks.inference.api import ContextLengthError
 
 LONGEST_REASON = 2000
@@ -44,15 +43,12 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     A full queue of the engine, or a server that is just being restarted, looks like sampling: a deadline that is too
     short for the machine counts against the policy, as a token limit does.
     """
-    policys = sampling or (any(map(_is_policys, chain(error))) and not is_hosts(error))
+    found = [(kind, kind.__module__.partition(".")[0]) for each in chain(error) for kind in type(each).__mro__]
+    said = any(kind in (PolicyError, ContextLengthError) or (top, kind.__name__) in _FRAMEWORKS for kind, top in found)
+    policys = sampling or (said and not is_hosts(error))
     return "policy" if sampled and policys else "set-up"
 
 
 def reason_of(error: BaseException) -> str:
     """Return type and message of an exception, and the user's own line that raised it, as records store them."""
     return with_own_line(described(error, LONGEST_REASON), error)
-
-
-def _is_policys(error: BaseException) -> bool:
-    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
-    return isinstance(error, PolicyError | ContextLengthError) or bool(names & _FRAMEWORKS)

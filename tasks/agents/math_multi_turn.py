@@ -6,7 +6,7 @@ from pydantic import Field
 
 from storage.records import Problem, Trajectory
 from tasks.agents.episode import Episode
-from tasks.agents.interface import Actions, AgentContext, EpisodeEngine, EpisodeSpec, Observations
+from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment, verdict_of
 from tasks.problems.rows import first_messages, with_instructions
@@ -47,16 +47,14 @@ class MathMultiTurnAgent:
         self.wrong_feedback, self.correct_feedback = wrong_feedback, correct_feedback
         self.system_prompt, self.instruction = system_prompt, instruction
 
-    async def collect_trajectory(
-        self, prompt: EpisodeSpec, env: Environment, obs_queue: Observations, act_queue: Actions
-    ) -> list[Trajectory]:
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
+        """See `AwaitingAgent.play`."""
         chat = self.context.chat
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
         messages = self.opening(prompt.problem, question)
         episode = Episode(prompt, chat.prompt(messages))
         for turn in range(self.num_turns):
-            await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
-            outputs = await act_queue.get()
+            outputs = await engine.generate(episode.prompt_ids, self.context.gconfig, prompt.qid)
             text = chat.decode(outputs.output_ids[0], episode.prompt_ids)
             episode.add_completion(outputs, text)
             _, reward, terminated, _, info = await env.step(split(text)[1])

@@ -27,22 +27,17 @@ def lacking_room(config: Config) -> str | None:
 
     It is known for agents with an argument `num_turns`. Prompt and feedback need further room, which is not counted.
     """
-    for where, played in config.played:
-        if warning := _lacking_room(played):
-            return f"{where}{warning}"
-    return None
-
-
-def _lacking_room(config: Config) -> str | None:
-    parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
-    turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
     context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
-    if not isinstance(turns, int) or turns * longest < context:
-        return None
-    return (
-        f"{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns without room "
-        "count as wrong answers. Raise it, or lower agent.args.num_turns or sampling.max_new_tokens"
-    )
+    for where, played in config.played:
+        parameter = inspect.signature(AGENTS.find(played.agent.type)).parameters.get("num_turns")
+        turns = played.agent.args.get("num_turns", parameter.default if parameter else None)
+        if isinstance(turns, int) and turns * longest >= context:
+            return (
+                f"{where}{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns "
+                "without room count as wrong answers. Raise it, or lower agent.args.num_turns or "
+                "sampling.max_new_tokens"
+            )
+    return None
 
 
 def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:

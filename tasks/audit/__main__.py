@@ -2,13 +2,112 @@
 
 python -m tasks.audit read demo
 python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
+python -m tasks.audit compare runs/demo/evaluations/000000/held-out/… runs/demo/evaluations/000100/held-out/…
 """
 
-from storage import interrupts
-from storage.commands.program import Command, Program
-from tasks.audit import comparing
+import argparse
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.audit import Audit
+from storage import interrupts, layout
+from storage.commands.program import Command, Output, Program
+from storage.objects.store import Store
+from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
+from storage.versions import manifests
+from tasks.audit.database import open_database
 from tasks.audit.importing import command
-from tasks.audit.reader import read
+from tasks.audit.record import REPORT, read_audit
+from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
+from tasks.evaluate.summary import comparison_rows, table
+from tasks.tables.sets import DataSet, Intake, TargetError, fetch_data_sets, parse_since, select
+
+_PORT = 8600
+
+
+def _read_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="RUN|URI|AUDIT",
+        help="runs, versions or URIs of trajectories, or one audit (audits/…) with its cases; default: all runs",
+    )
+    parser.add_argument(
+        "--since", default="", help="show only data sets committed since a date, or within a duration: 12h, 7d, 2w"
+    )
+    parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0: any free port")
+
+
+def _read(store: Store, arguments: argparse.Namespace) -> Output:
+    """Serve the reader until Ctrl-C.
+
+    Raises:
+        ValueError: a target names no data set, or there is nothing to show.
+        OSError: the port is taken.
+        UnavailableError: the store does not answer.
+    """
+    roots = [root for target in arguments.targets if (root := layout.split_uri(target)[0])]
+    store = Store(roots[0]) if roots else store
+    targets, cache, audit = [layout.split_uri(target)[1] for target in arguments.targets], Path(arguments.cache), None
+    audits = [target for target in targets if target.startswith("audits/")]
+    if audits and len(targets) > 1:
+        raise ValueError(f"{audits[0]} already names its data sets: give it alone, without {len(targets) - 1} others")
+    if audits:
+        _, audit = read_audit(store, audits[0], cache)
+        parents = [parent.version for parent in manifests.read(store, audits[0]).parents]
+        targets = [version for version in parents if not ScoresVersion.is_place(version)]
+        if not targets:
+            raise ValueError(f"{audits[0]} could not read any data set: see its report, {audit / REPORT}")
+    data_sets = select(store, targets, parse_since(arguments.since))
+    if not data_sets:
+        raise ValueError(f"there are no trajectories in {store.root}, or none since that date: name another")
+    intake = fetch_data_sets(store, data_sets, cache)
+    with open_database(data_sets, intake, Audit()) as database:
+        from transformers import AutoTokenizer  # noqa: F401  # takes seconds: the first page should not wait for it
+
+        from tasks.audit.reader.serving import ADDRESS, serve
+        from tasks.audit.reader.views import create_app
+
+        with socket.create_server((ADDRESS, arguments.port)) as listener:
+            app = create_app(store, data_sets, database, cache, audit, unreadable(data_sets, intake))
+            serve(app, listener, "The reader")
+    return Output({})
+
+
+def unreadable(data_sets: Sequence[DataSet], intake: Intake) -> list[str]:
+    """Return sentences about data that cannot be shown."""
+    gone = [f"{each.version}: {each.problem}" for each in data_sets if each.version in intake.collected]
+    return gone + [f"{case.id}: {case.detail}" for case in (*intake.damaged, *intake.foreign)]
+
+
+def _compared_arguments(parser: argparse.ArgumentParser) -> None:
+    for name in ("before", "after"):
+        parser.add_argument(name, help="a version of trajectories or of an evaluation, or a run with one data set")
+
+
+def _compare(store: Store, arguments: argparse.Namespace) -> Output:
+    """Compare the newest scores of two data sets, paired by problem.
+
+    Raises:
+        ValueError: a target is not one data set with scores, or the problems are not the same.
+    """
+    before, after = (_outcomes(store, each, Path(arguments.cache)) for each in (arguments.before, arguments.after))
+    compared = compare(before, after)
+    title = f"{arguments.after} against {arguments.before}, {compared['problems']:,} problems"
+    return Output(compared, [table(title, comparison_rows(compared))])
+
+
+def _outcomes(store: Store, target: str, cache: Path) -> list[Outcome]:
+    data_sets = select(store, [target])
+    if len(data_sets) != 1 or not data_sets[0].scores:
+        versions = ", ".join(each.version for each in data_sets if each.scores) or "none with scores"
+        raise TargetError(f"{target} is not one data set with scores: name one of its versions, {versions}")
+    (found,) = data_sets
+    version = version_of(found.version)
+    assert isinstance(version, TrajectoriesVersion)
+    return read_outcomes(store, version, ScoresVersion(found.scores[-1]), cache)
+
 
 PROGRAM = Program(
     name="python -m tasks.audit",
@@ -17,11 +116,11 @@ PROGRAM = Program(
     commands={
         "read": Command(
             "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
-            read.add_arguments,
-            read.run,
+            _read_arguments,
+            _read,
         ),
         "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
-        "compare": Command("compare two data sets on the same problems", comparing.add_arguments, comparing.run),
+        "compare": Command("compare two data sets on the same problems", _compared_arguments, _compare),
     },
     cached=True,
 )

@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.records import CASE_SCHEMA
 from storage.versions import manifests
 from storage.versions.datasets import write_parquet
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Provenance, stage
 from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
 from tasks.audit.database import StoredConversation, read_conversations
@@ -45,24 +45,23 @@ def commit_audit(
         with suppress(DamagedError):  # a check has reported it by now
             parents.append(manifests.as_parent(store, version))
     version = layout.audit(_fingerprint(audited, parents, provenance))
-    if manifests.committed(store, version):
-        return manifests.read(store, version)
     metrics = {
         "verdict": result.verdict,
         "checks": {check.name: check.verdict for check in result.checks},
         "data_sets": len(data_sets),
         "trajectories": sum(each.trajectories for each in result.sets),
     }
-    with Draft(store, version, "audit") as draft:
-        html = page.render(result, _examples(audited), f"{reader} {version}")
-        (draft.scratch / RESULT).write_text(json.dumps(asdict(result), indent=1))
-        (draft.scratch / REPORT).write_text(html, encoding="utf-8")
-        rows = _write_cases(audited, draft.scratch / CASES)
-        for name, count in ((RESULT, None), (REPORT, None), (CASES, rows)):
-            draft.add(draft.scratch / name, name, count)
-        manifest = draft.commit(provenance, [parent.version for parent in parents], metrics)
-        draft.hand_over(cache)
-    return manifest
+    with stage(store, version) as draft:
+        if draft:
+            html = page.render(result, _examples(audited), f"{reader} {version}")
+            (draft.scratch / RESULT).write_text(json.dumps(asdict(result), indent=1))
+            (draft.scratch / REPORT).write_text(html, encoding="utf-8")
+            rows = _write_cases(audited, draft.scratch / CASES)
+            for name, count in ((RESULT, None), (REPORT, None), (CASES, rows)):
+                draft.add(draft.scratch / name, name, count)
+            draft.commit(provenance, [parent.version for parent in parents], metrics)
+            draft.hand_over(cache)
+    return manifests.read(store, version)
 
 
 def read_audit(store: Store, version: str, cache: Path) -> tuple[AuditResult, Path]:

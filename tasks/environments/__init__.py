@@ -5,8 +5,7 @@ Add one with `register_environment("name", Class)`, or configure it as `package.
 
 from tasks.environments.guess_number import GuessNumberEnvironment
 from tasks.environments.interface import Environment
-from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.environments.null import NullEnvironment
+from tasks.environments.math_verify import MathVerifyEnvironment, NullEnvironment
 from tasks.registry import Registry
 
 ENVIRONMENTS: Registry[Environment] = Registry("environment")

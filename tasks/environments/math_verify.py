@@ -1,4 +1,4 @@
-"""The environment that grades an answer by comparing it with the problem's solutions."""
+"""The environment that compares an answer with the problem's solutions, and one that grades nothing."""
 
 from typing import Any
 
@@ -23,3 +23,18 @@ class MathVerifyEnvironment:
         assert self._problem is not None, "reset comes before step"
         verdict = await self._verifier.grade_async(action, self._problem.solutions)
         return "", verdict.success, verdict.name == "correct", False, {"verdict": verdict.name}
+
+
+class NullEnvironment:
+    """An environment with reward 0 for every answer; it never ends an episode."""
+
+    def __init__(self, context: EnvironmentContext) -> None:
+        pass
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        problem = (options or {}).get("problem")
+        assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
+        return problem.prompt, {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", 0.0, False, False, {"verdict": ""}

@@ -119,9 +119,10 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
     differing = [_differences(manifests.read(store, version), config) for version in reversed(data_set.scores)]
     if [] in differing:
         return data_set.scores[-1 - differing.index([])]
-    most_alike = ", ".join(min(differing, key=lambda lines: lines[0].startswith("score.type")))
+    most_alike = min(differing, key=lambda lines: lines[0].startswith("score.type"))
+    differences = ", ".join(most_alike)
     raise ValueError(
-        f"{data_set.version} was scored by another scorer than this configuration's: {most_alike}. Set that, score "
+        f"{data_set.version} was scored by another scorer than this configuration's: {differences}. Set that, score "
         "it again by `python -m flows.score` with the section `score` of this configuration, or name its scores in "
         "fit.scores"
     )

@@ -23,7 +23,7 @@ from tenacity import (
 )
 
 from storage.records import HIGHEST_LOGPROB
-from storage.visible import described, visible, without_secrets
+from storage.visible import described, without_secrets
 from tasks.inference.api import (
     AbortedError,
     Completion,
@@ -33,7 +33,7 @@ from tasks.inference.api import (
     NoSuchModelError,
     RefusedError,
 )
-from tasks.inference.experts import experts_of
+from tasks.inference.completions import LARGEST_ERROR, LONGEST_SHOWN, completion_of, experts_of, number, shown
 from tasks.inference.weight_sums import merged
 
 logger = logging.getLogger(__name__)
@@ -58,12 +58,8 @@ _LARGEST = 2**26
 """Bytes of the largest answer, besides those that grow with its tokens: the sums of a large model's weights."""
 _LARGEST_SAID = 2**22
 """Bytes of the largest answer of a judge or a reward model."""
-_LARGEST_ERROR = 2**16
-"""Bytes that are read of an error."""
 _OF_TOKEN, _WITH_EXPERTS = 2**9, 2**12
 """Bytes of an answer for each token, also with the experts of many layers."""
-_LARGEST_NUMBER = 3e38  # annotations are stored as float32
-_TOLD = 500  # characters of an answer in a message
 
 
 class MalformedError(aiohttp.ClientError):
@@ -226,7 +222,7 @@ class Client:
             parameters["stop"] = gconfig.stop
         if gconfig.json_schema:
             parameters["structured_outputs"] = {"json": gconfig.json_schema}
-        body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
+        body = {"token_ids": token_ids, "sampling_params": parameters, **({"model": adapter} if adapter else {})}
         try:
             answer, cut = await self._sample(body, self._most(gconfig.n))
         except NoSuchModelError as error:  # it was restarted with a newer adapter, which the next attempt names
@@ -241,7 +237,7 @@ class Client:
             if unfinished := {str(choice["finish_reason"])[:20] for choice in choices} - {"stop", "length"}:
                 raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
             experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
-            return [_completion(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
+            return [completion_of(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
 
     def _most(self, completions: int) -> int:
         """Return how many bytes an answer may have."""
@@ -271,11 +267,11 @@ class Client:
         """
         token_ids = token_ids[: self._max_model_len - 1]
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
-        body = {"token_ids": token_ids, "sampling_params": parameters, **_named(adapter)}
+        body = {"token_ids": token_ids, "sampling_params": parameters, **({"model": adapter} if adapter else {})}
         answer = await self._ask("/inference/v1/generate", body, most=self._most(1))
         with self._reading(answer):
             entries = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
-            logprobs = [_number(entry[str(token)]["logprob"]) for entry, token in entries]
+            logprobs = [number(entry[str(token)]["logprob"]) for entry, token in entries]
         if max(logprobs, default=0) > HIGHEST_LOGPROB:
             told = "is its --logprobs-mode processed_logprobs?"
             raise InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
@@ -310,7 +306,7 @@ class Client:
             numbers = answer["data"][0]["data"]
             if len(numbers) != 1:
                 raise InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
-            return _number(numbers[0])
+            return number(numbers[0])
 
     async def weight_sums(self) -> dict[str, int] | None:
         """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
@@ -371,14 +367,14 @@ class Client:
             raise InferenceError(
                 f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --max-lora-rank of policy.lora.rank or more, and "
-                f"--lora-target-modules with the names in policy.lora.targets. It answered {status}: {_told(text)}"
+                f"--lora-target-modules with the names in policy.lora.targets. It answered {status}: {shown(text)}"
             )
 
     async def _ask(self, path: str, body: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
         """Return the JSON of an answer; raise FailedError for status 5xx, InferenceError for 4xx (not retried)."""
         status, text = await self._send(path, body, **how)
         if status >= HTTPStatus.BAD_REQUEST:
-            told = f"{path.partition('?')[0]} answered {status}: {_told(text)}"
+            told = f"{path.partition('?')[0]} answered {status}: {shown(text)}"
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER:
                 raise FailedError(status, told)
             raise _REFUSALS.get(status, InferenceError)(told)
@@ -411,32 +407,32 @@ class Client:
 
     async def _exchange(self, method: str, path: str, body: Any, limit_s: float, most: int) -> tuple[int, bytes]:
         how: dict[str, Any] = {"json": body, "timeout": aiohttp.ClientTimeout(limit_s), "allow_redirects": False}
+        parts, size, begun = list[bytes](), 0, False
         try:
             async with self._session.request(method, f"{self._base}{path}", **how) as response:
+                begun = True
                 if 300 <= response.status < 400:
                     target = without_secrets(response.headers.get("Location", "")).partition("//")[2].partition("/")[0]
                     raise InferenceError(
-                        f"{self.url} answers with a redirect to {_told(target.rpartition('@')[2] or 'itself')}, which "
+                        f"{self.url} answers with a redirect to {shown(target.rpartition('@')[2] or 'itself')}, which "
                         "is not followed: it would get what was asked, and the key. Give the URL that answers itself"
                     )
-                return response.status, await self._read(response, most if response.ok else _LARGEST_ERROR)
+                most = most if response.ok else LARGEST_ERROR
+                async for part in response.content.iter_any():  # decompressed, a part at a time
+                    parts.append(part)
+                    if (size := size + len(part)) > most:
+                        break
+                if size > most and response.ok:
+                    told = f"{self.url} gave an answer of more than {most:,} bytes, which nothing asked for has"
+                    raise MalformedError(told)
+                return response.status, b"".join(parts)
         except TimeoutError:  # aiohttp's has no words
+            if begun:
+                raise MalformedError(f"{self.url} began an answer that did not end in time") from None
             raise TimeoutError(f"{self.url} has not answered {method} {path} within {limit_s:g} s") from None
         except aiohttp.ClientResponseError as error:
-            raise MalformedError(f"{self.url} gave an answer that is no HTTP: {described(error, _TOLD)}") from None
-
-    async def _read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
-        parts, size = list[bytes](), 0
-        try:
-            async for part in response.content.iter_any():  # decompressed, a part at a time
-                parts.append(part)
-                if (size := size + len(part)) > most:
-                    break
-        except TimeoutError:
-            raise MalformedError(f"{self.url} began an answer that did not end in time") from None
-        if size > most and response.ok:
-            raise MalformedError(f"{self.url} gave an answer of more than {most:,} bytes, which nothing asked for has")
-        return b"".join(parts)
+            told = f"{self.url} gave an answer that is no HTTP: {described(error, LONGEST_SHOWN)}"
+            raise MalformedError(told) from None
 
     @contextlib.contextmanager
     def _reading(self, answer: object) -> Iterator[None]:
@@ -444,40 +440,5 @@ class Client:
         try:
             yield
         except (AttributeError, LookupError, MemoryError, OverflowError, TypeError, ValueError) as error:
-            why = described(error, _TOLD)
-            raise MalformedError(f"{self.url} gave an answer that cannot be read ({why}): {_told(answer)}") from None
-
-
-def _named(adapter: str | None) -> dict[str, str]:
-    return {"model": adapter} if adapter else {}
-
-
-def _told(answer: object) -> str:
-    """Return the beginning of an answer for a message."""
-    text = answer[:_LARGEST_ERROR].decode(errors="replace") if isinstance(answer, bytes) else str(answer)
-    return visible(without_secrets(text[:_LARGEST_ERROR].replace("\\/", "/")), _TOLD)  # JSON may escape it
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not abs(value) < _LARGEST_NUMBER:
-        raise ValueError(f"{value!r:.80} is no number that can be stored")
-    return float(value)
-
-
-def _completion(choice: dict[str, Any], limit: int, experts: bytes) -> Completion:
-    ids, versions = choice["token_ids"], list[int]()
-    spans = [(int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"]]
-    if not all(type(number) is int and 0 <= number < 2**31 for number in (*ids, *(length for _, length in spans))):
-        raise TypeError("a token, or the length of a span, is no number of 31 bits")
-    if not len(choice["logprobs"]["content"]) == sum(length for _, length in spans) == len(ids) <= limit:
-        raise ValueError(f"{len(ids)} tokens, of {limit}, and other numbers of logprobs or versions")
-    for version, length in spans:
-        versions += [version] * length
-    return Completion(
-        token_ids=ids,
-        logprobs=[_number(entry["logprob"]) for entry in choice["logprobs"]["content"]],
-        versions=versions,
-        finish_reason=choice["finish_reason"],
-        limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,
-        experts=experts,
-    )
+            why = described(error, LONGEST_SHOWN)
+            raise MalformedError(f"{self.url} gave an answer that cannot be read ({why}): {shown(answer)}") from None

@@ -1,6 +1,7 @@
-"""The distribution of this machine's GPUs among its vLLM servers, and of a model among the GPUs of one."""
+"""What vLLM's servers need of this machine: the distribution of its GPUs among them, and of a model among GPUs."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from configs.inference import Inference, Servers
+from configs.inference import RETURN_EXPERTS, Inference, Servers
 from configs.models import Models, Role
 from tasks.inference.api import InferenceError
 
@@ -112,6 +113,20 @@ def check_split(settings: Servers, model: Mapping[str, Any], section: str = "inf
         raise ValueError(
             f"{section}.pipeline_parallel: on a CPU vLLM makes room for what one group of layers sends to the next "
             f"only when it compiles: set {section}.enforce_eager=false"
+        )
+
+
+def refuse_without_runner(arguments: Sequence[str]) -> None:
+    """Refuse to start a server that could not return experts, by the arguments of its command.
+
+    Raises:
+        InferenceError: the experts are wanted, but this build of vLLM has no Model Runner V2.
+    """
+    if RETURN_EXPERTS in arguments and cpu_build() and not importlib.util.find_spec("triton"):
+        raise InferenceError(
+            "train.routing_replay=true needs the experts that the engine chose, and vLLM returns them with its Model "
+            "Runner V2 only. Its CPU build has none without a Triton for CPUs, which is no package: use a GPU, give "
+            "servers in inference.urls that return them, or leave the knob out"
         )
 
 

@@ -1,4 +1,11 @@
-"""The engine: one or more vLLM replicas, with a proof that each serves exactly the requested checkpoint."""
+"""The engine: one or more vLLM replicas, with a proof that each serves exactly the requested checkpoint.
+
+A policy may be an adapter of another checkpoint's weights. Then a server is started with these, the base, and loads the
+adapter of each policy version under a name of its own. Requests name it, and those in flight keep the former one to
+their end. So the name says which version sampled a token, and the weight version that the server reports is that of the
+base. No request names the base alone: in a batch with requests of adapters, vLLM's CPU backend would answer it with one
+of these (lora_index -1 reads the last of its slots).
+"""
 
 import asyncio
 import logging
@@ -6,7 +13,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +26,12 @@ from storage.processes.limits import allow_open_files
 from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
-from tasks.inference import adapters
+from storage.versions.model_files import read_adapter
 from tasks.inference.ahead import take_servers
 from tasks.inference.api import Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import LOST, Client, retrying
-from tasks.inference.devices import deal, visible_devices
-from tasks.inference.experts import refuse_without_runner
-from tasks.inference.proof import Proof, Proven, holds_base
+from tasks.inference.devices import deal, refuse_without_runner, visible_devices
+from tasks.inference.proof import Proof, Proven, adapter_name, holds_base
 from tasks.inference.server import Server, bring_in
 from tasks.inference.weight_sums import sums_of_folder
 
@@ -35,6 +41,8 @@ REQUEST_TIMEOUT_S = 300.0
 """A request of which nothing was sampled in this time is sent again."""
 RETRIES = 5
 """Number of times that a failed request is sent again."""
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's --max-lora-rank."""
 
 
 @dataclass
@@ -122,7 +130,7 @@ class Engine(Collector):
             own = [_Replica(server.url, server) for server in servers]
             # Set before the first process exists, so that __exit__ ends all of them.
             self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-        adapted = adapters.arguments(policy)
+        adapted = _adapter_arguments(policy)
         self._restart(policy, [each for each in self.servers if everywhere or each.adapted != adapted])
         bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
 
@@ -171,7 +179,7 @@ class Engine(Collector):
                 replica.proven = None
         for server in servers:
             logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
-            server.start_serving(policy.model, adapters.arguments(policy))
+            server.start_serving(policy.model, _adapter_arguments(policy))
             if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")
@@ -201,12 +209,26 @@ class Engine(Collector):
                 elif not holds_base(before, policy):
                     # A first swap erases what the server holds, so that it shows whether a reload is complete.
                     await client.swap(policy.model.absolute(), policy.base_number, erase=before is None)
-                if policy.adapter and (name := adapters.name_of(policy)):
+                if policy.adapter and (name := adapter_name(policy)):
                     await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
         except LOST as error:
             told = f"vLLM at {replica.url} cannot be reached, or has failed: {error}"
             raise InferenceError(f"{told}. Its log says why; once it serves, the same command continues") from error
+
+
+def _adapter_arguments(policy: Checkpoint) -> list[str]:
+    """Return the arguments of a server for a policy and for others with an adapter of its kind; none without one.
+
+    Two adapters fit into a batch: the newest, and the one before for requests in flight. Layers without an adapter
+    are left as they are. The output layer must be: with an adapter for it, which vLLM makes by default, its CPU backend
+    ends when prompt logprobs are asked of several prompts at once.
+    """
+    if policy.adapter is None:
+        return []
+    lora = read_adapter(policy.adapter)
+    rank = next(each for each in _ADAPTER_RANKS if each >= lora.rank)
+    return ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2", "--lora-target-modules", *lora.targets]
 
 
 class Connection:
@@ -237,12 +259,13 @@ class Connection:
                         async with self._repairs[replica]:
                             await asyncio.to_thread(self._engine.repair, replica)
                     policy = self._engine.served
-                    adapter = adapters.name_of(policy) if policy else None
+                    adapter = adapter_name(policy) if policy else None
                     completions = await self.clients[replica].generate(token_ids, gconfig, seed, adapter)
-        if policy and policy.adapter:
-            completions = [adapters.of_adapter(completion, policy) for completion in completions]
         answered = {version for completion in completions for version in completion.versions}
         served = set(self._engine.history[self._since :])  # a swap may happen during a rollout
+        if policy and policy.adapter:  # the name of the adapter says which version sampled, the server reports the base
+            served = {policy.base_number}
+            completions = [replace(each, versions=[policy.number] * len(each.versions)) for each in completions]
         if others := answered - served:
             url, expected = self.clients[replica].url, ", ".join(map(str, sorted(served)))
             raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")

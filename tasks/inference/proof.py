@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from storage.errors import first_few
 from storage.versions.checkpoints import Checkpoint
-from tasks.inference.adapters import name_of
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 from tasks.inference.weight_sums import differing
@@ -40,6 +39,14 @@ class Proven:
     exact: bool  # by sums of all weights; otherwise by the canary alone
     clear: Checkpoint  # the last version that the canary distinguished from an earlier one, or the first version
     error: float  # mean absolute difference between the logprobs served for `clear` and its own, in nats
+
+
+def adapter_name(policy: Checkpoint) -> str | None:
+    """Return the name under which servers have a policy's adapter; None for a policy without one.
+
+    Attempts to make the same version have different names.
+    """
+    return f"policy-{policy.number}-{policy.manifest.nonce}" if policy.adapter else None
 
 
 def holds_base(before: Proven | None, policy: Checkpoint) -> bool:
@@ -67,7 +74,7 @@ class Proof:
         if (label := await client.weight_version()) != str(policy.base_number):
             raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.base_number}")
         exact = before.exact if before and holds_base(before, policy) else await self._compare_weights()
-        served = await client.prompt_logprobs(policy.canary.token_ids, name_of(policy))
+        served = await client.prompt_logprobs(policy.canary.token_ids, adapter_name(policy))
         expected = policy.canary.logprobs
         error, most = _distance(served, expected), self.tolerance or math.inf
         if not (math.isfinite(error) and error <= most):

@@ -47,7 +47,7 @@ class Server(Child):
         super().__init__(log)
         self.settings, self.devices, self._section, self._more = settings, devices, section, arguments
         self.adapted: list[str] = []
-        """Its arguments for adapters (`tasks.inference.adapters`)."""
+        """Its arguments for adapters."""
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
         self._pipe: TextIO | None = None

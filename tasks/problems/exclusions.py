@@ -16,8 +16,9 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem, Trajectory
+from storage.version_names import ExclusionsVersion
 from storage.versions import datasets, manifests
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Provenance, stage
 from tasks.problems.problem_set import key
 
 _ROWS_PER_SHARD = 50_000
@@ -44,7 +45,7 @@ class Excluded:
         return bool(self.problems) and not self.problems.isdisjoint([key(problem), key(of_older_programs)])
 
 
-def exclusions_version(rows: Iterable[Exclusion]) -> str:
+def exclusions_version(rows: Iterable[Exclusion]) -> ExclusionsVersion:
     """Compute the name of the version that holds exactly these rows, in any order."""
     lines = sorted(json.dumps(dataclasses.asdict(row), sort_keys=True) for row in rows)
     return layout.exclusions(hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16])
@@ -60,8 +61,6 @@ def commit_exclusions(store: Store, rows: Sequence[Exclusion], provenance: Prove
     if not rows:
         raise ValueError("there are no rows to exclude: a version of exclusions holds at least one row")
     version = exclusions_version(rows)
-    if manifests.committed(store, version):
-        return version
     data_sets = sorted({row.data_set for row in rows if row.data_set})
     parents = [data_set for data_set in data_sets if manifests.committed(store, data_set)]
     metrics = {
@@ -69,9 +68,10 @@ def commit_exclusions(store: Store, rows: Sequence[Exclusion], provenance: Prove
         "problems": len({row.problem_key for row in rows if row.whole_problem}),
         "reasons": sorted({row.reason for row in rows}),
     }
-    with Draft(store, version, "exclusions") as draft:
-        datasets.write_rows(draft, EXCLUSION_SCHEMA, sorted(rows, key=dataclasses.astuple), _ROWS_PER_SHARD)
-        draft.commit(provenance or Provenance(config={}), parents, metrics)
+    with stage(store, version) as draft:
+        if draft:
+            datasets.write_rows(draft, EXCLUSION_SCHEMA, sorted(rows, key=dataclasses.astuple), _ROWS_PER_SHARD)
+            draft.commit(provenance or Provenance(config={}), parents, metrics)
     return version
 
 

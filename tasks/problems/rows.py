@@ -275,7 +275,7 @@ def verifiers(row: Row, number: str) -> Problem:
     """Convert a row of the data set of an environment of the package verifiers: `load_environment(…).get_dataset()`.
 
     Columns: `example_id`, `prompt` (a text or messages), and optionally `answer` and `info`. The metadata keep all of
-    them as `row`, for the agent `verifiers`.
+    them as `row`.
     """
     prompt, answer = present(row, "prompt"), row.get("answer")
     try:

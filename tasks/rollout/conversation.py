@@ -6,21 +6,24 @@ The agent makes its trajectory with `tasks.agents.episode.Episode`, whose docstr
 import asyncio
 import json
 import logging
-from collections.abc import Set
+import time
+from collections.abc import Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import numpy as np
 
 from storage import interrupts
-from storage.records import Problem, Trajectory
-from tasks.agents.faults import reason_of
+from storage.experts import pack, unpack
+from storage.records import Problem, Status, Trajectory
+from tasks.agents.episode import Episode
+from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
+from tasks.inference.api import BundledGenerationOutputs, Completion, ContextLengthError, InferenceError
 from tasks.rollout.admission import RefusedError, admit
-from tasks.rollout.turns import BatchedEngine, TurnBatcher, play_with_queues
-
-if TYPE_CHECKING:
-    from tasks.rollout.collector import Collector
+from tasks.rollout.turns import BatchedEngine, Player, TurnBatcher, play_with_queues
 
 logger = logging.getLogger(__name__)
 
@@ -39,66 +42,116 @@ class Conversation:
     Args:
         prompt: the episode to play.
         turns: answers the observations, together with those of its group.
-        shared: what all episodes share.
+        player: what all episodes share.
     """
 
-    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, shared: "Collector") -> None:
-        self.prompt, self._shared = prompt, shared
-        self._shown = without(prompt.problem.metadata, shared.private)
-        self.engine = BatchedEngine(prompt, turns, shared)
-        self.left: list[Trajectory] = []
+    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, player: Player) -> None:
+        self._prompt, self._player = prompt, player
+        self._shown = without(prompt.problem.metadata, player.private)
+        self._engine = BatchedEngine(prompt, turns, player)
+        self._left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
-        self.sampling = False
+        self._sampling = False
         """Whether the deadline came while the engine sampled, and sampling took more than half of the time."""
 
-    async def play(self, deadline: asyncio.Timeout) -> list[Trajectory]:
-        """Play the episode; return the agent's trajectories after they passed admission.
+    async def play(self, *, trained: bool) -> list[Trajectory]:
+        """Play the episode; return its trajectories, or one record with the reason why it has none.
+
+        Args:
+            trained: whether the policy may be trained on it, which needs the experts that the engine chose.
+
+        Raises:
+            InferenceError: the engine refuses a request, or serves another version.
+        """
+        began, started = time.time(), time.monotonic()
+        try:
+            async with asyncio.timeout(self._player.settings.episode_deadline_s) as deadline:
+                rows = await self._await_agent(deadline)
+            rows = rows or [self._salvage("rejected", "the agent returned no trajectory")]
+        except InferenceError:
+            raise
+        except Exception as error:
+            logger.debug("episode %s failed", self._prompt.record.trajectory_id, exc_info=True)
+            rows = self._unfinished(error, late=deadline.expired())
+        latency_s, exchanges = time.monotonic() - started, self._engine.exchanges
+        rows = [replace(row, started_at=began, latency_s=latency_s) for row in rows]
+        # A colon, because a problem's id may end like a sample's: "a/0" is the first sample of "a", or a problem.
+        rows[1:] = [replace(row, trajectory_id=f"{row.trajectory_id}:{i}") for i, row in enumerate(rows[1:], 1)]
+        return [with_experts(row, exchanges) for row in rows] if trained else rows
+
+    async def _await_agent(self, deadline: asyncio.Timeout) -> list[Trajectory]:
+        """Let the agent play; return its trajectories after they passed admission.
 
         Raises:
             AgentError: the agent or its environment raised an exception.
             RefusedError: an observation or the return value of the agent is invalid.
             Exception: an error of the engine, or asyncio's at the deadline.
         """
-        engine = self.engine
-        player = asyncio.create_task(self._run_agent(), name=self.prompt.record.trajectory_id)
-        waiting: set[asyncio.Future[Any]] = {engine.failed, player}
+        engine = self._engine
+        agent = asyncio.create_task(self._run_agent(), name=self._prompt.record.trajectory_id)
+        waiting: set[asyncio.Future[Any]] = {engine.failed, agent}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not player.done():
+            if not agent.done():
                 raise engine.failed.result()
-            return _agent_result(player)
+            return _agent_result(agent)
         except asyncio.CancelledError:
-            if deadline.expired() and player.done():
-                return player.result()  # the agent's own result or error says more than the deadline
-            self.sampling = engine.is_sampling()
+            if deadline.expired() and agent.done():
+                return agent.result()  # the agent's own result or error says more than the deadline
+            self._sampling = engine.is_sampling()
             raise
         finally:
-            for task in await cancel({player, *engine.close()}):
+            for task in await cancel({agent, *engine.close()}):
                 logger.warning("%s still runs after its cancellation, and is not waited for: %s", task.get_name(), _WHY)
-            returned = player.done() and not player.cancelled() and not player.exception()
-            self.left = player.result() if returned else []
+            returned = agent.done() and not agent.cancelled() and not agent.exception()
+            self._left = agent.result() if returned else []
+
+    def _unfinished(self, error: Exception, *, late: bool) -> list[Trajectory]:
+        """Return what the agent left, or what was sampled for it, with the reason for the end and whose fault it is."""
+        full = isinstance(error, ContextLengthError)
+        status: Status = "truncated" if full and self._engine.exchanges else "failed"
+        if late := late and isinstance(error, TimeoutError):
+            reason = f"deadline of {self._player.settings.episode_deadline_s:g} s"
+        else:
+            reason = str(error) if full or isinstance(error, AgentError | RefusedError) else reason_of(error)
+        rows = self._left or [self._salvage(status, reason)]
+        fault = fault_of(error, sampled=any(any(row.action_mask) for row in rows), sampling=late and self._sampling)
+        return [replace(row, status=status, reason=reason, fault=fault) for row in rows]
+
+    def _salvage(self, status: Status, reason: str) -> Trajectory:
+        """Return a record of the completions that were sampled before an episode ended without a trajectory."""
+        exchanges = self._engine.exchanges
+        episode = Episode(self._prompt, exchanges[0].prompt_ids if exchanges else [])
+        for outputs in exchanges:
+            sequence = episode.prompt_ids
+            if outputs.prompt_ids[: len(sequence)] != sequence:
+                episode.start_sequence("", outputs.prompt_ids)
+            elif len(outputs.prompt_ids) > len(sequence):
+                episode.add_feedback("", outputs.prompt_ids[len(sequence) :])
+            episode.add_completion(outputs, self._player.chat.decode(outputs.output_ids[0], outputs.prompt_ids))
+        return episode.trajectory(status=status, reason=reason)
 
     async def _run_agent(self) -> list[Trajectory]:
         """Run the agent and check its trajectories.
 
         Every exception of the agent fails the episode, also CancelledError and SystemExit, unless a signal raised it.
         """
-        task, agent = asyncio.current_task(), self._shared.agent
+        task, agent = asyncio.current_task(), self._player.agent
         assert task
         try:
-            asked = _copy_for_agent(self.prompt, self._shown)
+            asked = _copy_for_agent(self._prompt, self._shown)
             async with AsyncExitStack() as stack:
-                environment, metadata = self._shared.make_environment(), self.prompt.problem.metadata
+                environment, metadata = self._player.make_environment(), self._prompt.problem.metadata
                 if close := getattr(environment, "close", None):
                     stack.push_async_callback(close)
                 whole = cast(Environment, WholeProblem(environment, self._shown, metadata))
                 if isinstance(agent, QueueAgent):
-                    returned = await play_with_queues(agent, asked, whole, self.engine)
+                    returned = await play_with_queues(agent, asked, whole, self._engine)
                 else:
-                    returned = await agent.play(asked, whole, self.engine)
-            served = [completion for outputs in self.engine.exchanges for completion in outputs.completions]
-            record = self.prompt.record
-            admitted = admit(returned, replace(record, metadata=self._shown), self._shared.chat.vocabulary, served)
+                    returned = await agent.play(asked, whole, self._engine)
+            served = [completion for outputs in self._engine.exchanges for completion in outputs.completions]
+            record = self._prompt.record
+            admitted = admit(returned, replace(record, metadata=self._shown), self._player.chat.vocabulary, served)
             return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
         except RefusedError:
             raise
@@ -123,10 +176,10 @@ async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
     return running
 
 
-def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
+def _agent_result(agent: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
     """Return the agent's trajectories. If the agent, or a helper of it, cancelled its task, the agent has failed."""
     try:
-        return player.result()
+        return agent.result()
     except (asyncio.CancelledError, GeneratorExit) as error:
         own = asyncio.current_task()
         if own and own.cancelling():
@@ -142,6 +195,38 @@ def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:
     problem = replace(prompt.problem, solutions=list(prompt.problem.solutions), metadata=shown)
     record = replace(prompt.record, solutions=list(prompt.record.solutions), metadata=shown)
     return replace(prompt, problem=problem, record=record)
+
+
+def with_experts(trajectory: Trajectory, exchanges: Sequence[BundledGenerationOutputs]) -> Trajectory:
+    """Add the experts of all tokens that the engine read, if it returned any.
+
+    An answer has the experts of its prompt, too, so those of a feedback come with the turn that follows it. Of a token
+    in several prompts the first answer counts, since the token was sampled with these, or the turn after it was.
+
+    Args:
+        trajectory: an episode's, from any agent.
+        exchanges: all answers that the episode got, in their order.
+    """
+    if not any(completion.experts for outputs in exchanges for completion in outputs.completions):
+        return trajectory
+    ids, table = trajectory.token_ids, None
+    for turn in trajectory.turns:
+        begin = max(start for start in trajectory.sequence_starts if start <= turn.start)
+        if (completion := _find(exchanges, ids[begin : turn.start], ids[turn.start : turn.end])) is None:
+            continue
+        experts = unpack(completion.experts)[: turn.end - begin]
+        if table is None:
+            table = np.full((len(ids), *experts.shape[1:]), -1, np.int16)
+        rows = table[begin : begin + len(experts)]
+        unknown = rows < 0
+        rows[unknown] = experts[unknown]
+    return trajectory if table is None else replace(trajectory, experts=pack(table))
+
+
+def _find(exchanges: Sequence[BundledGenerationOutputs], prompt: list[int], sampled: list[int]) -> Completion | None:
+    """Return the completion of a prompt that is, or begins with, the sampled tokens."""
+    answers = (each for outputs in exchanges if outputs.prompt_ids == prompt for each in outputs.completions)
+    return next((each for each in answers if each.token_ids[: len(sampled)] == sampled), None)
 
 
 def without(metadata: str, private: Set[str]) -> str:

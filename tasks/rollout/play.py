@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from configs import Config
 from storage import interrupts
 from storage.grouping import grouped
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.telemetry.metrics import EPISODES, FAULTS, GENERATED, WAITING
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from storage.versions.manifests import File
@@ -29,10 +29,8 @@ from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.watch import AgentThreads
 from tasks.score.scorers import SuccessRule
+from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades
 from tasks.train.orders import Progress
-
-if TYPE_CHECKING:
-    from tasks.rollout.workers import Workers
 
 
 class OpenDataSet:
@@ -130,10 +128,40 @@ class OpenDataSet:
         return self.tally.metrics(groups_rejected=self.rejected)
 
 
+class Change:
+    """Wakes the coroutine that waits for a change; any thread may note one."""
+
+    def __init__(self) -> None:
+        self._noted = asyncio.Event()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Let this event loop hear of changes until the block ends; it may close afterwards."""
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loop = None
+
+    def note(self) -> None:
+        with self._lock:
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._noted.set)
+
+    async def wait(self) -> None:
+        """Wait for a change since the last call."""
+        await self._noted.wait()
+        self._noted.clear()
+
+
 class Groups(Protocol):
     """The groups of one rollout. One thread at a time may call `finish`; others may call the rest meanwhile."""
 
-    changed: "Change"
+    changed: Change
     """Noted when a group may begin that could not before, when a data set is unstored, and when nothing is left."""
 
     @property
@@ -174,34 +202,24 @@ class SharedGroups(Groups, Protocol):
         self.settle()
 
 
-class Change:
-    """Wakes the coroutine that waits for a change; any thread may note one."""
+class Workers(Protocol):
+    """The workers that play the groups of a rollout: this process, or others through a scheduler."""
 
-    def __init__(self) -> None:
-        self._noted = asyncio.Event()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def serve(self, policy: PolicyVersion) -> None:
+        """Make the engines serve a policy: at once, or as soon as each worker can.
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Let this event loop hear of changes until the block ends; it may close afterwards."""
-        with self._lock:
-            self._loop = asyncio.get_running_loop()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._loop = None
+        Raises:
+            InferenceError: an engine does not start, or does not serve exactly this policy.
+            ValueError: the policy's tokenizer cannot be used.
+        """
 
-    def note(self) -> None:
-        with self._lock:
-            if self._loop:
-                self._loop.call_soon_threadsafe(self._noted.set)
+    async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
+        """Play and store groups until nothing is left to do."""
 
-    async def wait(self) -> None:
-        """Wait for a change since the last call."""
-        await self._noted.wait()
-        self._noted.clear()
+    def score(
+        self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
+    ) -> Grades:
+        """Grade stored trajectories, and add the scores to a draft; scorers may read `annotations` of models."""
 
 
 class Stoppable:
@@ -238,7 +256,7 @@ class Stoppable:
 def play(
     plan: RolloutPlan,
     problems: Sequence[Problem],
-    workers: "Workers",
+    workers: Workers,
     draft: Draft,
     progress: Progress,
     spare: Iterable[Problem] = (),

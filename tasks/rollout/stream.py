@@ -31,8 +31,7 @@ from storage.versions.drafts import JournaledDraft, Provenance
 from tasks.rollout.assignment import Assignment
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Change, OpenDataSet, SharedGroups, Stoppable, run_loop
-from tasks.rollout.workers import Workers
+from tasks.rollout.play import Change, OpenDataSet, SharedGroups, Stoppable, Workers, run_loop
 
 _DRAWS = 16
 """Draws in memory: running groups come from a few."""

@@ -17,9 +17,10 @@ from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_tab
 from storage.visible import visible
 from tasks.agents.chat import Chat
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
+from tasks.rollout.collector import collect
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import run_loop
-from tasks.rollout.workers import open_collector
+from tasks.rollout.workers import open_player
 from tasks.score.scorers import Scorers
 from tasks.score.scoring import scores_of
 from tasks.score.verifier import Verifier
@@ -174,9 +175,9 @@ def _play(config: Config, problem: Problem, script: Script, verifier: Verifier) 
     async def groups() -> AsyncIterator[Group]:
         yield plan.group(problem)
 
-    async def collect() -> None:
-        async with open_collector(plan, script, script, verifier) as collector:
-            await collector.collect(groups(), 1, lambda _, played: rows.extend(played))
+    async def play_it() -> None:
+        async with open_player(plan, script, script, verifier) as player:
+            await collect(player, groups(), 1, lambda _, played: rows.extend(played))
 
-    run_loop(collect(), freeze=False)
+    run_loop(play_it(), freeze=False)
     return rows

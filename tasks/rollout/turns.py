@@ -4,21 +4,20 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
 
+from configs.rollout import Rollout
+from tasks.agents.chat import Chat
 from tasks.agents.faults import PolicyError
-from tasks.agents.interface import EpisodeSpec, QueueAgent
+from tasks.agents.interface import Agent, EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Generator, Observation
 from tasks.inference.client import CUT_S
 from tasks.rollout.admission import RefusedError, check_observation, check_request
 from tasks.rollout.plan import LONGEST_TOGETHER
 from tasks.seeds import derive
-
-if TYPE_CHECKING:
-    from tasks.rollout.collector import Collector
 
 MOST_AT_ONCE = 128
 """Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
@@ -30,6 +29,23 @@ MOST_UNREAD = 256
 """Most observations, or answers, that may wait in a queue of an agent."""
 
 Answer = asyncio.Task[BundledGenerationOutputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Everything that the episodes of a configuration share.
+
+    Observations must ask for the distribution of `gconfig`, unless it is None or `rollout.allow_own_sampling` is set.
+    """
+
+    generator: Generator
+    agent: Agent
+    make_environment: Callable[[], Environment]
+    chat: Chat
+    settings: Rollout
+    gconfig: GenerationConfig | None = None
+    private: Set[str] = frozenset()  # keys of problems' metadata that agents do not get
+    members: Mapping[str, "Player"] = field(default_factory=dict)  # of a mixture, by the source of their problems
 
 
 class _Pending(NamedTuple):
@@ -48,13 +64,13 @@ class TurnBatcher:
 
     Args:
         episodes: episodes in the group.
-        shared: what all episodes share.
+        player: what all episodes share.
         replica: the replica that answers the group, to use its prefix cache.
     """
 
-    def __init__(self, episodes: int, shared: "Collector", replica: int) -> None:
+    def __init__(self, episodes: int, player: Player, replica: int) -> None:
         self._coming = episodes  # episodes that may ask next
-        self._shared, self._replica = shared, replica
+        self._player, self._replica = player, replica
         self._waiting: list[_Pending] = []
         self._patience: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
@@ -68,7 +84,7 @@ class TurnBatcher:
         pending = _Pending(observation, seed, loop.create_future())
         _, _, gconfig = observation
         if gconfig.max_new_tokens > LONGEST_TOGETHER:
-            self._send([pending])
+            self._begin_request([pending])
         else:
             self._waiting.append(pending)
             self._patience = self._patience or loop.call_later(PATIENCE_S, self._send_waiting)
@@ -103,9 +119,9 @@ class TurnBatcher:
         for (_, gconfig), batch in batches.items():
             size = max(1, MOST_AT_ONCE // gconfig.n)
             for start in range(0, len(batch), size):
-                self._send(batch[start : start + size])
+                self._begin_request(batch[start : start + size])
 
-    def _send(self, batch: Sequence[_Pending]) -> None:
+    def _begin_request(self, batch: Sequence[_Pending]) -> None:
         request = asyncio.create_task(self._request(batch))
         self._requests.add(request)  # the event loop holds only weak references to tasks
         request.add_done_callback(self._requests.discard)
@@ -115,9 +131,9 @@ class TurnBatcher:
         started, n, seed = time.monotonic(), gconfig.n, batch[0].seed
         try:
             # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
-            stop_token_ids = (*gconfig.stop_token_ids, *self._shared.chat.stop_token_ids)
+            stop_token_ids = (*gconfig.stop_token_ids, *self._player.chat.stop_token_ids)
             gconfig = replace(gconfig, n=n * len(batch), stop_token_ids=stop_token_ids)
-            completions = await self._shared.generator.generate(list(token_ids), gconfig, seed, self._replica)
+            completions = await self._player.generator.generate(list(token_ids), gconfig, seed, self._replica)
             spans = [range(position * n, (position + 1) * n) for position in range(len(batch))]
             answers = [([completions[i] for i in span], [seed + i for i in span]) for span in spans]
         except BaseException as error:  # passed on to every episode that waits
@@ -141,7 +157,7 @@ class BatchedEngine:
     Args:
         prompt: the episode.
         turns: answers its observations, together with those of its group.
-        shared: what all episodes share.
+        player: what all episodes share.
 
     Attributes:
         exchanges: all answers so far, as copies that the agent cannot change.
@@ -149,8 +165,8 @@ class BatchedEngine:
         failed: the error that ends the episode.
     """
 
-    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, shared: "Collector") -> None:
-        self._prompt, self._turns, self._shared = prompt, turns, shared
+    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, player: Player) -> None:
+        self._prompt, self._turns, self._player = prompt, turns, player
         self.exchanges: list[BundledGenerationOutputs] = []
         self.slots = asyncio.Semaphore(MOST_ANSWERED)
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -193,15 +209,15 @@ class BatchedEngine:
         if not self._asked:
             return False
         now = time.monotonic()
-        overdue = now - min(self._asked.values()) > self._shared.settings.longest_completion_s + CUT_S
+        overdue = now - min(self._asked.values()) > self._player.settings.longest_completion_s + CUT_S
         return not overdue and 2 * self._idle_s < now - self._began
 
     async def _answer(self, observation: Observation, number: int, before: Answer | None) -> BundledGenerationOutputs:
         """Answer the observation with this number in the episode."""
-        (qid, token_ids, gconfig), shared = observation, self._shared
+        (qid, token_ids, gconfig), player = observation, self._player
         try:
-            known = shared.chat.readable
-            token_ids, gconfig = check_request(token_ids, gconfig, known, shared.settings, shared.gconfig)
+            known = player.chat.readable
+            token_ids, gconfig = check_request(token_ids, gconfig, known, player.settings, player.gconfig)
             if before:
                 await asyncio.wait([before])
             if self._closed:

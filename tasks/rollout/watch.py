@@ -19,11 +19,10 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
-
-from storage.frames import in_library, is_own
 
 logger = logging.getLogger(__name__)
 
@@ -32,70 +31,58 @@ WARN_S = 10.0
 """Time without a response of the loop after which a warning is logged."""
 LEAST_S = 60.0
 """Shortest time after which the process is ended: with short deadlines a busy machine may only be slow."""
-_OWN = os.path.dirname(__file__)
-_LAST_WORDS = (
-    "%s has blocked all episodes until its deadline, and only the end of this process can end that: %s. The same "
-    "command continues from the stored shards"
-)
-_ADVICE = "await slow operations, or run them in a thread (asyncio.to_thread)"
 PATIENCE_S = 60.0
-_LATE = "what runs in asyncio.to_thread must end by itself, soon after the deadline of its episode"
+"""Time at the end of a rollout for calls that still run in threads."""
+_ADVICE = "await slow operations, or run them in a thread (asyncio.to_thread)"
 T = TypeVar("T")
 
 
-class Watch:
-    """A watch over the running event loop; a context manager that encloses all episodes.
+@contextmanager
+def watched(deadline_s: float) -> Iterator[None]:
+    """Watch over the running event loop until the block ends, which encloses all episodes.
 
     Args:
         deadline_s: no single step, of an agent or other code, may last longer.
     """
+    loop, looping, over = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
+    silent = 0  # the checks since the last response of the loop
 
-    def __init__(self, deadline_s: float) -> None:
-        self._last_s = max(deadline_s, LEAST_S)
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._unanswered = 0  # checks since the last response of the loop
-        self._end = threading.Event()
-        around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
-        self._watcher = threading.Thread(target=around, args=[self._watch], name="rollout-watch", daemon=True)
+    def respond() -> None:
+        nonlocal silent
+        silent = 0
 
-    def __enter__(self) -> "Watch":
-        self._watcher.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._watcher.join()
-
-    def _watch(self) -> None:
-        while not self._end.wait(CHECK_S):
-            blocked_s = self._unanswered * CHECK_S
-            if self._unanswered == int(WARN_S / CHECK_S) + 1:  # once
-                logger.warning("%s has blocked all episodes for %.0f s: %s", self._culprit(), blocked_s, _ADVICE)
-            if blocked_s > self._last_s:
-                logger.critical(_LAST_WORDS, self._culprit(), _ADVICE)
+    def watch() -> None:
+        nonlocal silent
+        while not over.wait(CHECK_S):
+            blocked_s, step = silent * CHECK_S, asyncio.current_task(loop)
+            name = step.get_name() if step else "something"
+            if silent == int(WARN_S / CHECK_S) + 1:  # once
+                told = "%s has blocked all episodes for %.0f s: %s. It is here:\n%s"
+                logger.warning(told, name, blocked_s, _ADVICE, _stack_of(looping))
+            if blocked_s > max(deadline_s, LEAST_S):
+                logger.critical(
+                    "%s has blocked all episodes until its deadline, and only the end of this process can end that: "
+                    "%s. The same command continues from the stored shards. It is here:\n%s",
+                    *(name, _ADVICE, _stack_of(looping)),
+                )
                 logging.shutdown()
                 os._exit(1)
-            self._unanswered += 1
-            self._loop.call_soon_threadsafe(self._on_response)
+            silent += 1
+            loop.call_soon_threadsafe(respond)
 
-    def _on_response(self) -> None:
-        self._unanswered = 0
+    around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
+    watcher = threading.Thread(target=around, args=[watch], name="rollout-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
-    def _culprit(self) -> str:
-        task = asyncio.current_task(self._loop)
-        location = location_of(traceback.extract_stack(sys._current_frames().get(self._thread)))
-        return f"{task.get_name() if task else 'something'}, {location},"
 
-
-def location_of(stack: traceback.StackSummary) -> str:
-    """Return the line of the agent's own code, not a library's, at which `stack` ends, and its outermost caller."""
-    frames = [frame for frame in stack if frame.filename != __file__]
-    rollout = max((index for index, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
-    frames = frames[rollout + 1 :] or frames[-1:]
-    ours = [frame for frame in frames if not in_library(frame.filename)]
-    own = [frame for frame in ours if is_own(frame.filename)] or ours or frames
-    ends = dict.fromkeys(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in (own[-1], own[0]))
-    return "in " + ", called from ".join(ends)
+def _stack_of(thread: int | None) -> str:
+    """Return the lines at which a thread is, the innermost one at the end."""
+    return "".join(traceback.format_stack(sys._current_frames().get(thread or 0), 30)).rstrip()
 
 
 class AgentThreads(ThreadPoolExecutor):
@@ -139,6 +126,8 @@ class AgentThreads(ThreadPoolExecutor):
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                where = location_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0)))
-                text = "the rollout ends without a thread of an agent that still runs, %s: %s"
-                logger.warning(text, where, _LATE)
+                logger.warning(
+                    "the rollout ends without a thread of an agent that still runs: what runs in asyncio.to_thread "
+                    "must end by itself, soon after the deadline of its episode. It is here:\n%s",
+                    _stack_of(thread.ident),
+                )

@@ -1,10 +1,9 @@
 """The workers, which play the groups of a rollout: by default this process, with its engine and its verifier."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol
 
 from configs import Config
 from storage.records import Trajectory
@@ -20,10 +19,11 @@ from tasks.environments.interface import EnvironmentContext
 from tasks.inference.api import EngineClosedError, Generator
 from tasks.inference.engine import Engine
 from tasks.problems.mixture import naming
-from tasks.rollout.collector import Collector
+from tasks.rollout.collector import collect
 from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import Groups, SharedGroups
+from tasks.rollout.play import Groups
+from tasks.rollout.turns import Player
 from tasks.score.scorers import Scorers, private_metadata
 from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades, read_annotations, score_rows
 from tasks.score.verifier import Verifier
@@ -32,26 +32,6 @@ from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
 
 OpenPolicy = Callable[[PolicyVersion], Checkpoint]
-
-
-class Workers(Protocol):
-    """The workers that play the groups of a rollout: this process, or others through a scheduler."""
-
-    def serve(self, policy: PolicyVersion) -> None:
-        """Make the engines serve a policy: at once, or as soon as each worker can.
-
-        Raises:
-            InferenceError: an engine does not start, or does not serve exactly this policy.
-            ValueError: the policy's tokenizer cannot be used.
-        """
-
-    async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
-        """Play and store groups until nothing is left to do."""
-
-    def score(
-        self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
-    ) -> Grades:
-        """Grade stored trajectories, and add the scores to a draft; scorers may read `annotations` of models."""
 
 
 class LocalWorker:
@@ -88,18 +68,24 @@ class LocalWorker:
             rows = select_episodes(trajectories, config) if plan.selecting else trajectories
             groups.finish(FinishedGroup.of(group, trajectories, rows, config), rows)
 
-        with groups.changed.listening():
-            async with self.open_collector(plan) as collector:
-                await collector.collect(self._as_they_begin(groups), plan.together, store)
+        async def as_they_begin() -> AsyncIterator[Group]:
+            """Yield each group as soon as it may begin with the policy that is served then, until all is done."""
+            while not groups.complete:
+                assert self._policy
+                if group := groups.next(self._policy.version):
+                    yield group
+                else:
+                    await groups.changed.wait()
 
-    async def _as_they_begin(self, groups: Groups) -> AsyncIterator[Group]:
-        """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
-        assert self._policy
-        while not groups.complete:
-            if group := groups.next(self._policy.version):
-                yield group
-            else:
-                await groups.changed.wait()
+        assert self._engine
+        assert self._policy, "serve a policy first"
+        chat = load_chat(self._policy)
+        with groups.changed.listening():
+            async with (
+                self._engine.connect() as connection,
+                open_player(plan, connection, chat, self._verifier) as player,
+            ):
+                await collect(player, as_they_begin(), plan.together, store)
 
     def score(
         self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
@@ -110,23 +96,10 @@ class LocalWorker:
         rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
         return score_rows(rows, scorers, draft, config.rollout.rows_per_shard)
 
-    @asynccontextmanager
-    async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:
-        """Open a collector that plays a plan with the engine."""
-        assert self._engine
-        assert self._policy, "serve a policy first"
-        async with (
-            self._engine.connect() as connection,
-            open_collector(plan, connection, load_chat(self._policy), self._verifier) as collector,
-        ):
-            yield collector
-
 
 @asynccontextmanager
-async def open_collector(
-    plan: RolloutPlan, generator: Generator, chat: Chat, verifier: Verifier
-) -> AsyncIterator[Collector]:
-    """Open a collector that plays with the agent and the environment of a plan, and with those of a mixture's members.
+async def open_player(plan: RolloutPlan, generator: Generator, chat: Chat, verifier: Verifier) -> AsyncIterator[Player]:
+    """Open what plays a plan: its agent and environment, and those of a mixture's members.
 
     Raises:
         ValueError: an agent cannot be made.
@@ -134,15 +107,15 @@ async def open_collector(
     private, context = private_metadata(plan.config.score), EnvironmentContext(verifier)
     async with AsyncExitStack() as stack:
 
-        async def opened(config: Config, members: Mapping[str, Collector]) -> Collector:
+        async def opened(config: Config, members: dict[str, Player]) -> Player:
             toolbox = partial(open_toolbox, config.agent.tools, ToolContext(_sandboxes()))
             made = AgentContext(chat, plan.gconfig, config.inference.max_model_len, toolbox)
             agent = AGENTS.make(config.agent.type, made, config.agent.args)
             await stack.enter_async_context(entered(agent))
             environment = partial(ENVIRONMENTS.make, config.environment.type, context, config.environment.args)
-            return Collector(generator, agent, environment, chat, config.rollout, plan.gconfig, private, members)
+            return Player(generator, agent, environment, chat, config.rollout, plan.gconfig, private, members)
 
-        members = dict[str, Collector]()
+        members = dict[str, Player]()
         for member, (where, config) in zip(plan.config.problems.members, plan.config.played, strict=False):
             with naming(where):
                 members[member.name] = await opened(config, {})

@@ -7,5 +7,5 @@ it compares expressions for the contract, and grades alone with `score.reading=l
 
 The contract has a module for each of its subjects, therefore so many files: `reading` finds the final answer and the
 last number, formula or words in it; `golds` says what a solution is; `numbers` reads plain numbers, after `plain_text`
-has written all in one way; `languages` knows the words beside numbers, from the table `languages.toml`.
+has written all in one way, and knows the words beside them, from the table `languages.toml`.
 """

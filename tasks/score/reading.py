@@ -19,8 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.score.languages import ALTERED, JOINED, NEGATIVE, SCRIPT, is_denied, patterns, spaced, words_of
-from tasks.score.numbers import SCALE, UNITS
+from tasks.score.numbers import ALTERED, JOINED, NEGATIVE, SCALE, SCRIPT, UNITS, is_denied, patterns, spaced, words_of
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 from tasks.thoughts import without_thoughts
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from configs.agent import ToolChoice
 from tasks.registry import Registry
 from tasks.tools.calculator import calculator
-from tasks.tools.function import FunctionTool, ToolFunction
-from tasks.tools.interface import Tool, ToolContext
+from tasks.tools.interface import FunctionTool, Tool, ToolContext, ToolFunction
 from tasks.tools.python import PythonTool
 from tasks.tools.sandbox import Sandboxes
 from tasks.tools.toolbox import Toolbox

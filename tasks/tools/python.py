@@ -12,8 +12,7 @@ from pydantic import Field
 
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.driver import READY
-from tasks.tools.function import FunctionTool
-from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, ToolContext, ToolError, shorten
+from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, FunctionTool, ToolContext, ToolError, shorten
 from tasks.tools.sandbox import Sandbox, SandboxError, Sandboxes
 
 _DRIVER = Path(__file__).with_name("driver.py")

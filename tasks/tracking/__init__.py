@@ -1,11 +1,11 @@
 """Trackers: TensorBoard, Weights & Biases, MLflow, trackio, or one's own, fed from what a run has committed.
 
-A tracker gets points (`points`) by the protocol `Sink` (`interface`); `sinks` has those of the packages. `follow` feeds
+A tracker gets points by the protocol `Sink` (both in `points`); `sinks` has those of the packages. `follow` feeds
 them from the store alone, in a process of its own beside a flow, or afterwards (`python -m flows.track`).
 """
 
 from tasks.registry import Registry
-from tasks.tracking.interface import Sink
+from tasks.tracking.points import Sink
 
 SINKS = Registry[Sink]("tracking")
 for _name in ("tensorboard", "wandb", "mlflow", "trackio"):

@@ -23,8 +23,7 @@ from storage.processes.child import Child
 from storage.versions import manifests
 from tasks.metrics.log import read_rows
 from tasks.tracking import SINKS
-from tasks.tracking.interface import Sink, TrackedRun
-from tasks.tracking.points import points
+from tasks.tracking.points import Sink, TrackedRun, points
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.tracking.interface import Histogram, Point, TrackedRun, Transcript
+from tasks.tracking.points import Histogram, Point, TrackedRun, Transcript
 
 PROJECT = "math-mt-ppo"
 """The project or experiment, unless the tracker's own environment variable names another."""

@@ -19,7 +19,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from configs.train import Train
 from storage.experts import Experts as StoredExperts
 from tasks.train.kernels import PACKED
-from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.routing import Experts
 from tasks.train.samples import Bools, Floats, Ints, Logprobs, Sample, Tokens, by_problem
@@ -31,6 +30,10 @@ compiles its kernels for each shape, which takes time and memory, so there are f
 _TILE = 128
 """A packed row has a multiple of so many columns, as the tiles of a GPU's products have rows."""
 
+CPU_TOKENS, GPU_TOKENS = 2048, 16384
+"""Default of `train.micro_batch_tokens`. On a CPU 8192 and more were slower; 4096 was as fast, with more memory. The
+number for a GPU was not measured. It is never chosen by time, because another cut into micro-batches changes the last
+bits of the weights."""
 _LONGEST_TREE = 1024
 """Largest number of tokens in a tree, because its attention computes all pairs of them."""
 _TREE_FRACTION = 0.5

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.train.batches import Places, Rows, batching_for
-from tasks.train.memory import CHUNK_TOKENS
-from tasks.train.passes import hidden_states, output_logits, predicting, score_action_tokens
+from tasks.train.passes import CHUNK_TOKENS, hidden_states, output_logits, predicting, score_action_tokens
 from tasks.train.samples import Sample
 from tasks.train.sharding import within
 from tasks.train.train_state import TrainState

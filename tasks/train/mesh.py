@@ -24,8 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from configs.train import Parallel
-from tasks.train.memory import BUCKET
 
+BUCKET = 2**24
+"""Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
 _POLL_S = 0.02
 """Time between two requests for a note that another rank has not written yet."""
 

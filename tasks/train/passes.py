@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from storage.errors import first_few
 from tasks.train.batches import Batching, Places, Rows, arrange, cut, find_places, pieces
 from tasks.train.kernels import float32_logits
-from tasks.train.memory import CHUNK_TOKENS
 from tasks.train.routing import give_experts
 from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import within
 
+CHUNK_TOKENS = 4096
+"""Number of action tokens whose logits over the whole vocabulary are in memory at one time."""
 TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
 """A function of tokens and A places in them; it returns one number for each place."""
 

@@ -221,6 +221,7 @@ class Trainer:
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
+            **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_initialized() else {}),
         }
 
     def distance(

@@ -1,7 +1,7 @@
 """Finds the policy that a configuration names, its sizes and its tokenizer, without its weights and without torch."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,27 +19,46 @@ from tasks.agents.chat import engine_ends, load_tokenizer
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.inference.location import CONFIG, TOKENIZER_FILES, locate
 from tasks.problems.generated import generate
-from tasks.train.memory import PUBLIC, ModelSizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def policy_sizes(config: Config) -> ModelSizes:
-    """Return the sizes of the policy, from its config.json alone; for a warm start those that it will have.
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size", "num_key_value_heads",
+    "tie_word_embeddings",
+)  # fmt: skip
+_PUBLIC = {
+    "Qwen/Qwen2.5-1.5B-Instruct": (1536, 28, 8960, 12, 151936, 2, True),
+    "Qwen/Qwen2.5-7B-Instruct": (3584, 28, 18944, 28, 152064, 4, False),
+    "Qwen/Qwen2.5-32B-Instruct": (5120, 64, 27648, 40, 152064, 8, False),
+    "Qwen/Qwen2.5-72B-Instruct": (8192, 80, 29568, 64, 152064, 8, False),
+}
+"""The sizes of some public models by their hub names, so that they need no network."""
+DENSE = ("llama", "qwen2", "qwen3")
+"""Values of `model_type` whose parameters can be counted: dense decoders with one gated MLP in each layer."""
+
+
+def parameters_of(values: Mapping[str, Any]) -> int | None:
+    """Count the parameters of a model by the values of its config.json; None if its architecture is none of `DENSE`.
+
+    Optional biases (`attention_bias`, `mlp_bias`) are not counted.
 
     Raises:
-        ValueError: the policy is of a kind that `ModelSizes` does not know, or it has no readable config.json.
-        StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
+        ValueError: a size is missing.
     """
-    path = config.policy.path
-    if path in PUBLIC and not Path(path).is_dir():
-        return PUBLIC[path]
-    values = policy_values(config)
+    if (kind := values.get("model_type")) not in DENSE:
+        return None
     try:
-        return ModelSizes.of(values)
-    except ValueError as error:
-        raise ValueError(f"policy.path={policy_place(config)!r}: {error}") from None
+        hidden, layers, middle, heads, vocabulary = (int(values[name]) for name in _SIZES[:5])
+    except KeyError as error:
+        raise ValueError(f"config.json has no {error}: give the config.json of a transformers model") from None
+    head, kv_heads = values.get("head_dim") or hidden // heads, values.get("num_key_value_heads") or heads
+    biases = (heads + 2 * kv_heads) * head if kind == "qwen2" else 0
+    norms = 2 * hidden + (2 * head if kind == "qwen3" else 0)
+    layer = 2 * hidden * (heads + kv_heads) * head + 3 * hidden * middle + biases + norms
+    embeddings = 1 if values.get("tie_word_embeddings") else 2
+    return int(layers * layer + embeddings * vocabulary * hidden + hidden)
 
 
 def policy_values(config: Config) -> dict[str, Any]:
@@ -52,6 +71,8 @@ def policy_values(config: Config) -> dict[str, Any]:
     if knobs := config.policy.warm_start:
         tokenizer, _, _ = policy_tokenizer(config)
         return {"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))}
+    if (path := config.policy.path) in _PUBLIC and not Path(path).is_dir():
+        return {"model_type": "qwen2", **dict(zip(_SIZES, _PUBLIC[path], strict=True))}
     file = _open_without_weights(config, [CONFIG]) / CONFIG
     for problem in model_files.problems(file):
         raise ValueError(f"{file} {problem}")

@@ -18,13 +18,11 @@ from storage.versions import manifests
 from storage.versions.drafts import shards
 from storage.versions.manifests import Manifest
 from tasks.audit.reader.serving import HEADERS, create_site
-from tasks.metrics.line import duration, paid_for_something_else, seconds_left
 from tasks.metrics.log import read_rows
 from tasks.metrics.rows import Row, by_iteration, spent
-from tasks.metrics.show import plot, shown
+from tasks.metrics.show import duration, paid_for_something_else, plot, seconds_left, shown
 from tasks.rollout.outcomes import FaultAlarm
-from tasks.tracking.interface import Transcript
-from tasks.tracking.points import read_transcripts
+from tasks.tracking.points import Transcript, read_transcripts
 
 REFRESH_S = 5
 """Seconds after which the page loads itself again."""

@@ -16,8 +16,7 @@ from storage.versions import datasets, manifests
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.annotate import annotating
-from tasks.annotate.annotating import Annotator
-from tasks.annotate.asking import Question, Said, TeacherAsker
+from tasks.annotate.annotating import Annotator, Question, Said, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client
@@ -96,7 +95,7 @@ def test_answers_are_stored_and_scores_are_made_of_them(
 def test_a_killed_stage_asks_nothing_again(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was answered is stored, also beside a question that fails, and the next attempt begins with it."""
     monkeypatch.setattr(annotating, "_ROWS_PER_SHARD", 4)
-    monkeypatch.setattr("tasks.annotate.asking._BATCH_ROWS", 4)
+    monkeypatch.setattr("tasks.annotate.annotating._BATCH_ROWS", 4)
     version = layout.annotations(TRAJECTORIES, "0123456789ab")
     with (
         scripted_judge(lambda question: good(question) if len(judge.asked) < 14 else (401, "")) as judge,

@@ -28,10 +28,9 @@ from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, to_
 from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.agents.template import Template
-from tasks.audit import comparing
+from tasks.audit.__main__ import _compare
 from tasks.audit.importing import command
-from tasks.audit.importing.formats import read_row
-from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, to_trajectory
+from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, read_row, to_trajectory
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.problems.problem_set import BadRow, ProblemError, RowError
@@ -262,7 +261,7 @@ def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier,
         imported(store, write(tmp_path / "other.jsonl", [TUNING]), "--format=messages", "--name=mine")
     given = argparse.Namespace(cache=store.path("cache"), before=layout.trajectories("mine", 1))
     given.after = layout.trajectories("mine", 2)
-    compared = comparing.run(store, given).data["first_turn"]
+    compared = _compare(store, given).data["first_turn"]
     assert (compared["before"], compared["after"]) == (pytest.approx(2 / 3), 1.0)
 
 

@@ -18,10 +18,9 @@ from storage import layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.records import CASE_SCHEMA, Call, Score, Trajectory, VerdictName
+from tasks.audit.__main__ import _read, unreadable
 from tasks.audit.database import open_database
-from tasks.audit.reader import read
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.read import unreadable
 from tasks.audit.reader.serving import require_key
 from tasks.audit.reader.tokens import NoAdvantageError, compute_advantages
 from tasks.audit.reader.views import create_app
@@ -272,7 +271,7 @@ def test_pages_that_do_not_exist_name_the_reason(reader: TestClient, address: st
 def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
     """An empty data set has a page; a store without trajectories is refused before the reader starts."""
     with pytest.raises(ValueError, match="there are no trajectories"):
-        read.run(store, Namespace(targets=[], since="", port=0, cache=str(tmp_path)))
+        _read(store, Namespace(targets=[], since="", port=0, cache=str(tmp_path)))
     commit(store, PLAIN, ([], []), [])
     with opened(store, tmp_path) as reader:
         assert "There are no trajectories here" in reader.get("/").text

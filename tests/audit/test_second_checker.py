@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.audit.checks.second_checker import Opinion, compare, final_answer, opinion, stated
+from tasks.audit.checks.verdicts import Opinion, compare, final_answer, opinion, stated
 
 
 @pytest.mark.parametrize(
@@ -13,9 +13,9 @@ from tasks.audit.checks.second_checker import Opinion, compare, final_answer, op
         ("2 * 9 = 18\n#### 18", "18"),
         ("So the answer is 42 because 40 + 2 is that.", "42"),
         ("The final answer is: $x = 5$. I hope so.", "x = 5"),
-        ("We get $a = 3$ and so $b = 4$.", "4"),
-        ("It costs $40 or, with tax, $44 in all.", "44"),
-        ("19 = 12 + 7", "12 + 7"),  # not 7
+        ("The boy has 3 apples. We get $b = 4$.", "4"),
+        ("It costs $40 or, with tax, $44 in all.", None),  # two numbers
+        ("19 = 12 + 7", None),  # not 7
         ("I do not know.", None),
     ],
 )

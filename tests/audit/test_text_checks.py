@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
-from tasks.audit.checks import SkippedError, all_checks, tokens
+from tasks.audit.checks import SkippedError, all_checks, integrity
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import TEXTS, Audited, Play, say, scored
 from tests.support.chain_helpers import FIRST, PROBLEMS
@@ -87,7 +87,7 @@ def test_logprobs_of_a_policy_served_in_half_precision(
     audited: Audited, monkeypatch: pytest.MonkeyPatch, shift: float, passes: bool
 ) -> None:
     """The rounding of an engine in bfloat16 is no drift, whatever its size; several times as much is."""
-    monkeypatch.setattr(tokens, "_served_format", lambda *_: "bfloat16")
+    monkeypatch.setattr(integrity, "_served_format", lambda *_: "bfloat16")
     weights = tiny_model().bfloat16()
     audited.add([sampled_by(weights, str(number), number, shift) for number in range(5)])
     measured, _ = audited.run("logprob_drift")

@@ -21,7 +21,7 @@ from tests.benchmarks.result import Row
 
 if TYPE_CHECKING:
     from storage.version_names import ProblemsVersion
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 COUNTS = [count for count in (1, 2, 4) if count <= max(2, os.cpu_count() or 1)]
 SERVERS, CONCURRENCY, GROUP = 4, 512, 16

@@ -15,7 +15,7 @@ from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
     from tasks.rollout.plan import RolloutPlan
-    from tasks.rollout.workers import Workers
+    from tasks.rollout.play import Workers
 
 WARM_UP = 2
 PAIRS = 12

@@ -8,7 +8,7 @@ import ray
 
 from storage.errors import StorageError
 from storage.objects.store import Store
-from tasks.cluster.node_process import keep_logs
+from tasks.cluster.connection import keep_logs
 
 
 def test_a_store_that_cannot_be_written_hides_no_cause(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ from tasks.evaluate.learning_curve import Evaluation, LearningCurve, plot, summa
 from tasks.evaluate.outcomes import Outcome, compare, join, summarise, summarise_sampled
 from tasks.evaluate.statistics import proportion
 from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows
-from tasks.metrics.line import cells
 from tasks.metrics.rows import _of_evaluation
-from tasks.metrics.show import shown
+from tasks.metrics.show import cells, shown
 from tasks.rollout.outcomes import Tally, counts_of
 from tasks.score.scorers import SuccessRule
 from tests.support.train_helpers import make_trajectory

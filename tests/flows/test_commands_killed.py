@@ -22,7 +22,7 @@ from storage.logs import leases
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
-from tasks.tracking.interface import Point, TrackedRun
+from tasks.tracking.points import Point, TrackedRun
 from tests.support.killed_flow import MARK, mark_of
 from tests.support.paths import ROOT
 from tests.support.scripted_judge import scripted_judge

@@ -33,8 +33,8 @@ from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, datasets, manifests
-from tasks.inference import client
 from tasks.inference.api import Completion
+from tasks.inference.completions import completion_of
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance.questions import propose_ids, training_data
@@ -367,13 +367,13 @@ def test_a_run_that_a_trajectory_has_stopped_goes_on(
     An older program has stored the trajectory.
     """
     settings = [*overrides, "run.iterations=1", "algorithm.behaviour_weight={cap: null}", "evaluation.every=9"]
-    completion, calls = client._completion, itertools.count()
+    calls = itertools.count()
 
     def spoiled(*arguments: Any) -> Completion:
-        made = completion(*arguments)
+        made = completion_of(*arguments)
         return replace(made, logprobs=[-120.0 for _ in made.logprobs]) if next(calls) == 20 else made
 
-    monkeypatch.setattr(client, "_completion", spoiled)
+    monkeypatch.setattr("tasks.inference.client.completion_of", spoiled)
     monkeypatch.setattr("tasks.rollout.admission.LOWEST_LOGPROB", -1e9)
     with pytest.raises(ValueError, match=r"tasks\.provenance exclude --ids FILE") as stopped:
         run_flow("smoke", settings)

@@ -222,11 +222,12 @@ def test_a_signal_at_any_moment_of_a_run(
     assert verify(store, [layout.checkpoint("smoke", done)], deep=True).findings == []
 
 
+EPISODE = "tasks.rollout.conversation:Conversation.play"
 STAGES = [
     pytest.param(Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
     pytest.param(Point("train", ANSWERS, 3), RANKS, id="train with ranks"),
-    pytest.param(Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP, id="rollout ahead"),
-    pytest.param(Point("rollout", "tasks.rollout.collector:Collector._episode", 3), [], id="rollout"),
+    pytest.param(Point("rollout ahead", EPISODE, 20), OVERLAP, id="rollout ahead"),
+    pytest.param(Point("rollout", EPISODE, 3), [], id="rollout"),
     pytest.param(Point("score", "tasks.score.scoring:Grades.add", 2), [], id="score"),
 ]
 

@@ -47,7 +47,7 @@ SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "score.r
 ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entropy_coefficient=0.1", "optimizer.lr=1e-3"]
 
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
-EPISODE = "tasks.rollout.collector:Collector._episode"
+EPISODE = "tasks.rollout.conversation:Conversation.play"
 SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:Grades.add"
 STEP = "tasks.train.step:Stepper.take"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from configs.algorithms import PPO
 from configs.score import Reward
 from configs.train import Optimizer, Train
-from tasks.train.memory import PUBLIC, memory_of
 from tests.gpu.checks import Check, Numbers, Setting, attempt
 from tests.support.train_helpers import random_rows
 
@@ -74,13 +73,6 @@ def _speed(setting: Setting, *, shape: Shape) -> Iterator[Check]:
     for name, train in SETTINGS.items():
         title = f"training pass, {shape.name}, {name}"
         chosen = replace(timed, train={"autocast": "bfloat16", "micro_batch_tokens": TOKENS, **train})
-        needed = sum(
-            memory_of(PUBLIC[f"Qwen/{shape.name}-Instruct"], Train.model_validate(chosen.train), TOKENS).values()
-        )
-        total = 0 if setting.rehearsal else torch.cuda.get_device_properties(0).total_memory
-        if total and needed > total:
-            yield Check(title, "skipped", {"GB needed": needed / 1e9, "GB there": total / 1e9}, "does not fit")
-            continue
         trainer = None  # before the next one is made
         gc.collect()
         if not setting.rehearsal:
@@ -95,7 +87,10 @@ def _speed(setting: Setting, *, shape: Shape) -> Iterator[Check]:
 def _timed(title: str, shape: Shape, trainer: "Trainer", setting: Setting) -> Check:
     import torch
 
-    runs = timed_updates(shape, trainer)
+    try:
+        runs = timed_updates(shape, trainer)
+    except torch.OutOfMemoryError as error:
+        return Check(title, "skipped", said=f"does not fit: {error}")
     numbers: Numbers = {
         "tokens/s": median(run.tokens / run.seconds for run in runs),
         "tokens/s of the whole update": median(run.tokens / run.whole for run in runs),

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from configs import Config, load
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat, load_chat
-from tasks.annotate.annotating import _answer, asker
-from tasks.annotate.asking import Question, Said
+from tasks.annotate.annotating import Question, Said, _answer, asker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.location import forget_models, identities

@@ -17,7 +17,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from storage.versions.weights import load_model
 from tasks.agents.chat import load_tokenizer
-from tasks.inference import experts
+from tasks.inference import devices
 from tasks.inference.api import GenerationConfig, InferenceError
 from tasks.inference.engine import Engine
 from tasks.train.mesh import Mesh
@@ -89,7 +89,7 @@ def test_a_running_server_loads_what_two_ranks_have_trained(policy_folder: Path,
 
 def test_a_build_without_the_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = INFERENCE.model_copy(update={"extra_args": [RETURN_EXPERTS]})
-    monkeypatch.setattr(experts, "cpu_build", lambda: True)
+    monkeypatch.setattr(devices, "cpu_build", lambda: True)
     with pytest.raises(InferenceError, match="CPU build has none without a Triton for CPUs"):
         Engine(asks, Rollout(), tmp_path)
     Engine(asks.model_copy(update={"urls": ["http://127.0.0.1:1"]}), Rollout(), tmp_path)

@@ -28,8 +28,8 @@ class Returns(MathMultiTurnAgent):
         super().__init__(context, num_turns=2)
         self._change = change
 
-    async def collect_trajectory(self, prompt: EpisodeSpec, *others: Any) -> Any:
-        (played,) = await super().collect_trajectory(prompt, *others)
+    async def play(self, prompt: EpisodeSpec, *others: Any) -> Any:
+        (played,) = await super().play(prompt, *others)
         return self._change(played)
 
 

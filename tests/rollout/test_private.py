@@ -13,24 +13,23 @@ from configs import load
 from configs.rollout import Rollout
 from configs.score import Score as ScoreSettings
 from storage.records import Problem, Trajectory
-from storage.versions.checkpoints import Checkpoint
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, EpisodeSpec, entered
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.rollout.collector import Collector
+from tasks.rollout.collector import collect
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import run_loop
-from tasks.rollout.workers import LocalWorker
+from tasks.rollout.turns import Player
+from tasks.rollout.workers import open_player
 from tasks.score.scorers import check_scorers, private_metadata
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.test_commands import ASK
 from tests.support import own_scorers
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.rollout_helpers import ScriptedEngine, all_groups, context, make_plan
-from tests.support.waiting_engine import WaitingEngine
 
 SECRET = "the hidden test"
 SYSTEM = {"role": "system", "content": "Put it in a box."}
@@ -73,13 +72,13 @@ def played(
     """Play one episode; return its trajectory and the problem that the environment had."""
     environment, rows = Grades(EnvironmentContext(verifier)), list[Trajectory]()
     engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    collector = Collector(engine, agent, lambda: environment, chat, Rollout(), private=frozenset(private))
+    player = Player(engine, agent, lambda: environment, chat, Rollout(), private=frozenset(private))
 
-    async def collect() -> None:
+    async def play_all() -> None:
         async with entered(agent):
-            await collector.collect(all_groups(make_plan(1), [PROBLEM]), 1, lambda _, ended: rows.extend(ended))
+            await collect(player, all_groups(make_plan(1), [PROBLEM]), 1, lambda _, ended: rows.extend(ended))
 
-    run_loop(collect())
+    run_loop(play_all())
     (row,), (problem,) = rows, environment.problems
     assert row.status == "completed", row.reason
     return row, problem
@@ -111,16 +110,16 @@ def test_agents_of_the_endpoint_and_commands(
     assert SECRET in prompt_of(chat, row)
 
 
-def test_agents_with_queues(chat: Chat, verifier: Verifier) -> None:
+def test_agents_that_speak_in_tokens(chat: Chat, verifier: Verifier) -> None:
     """They have the problem and the record without it; what they return is stored with it."""
     seen: list[EpisodeSpec] = []
 
     class Curious(MathMultiTurnAgent):
-        async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, *queues: Any) -> list[Trajectory]:
+        async def play(self, prompt: EpisodeSpec, env: Any, engine: Any) -> list[Trajectory]:
             seen.append(prompt)
             assert isinstance(env, Grades)  # it looks like the environment itself
             assert env.context.verifier is verifier
-            return await super().collect_trajectory(prompt, env, *queues)
+            return await super().play(prompt, env, engine)
 
     row, graded = played(chat, verifier, Curious(context(chat, 20_000), num_turns=1, system_prompt="Be brief."))
     assert json.loads(seen[0].problem.metadata) == json.loads(seen[0].record.metadata) == SEEN
@@ -133,7 +132,7 @@ def test_an_agent_that_wraps_reset(chat: Chat, verifier: Verifier) -> None:
     seeds: list[int | None] = []
 
     class Wrapping(MathMultiTurnAgent):
-        async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, *queues: Any) -> list[Trajectory]:
+        async def play(self, prompt: EpisodeSpec, env: Any, engine: Any) -> list[Trajectory]:
             original = env.reset
 
             async def reset(seed: int | None = None, **others: Any) -> Any:
@@ -141,7 +140,7 @@ def test_an_agent_that_wraps_reset(chat: Chat, verifier: Verifier) -> None:
                 return await original(seed=seed, **others)
 
             env.reset = reset
-            return await super().collect_trajectory(prompt, env, *queues)
+            return await super().play(prompt, env, engine)
 
     _, graded = played(chat, verifier, Wrapping(context(chat, 20_000), num_turns=1))
     assert (len(seeds), graded) == (1, PROBLEM)
@@ -154,17 +153,12 @@ def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verif
     assert "system\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?\nThink.<|im_end|>" in prompt
 
 
-def test_workers_play_by_what_the_runs_scorers_say(
-    chat: Chat, verifier: Verifier, policies: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every collector, of training and of evaluations, keeps back what the scorers of its plan call private."""
-    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
-    workers = LocalWorker(WaitingEngine(0), verifier, lambda _: policies[0])  # type: ignore[arg-type]
-    workers.serve(policies[0].version)
+def test_workers_play_by_what_the_runs_scorers_say(chat: Chat, verifier: Verifier) -> None:
+    """In training and in evaluations, agents do not get what the scorers of the plan call private."""
 
     async def private_in(plan: RolloutPlan) -> Set[str]:
-        async with workers.open_collector(plan) as collector:
-            return collector.private
+        async with open_player(plan, ScriptedEngine(chat, lambda *_: ""), chat, verifier) as player:
+            return player.private
 
     plan = make_plan(config=load("smoke", ["score.type={default: math-verify, code: code}"]))
     assert asyncio.run(private_in(plan)) == {"input_output"}

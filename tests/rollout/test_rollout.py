@@ -15,17 +15,16 @@ from configs import load
 from configs.rollout import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.episode import Episode
-from tasks.agents.interface import Agent, AgentContext, EpisodeEngine, EpisodeSpec
-from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent, MathSingleStepAgent, NullAgent
-from tasks.environments.interface import Environment, verdict_of
+from tasks.agents.interface import Agent, AgentContext, EpisodeSpec
+from tasks.agents.math_multi_turn import MathMultiTurnAgent, MathSingleStepAgent, NullAgent
+from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError
 from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_rate
 from tasks.rollout.plan import draw
 from tasks.score.scorers import SuccessRule
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play, timeless
+from tests.support.rollout_helpers import PROBLEM, ByQueues, ScriptedEngine, context, make_plan, play, timeless
 from tests.support.train_helpers import make_trajectory
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
@@ -185,36 +184,20 @@ def test_a_group_is_several_requests(
     assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
 
 
-class Awaits:
-    """The agent `math-multi-turn` with two turns, written with the engine instead of queues."""
+class WithQueues:
+    """The agent `math-multi-turn` with two queues in place of the engine."""
 
-    patience_s: float | None = None
+    def __init__(self, inner: MathMultiTurnAgent) -> None:
+        self._inner = inner
 
-    def __init__(self, context: AgentContext) -> None:
-        self.context = context
-
-    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
-        chat = self.context.chat
-        question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        messages = [{"role": "user", "content": question}]
-        episode = Episode(prompt, chat.prompt(messages))
-        for _ in range(2):
-            asking = engine.generate(episode.prompt_ids, self.context.gconfig)
-            outputs = await asyncio.wait_for(asking, self.patience_s)
-            answer = chat.decode(outputs.output_ids[0])
-            episode.add_completion(outputs, answer)
-            _, reward, terminated, _, info = await env.step(answer)
-            episode.set_verdict(verdict_of(info), reward)
-            if terminated or len(episode.turns) == 2:
-                break
-            following = chat.next_prompt(messages, outputs.output_ids[0], WRONG_FEEDBACK)
-            episode.add_feedback(WRONG_FEEDBACK, following.token_ids)
-        return [episode.trajectory()]
+    async def collect_trajectory(self, prompt: EpisodeSpec, env: Environment, *queues: Any) -> list[Trajectory]:
+        return await self._inner.play(prompt, env, ByQueues(*queues))
 
 
 def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier: Verifier) -> None:
     """Tokens, seeds, verdicts and the requests to the engine are equal; turns of a group are one request in both."""
-    agents: list[Agent] = [MathMultiTurnAgent(context(chat), num_turns=2), Awaits(context(chat))]
+    awaits = MathMultiTurnAgent(context(chat), num_turns=2)
+    agents: list[Agent] = [awaits, WithQueues(awaits)]
     engines = [ScriptedEngine(chat, lambda turn, sample: RIGHT if turn or sample == 1 else WRONG) for _ in agents]
     rows = [play(engine, agent, verifier) for engine, agent in zip(engines, agents, strict=True)]
     assert [timeless(row) for row in rows[0]] == [timeless(row) for row in rows[1]]
@@ -225,12 +208,10 @@ def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier:
 def test_a_completion_that_an_agent_no_longer_awaits_is_kept(chat: Chat, verifier: Verifier) -> None:
     """Otherwise the long completions would be missing in the record: those at which agents lose patience."""
 
-    class LosesPatience(Awaits):
-        patience_s = 0.1
-
+    class LosesPatience(NullAgent):
         async def play(self, *arguments: Any) -> list[Trajectory]:
             try:
-                return await super().play(*arguments)
+                return await asyncio.wait_for(super().play(*arguments), 0.1)
             except TimeoutError:
                 await asyncio.sleep(1)
                 raise
@@ -294,8 +275,8 @@ class Failing:
     def __init__(self, inner: MathMultiTurnAgent) -> None:
         self._inner = inner
 
-    async def collect_trajectory(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
-        trajectories = await self._inner.collect_trajectory(prompt, *others)
+    async def play(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
+        trajectories = await self._inner.play(prompt, *others)
         if prompt.record.sample == 1:
             raise RuntimeError("broken agent")
         if prompt.record.sample == 3:
@@ -341,12 +322,12 @@ class FirstWaitsForAll(MathSingleStepAgent):
         super().__init__(context)
         self.others_ended = asyncio.Event()
 
-    async def collect_trajectory(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
+    async def play(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
         self.running += 1
         self.most = max(self.most, self.running)
         if prompt.qid == f"{PROBLEM.problem_id}/0":
             await self.others_ended.wait()
-        trajectories = await super().collect_trajectory(prompt, *others)
+        trajectories = await super().play(prompt, *others)
         self.running, self.ended = self.running - 1, self.ended + 1
         if self.ended == 7:
             self.others_ended.set()
@@ -395,7 +376,7 @@ class Waits(MathMultiTurnAgent):
 
     wait_s = 0.0
 
-    async def collect_trajectory(self, prompt: EpisodeSpec, env: Environment, *queues: Any) -> list[Trajectory]:
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: Any) -> list[Trajectory]:
         step = env.step
 
         async def slow_step(action: str) -> Any:
@@ -403,7 +384,7 @@ class Waits(MathMultiTurnAgent):
             return await step(action)
 
         env.step = slow_step  # type: ignore[method-assign]
-        return await super().collect_trajectory(prompt, env, *queues)
+        return await super().play(prompt, env, engine)
 
 
 def test_an_engine_that_stops_answering_is_not_the_policys_fault(

@@ -10,8 +10,8 @@ import pytest
 
 from storage.experts import Experts, pack, unpack
 from tasks.inference.api import BundledGenerationOutputs, Completion, InferenceError
-from tasks.inference.experts import experts_of
-from tasks.rollout.collector import with_experts
+from tasks.inference.completions import experts_of
+from tasks.rollout.conversation import with_experts
 from tests.support.train_helpers import make_trajectory
 
 REPLY = (

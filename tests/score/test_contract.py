@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.audit.checks.second_checker import opinion
+from tasks.audit.checks.verdicts import opinion
 from tasks.score.contract import grade
 from tasks.score.numbers import read_number
 from tasks.score.verifier import Verifier

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -197,7 +196,7 @@ def test_what_is_written_without_the_lease_of_a_run_is_not_touched(
 
     What killed ones have left goes: at once if they were on this machine, else after their lease's time to live.
     """
-    kind = cast("manifests.Kind", version.kind)
+    kind = version.kind
     with Draft(any_store, version, kind) as living:
         kept, dead = add(living, "rows"), list[str]()
         for changed in ({"started": 1}, {"machine": "another"}):

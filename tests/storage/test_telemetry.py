@@ -96,7 +96,7 @@ def iterations():
             yield number
 def loop():
     for number in iterations():
-        with spans.stage("rollout", layout.trajectories("demo", number), number):
+        with spans.making(layout.trajectories("demo", number)):
             with spans.span("generate"):
                 pass
             if number:
@@ -127,7 +127,7 @@ def test_spans_of_an_iteration_are_one_trace(received: Receiver) -> None:
     assert paths == sorted(2 * ["iteration", "iteration/rollout", "iteration/rollout/generate"])
     assert len({span.trace for span in received.spans}) == 2
     first = next(span for span in received.named("rollout") if not span.error)
-    assert first.attributes == {"run": "demo", "iteration": 0, "version": "runs/demo/trajectories/000000"}
+    assert first.attributes == {"run": "demo", "version": "runs/demo/trajectories/000000"}
     assert received.services == {"math-mt-ppo"}
 
 

@@ -1,7 +1,5 @@
 """`python -m storage repair VERSION`: a version that lacks objects is made again instead of being broken for ever."""
 
-from typing import cast
-
 import pytest
 
 from storage import layout
@@ -26,7 +24,7 @@ Made = dict[Version, list[str]]
 
 
 def commit(store: Store, version: Version, *parents: str) -> None:
-    with Draft(store, version, cast("manifests.Kind", version.kind)) as draft:
+    with Draft(store, version, version.kind) as draft:
         (draft.scratch / "part").write_text(version)
         draft.add(draft.scratch / "part", "part")
         draft.commit(Provenance(config={}), parents)

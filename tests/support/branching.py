@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint.recording import record
-from tasks.agents.endpoint.tree import Node
+from tasks.agents.endpoint.tree import Node, record
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import Completion
 from tests.support.train_helpers import make_trajectory

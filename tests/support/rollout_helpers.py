@@ -13,10 +13,11 @@ from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.inference.api import Completion, GenerationConfig
-from tasks.rollout.collector import Collector
+from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
+from tasks.rollout.collector import collect
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import run_loop
+from tasks.rollout.turns import Player
 from tasks.score.verifier import Verifier
 
 PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
@@ -76,15 +77,28 @@ def play(
     def make_environment() -> Environment:
         return environment(EnvironmentContext(verifier))
 
-    collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG)
+    player = Player(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG)
     groups = all_groups(make_plan(group_size), problems or [PROBLEM])
 
-    async def collect() -> None:
+    async def play_all() -> None:
         async with entered(agent):
-            await collector.collect(groups, together or group_size, lambda _, ended: played.extend(ended))
+            await collect(player, groups, together or group_size, lambda _, ended: played.extend(ended))
 
-    run_loop(collect())
+    run_loop(play_all())
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
+
+
+class ByQueues:
+    """The engine for an agent with queues that plays as one without."""
+
+    def __init__(self, observations: "asyncio.Queue[Observation]", actions: "asyncio.Queue[BundledGenerationOutputs]"):
+        self._observations, self._actions = observations, actions
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, qid: str = "q"
+    ) -> BundledGenerationOutputs:
+        await self._observations.put((qid, token_ids, gconfig))
+        return await self._actions.get()
 
 
 def context(chat: Chat, max_model_len: int = 128) -> AgentContext:

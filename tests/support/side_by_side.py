@@ -32,7 +32,6 @@ GROUPS = {
     "tests/cluster/test_cluster.py": "ranks",
     "tests/cluster/test_kills.py": "ranks",
     "tests/cluster/test_local.py": "ranks",
-    "tests/cluster/test_two_hosts.py": "ranks",
     "tests/cluster/test_trainer.py": "ranks",
     "tests/flows/test_demo_llm.py": "ranks",
 }

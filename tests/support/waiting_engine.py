@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 from storage.records import Trajectory
 from storage.versions.checkpoints import Checkpoint
-from tasks.agents.interface import AgentContext, EpisodeSpec
+from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
+from tasks.inference.api import Completion, GenerationConfig
 
 IM_END = 2  # its id in the tiny tokenizer
 DIGITS = range(20, 30)
@@ -76,16 +76,10 @@ class TwoToFiveTurns(MathMultiTurnAgent):
     def __init__(self, context: AgentContext) -> None:
         super().__init__(context, stop_on_success=False)
 
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         turns = random.Random(prompt.seed).randint(2, 5)
         agent = MathMultiTurnAgent(self.context, num_turns=turns, stop_on_success=False)
-        return await agent.collect_trajectory(prompt, env, obs_queue, act_queue)
+        return await agent.play(prompt, env, engine)
 
 
 def opens(engine: WaitingEngine) -> Callable[[object], object]:

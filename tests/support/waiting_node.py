@@ -5,15 +5,13 @@ python -m tests.support.waiting_node CONFIG key=value …     the main flow with
 
 import asyncio
 import os
-import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from storage.objects.store import Store
 from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
-from tasks.cluster.worker import NodeWorker
+from tasks.cluster.workers import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
 from tests.support.waiting_server import UnprovenEngine
 
@@ -21,14 +19,12 @@ SECONDS = "WAITING_NODE_SECONDS"
 """Environment variable of a node: the median duration of a completion."""
 SPREAD = 0.5
 """The sigma of its log-normal distribution."""
-HOLD = "WAITING_NODE_HOLD"
-"""Environment variable of a node: a file, as long as which exists uploads do not begin. They note themselves in it."""
 
 
 class StopsTheLoop(MathMultiTurnAgent):
     """An agent that ends the rollout of its process."""
 
-    async def collect_trajectory(self, *_: Any) -> list[Trajectory]:
+    async def play(self, *_: Any) -> list[Trajectory]:
         asyncio.get_running_loop().stop()
         return []
 
@@ -36,10 +32,6 @@ class StopsTheLoop(MathMultiTurnAgent):
 class WaitingNode(NodeWorker):
     def _open_engine(self) -> Any:
         return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD)))
-
-    def _open_store(self) -> Store:
-        super()._open_store()
-        return HeldStore.of(self._config.storage)
 
 
 class UnprovenNode(NodeWorker):
@@ -50,19 +42,6 @@ class UnprovenNode(NodeWorker):
 
     def _open_engine(self) -> UnprovenEngine:
         return UnprovenEngine(self._config.inference, self._config.rollout, self._logs)
-
-
-class HeldStore(Store):
-    """A store whose uploads may be held back."""
-
-    def put(self, key: str, source: Path) -> None:
-        hold = Path(os.environ.get(HOLD, "/nonexistent"))
-        if hold.exists():
-            with hold.open("a") as note:
-                note.write(f"{key}\n")
-        while hold.exists():
-            time.sleep(0.02)
-        super().put(key, source)
 
 
 if __name__ == "__main__":

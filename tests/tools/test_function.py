@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from tasks.tools.function import FunctionTool
-from tasks.tools.interface import ToolError
+from tasks.tools.interface import FunctionTool, ToolError
 
 
 class Place(BaseModel):

@@ -8,8 +8,7 @@ import pytest
 
 from configs.agent import Agent, ToolChoice
 from tasks.tools import check_tools, open_toolbox
-from tasks.tools.function import FunctionTool
-from tasks.tools.interface import ToolContext
+from tasks.tools.interface import FunctionTool, ToolContext
 from tasks.tools.sandbox import Sandboxes
 from tasks.tools.toolbox import Toolbox, ToolResult
 

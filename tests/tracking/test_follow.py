@@ -11,7 +11,7 @@ from configs import ConfigError, load
 from flows.run.configuration import resolve
 from storage.objects.store import Store
 from tasks.tracking.follow import Feed, follow, followed
-from tasks.tracking.interface import Point, TrackedRun
+from tasks.tracking.points import Point, TrackedRun
 from tests.support.metrics_run import commit_iteration, commit_run
 
 OWN = f"{__name__}:Lines"

@@ -12,7 +12,7 @@ import pytest
 from configs.algorithms import NAMES
 from configs.score import Reward
 from storage.records import Score
-from tasks.metrics.line import cells
+from tasks.metrics.show import cells
 from tasks.train.algorithms.algorithm import shared_out
 from tasks.train.samples import Sample, build_samples
 from tests.support.train_helpers import make_trainer, make_trajectory, random_rows, save_tiny

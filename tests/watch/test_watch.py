@@ -16,8 +16,8 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import datasets
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from tasks.metrics.line import seconds_left
 from tasks.metrics.rows import Spent
+from tasks.metrics.show import seconds_left
 from tasks.watch.page import State, create_app
 from tests.support.metrics_run import CONFIG, ROLLOUT, SCORES, UPDATE, commit, commit_iteration, commit_run
 from tests.support.reader_helpers import EVIL, HOSTILE, spoken

@@ -15,9 +15,8 @@ from storage.visible import described
 from tasks.agents.answers import open_reader
 from tasks.agents.endpoint.completions import Completions, OverrunError
 from tasks.agents.endpoint.protocol import MODEL, ResponseFormats, invalid
-from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.server import EndpointServer
-from tasks.agents.endpoint.tree import Node
+from tasks.agents.endpoint.tree import Node, record
 from tasks.agents.faults import PolicyError, fault_of, reason_of
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.environments.interface import Environment, StepResult, verdict_of

@@ -88,7 +88,7 @@ class Completions:
         Raises:
             EndpointError: it cannot be answered; says why, and what to do.
         """
-        return await self.in_loop(self._shielded(body))
+        return await self.in_loop(self._complete(body))
 
     async def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine in the rollout's event loop: a thread of an agent may have a loop of its own.
@@ -103,7 +103,7 @@ class Completions:
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
-    async def _shielded(self, body: bytes | dict[str, Any]) -> Answered:
+    async def _complete(self, body: bytes | dict[str, Any]) -> Answered:
         answering = asyncio.create_task(self._answer(body, len(self.tree.received)))
         self._answering.add(answering)
         answering.add_done_callback(self._answering.discard)
@@ -121,7 +121,42 @@ class Completions:
         """Answer a request of an agent that has got `asked` completions."""
         self.out_of_context = ""
         with self.noting("internal_error"):
-            return await self._complete(protocol.parse_request(body), asked)
+            request, number = protocol.parse_request(body), next(self._numbers)
+            if number >= self.max_requests:
+                if self._agent and not self.overrun:
+                    self._agent.cancel()
+                self.overrun = True
+                await asyncio.sleep(_OVERRUN_S)
+                told = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
+                raise EndpointError(429, "too_many_requests", told)
+            try:
+                position = self.tree.find(request.messages, request.specs)
+            except TypeError as error:
+                raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
+            if position.new and position.new[-1]["role"] == "assistant":
+                told = "the last message is the assistant's, and no completion of this episode: end with another one"
+                raise invalid(told, "messages")
+            large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
+            prompt_ids = (
+                await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
+            )
+            gconfig, chat = self.context.gconfig, self.context.chat
+            gconfig = replace(
+                gconfig,
+                n=request.n or 1,
+                max_new_tokens=min(gconfig.max_new_tokens, request.most_tokens or gconfig.max_new_tokens),
+                stop=request.stop_texts,
+                seed=request.seed,
+                stop_token_ids=(*gconfig.stop_token_ids, *chat.stop_token_ids),
+                json_schema=request.forced_schema(self.formats),
+            )
+            outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
+            if position.parent:
+                _note_answers(position.parent, position)
+            nodes = [self._node(request, position.parent, asked, outputs, index) for index in range(gconfig.n)]
+            for node in nodes:
+                self.tree.add(node, position)
+            return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
     @contextmanager
     def noting(self, code: str) -> Iterator[None]:
@@ -138,43 +173,6 @@ class Completions:
             if failed is error:
                 raise
             raise failed from error
-
-    async def _complete(self, request: ChatRequest, asked: int) -> Answered:
-        number, usual = next(self._numbers), self.context.gconfig
-        if number >= self.max_requests:
-            if self._agent and not self.overrun:
-                self._agent.cancel()
-            self.overrun = True
-            await asyncio.sleep(_OVERRUN_S)
-            told = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
-            raise EndpointError(429, "too_many_requests", told)
-        try:
-            position = self.tree.find(request.messages, request.specs)
-        except TypeError as error:
-            raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
-        if position.new and position.new[-1]["role"] == "assistant":
-            told = "the last message is the assistant's, and no completion of this episode: end with another one"
-            raise invalid(told, "messages")
-        large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
-        prompt_ids = (
-            await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
-        )
-        gconfig = replace(
-            usual,
-            n=request.n or 1,
-            max_new_tokens=min(usual.max_new_tokens, request.most_tokens or usual.max_new_tokens),
-            stop=request.stop_texts,
-            seed=request.seed,
-            stop_token_ids=(*usual.stop_token_ids, *self.context.chat.stop_token_ids),
-            json_schema=request.forced_schema(self.formats),
-        )
-        outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
-        if position.parent:
-            _note_answers(position.parent, position)
-        nodes = [self._node(request, position.parent, asked, outputs, index) for index in range(gconfig.n)]
-        for node in nodes:
-            self.tree.add(node, position)
-        return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
     def _prompt(self, request: ChatRequest, position: Position) -> list[int]:
         """Return the ids of a prompt, which goes on with the tokens of the completion before if the template allows it.

@@ -1,7 +1,8 @@
-"""The tree of messages of an episode: what the policy answered to which conversation, and which request goes on.
+"""The tree of messages of an episode, and the trajectory that is made of it (`record`).
 
-Each completion is a node. A request that begins with a node's conversation and its answer goes on from it: its prompt
-is the node's own tokens and what the new messages add. Other requests begin a conversation of their own.
+Each completion is a node: the tree knows what the policy answered to which conversation. A request that begins with a
+node's conversation and its answer goes on from it: its prompt is the node's own tokens and what the new messages add.
+Other requests begin a conversation of their own.
 
 The ids of calls do not count: some clients write ids of their own, or none (`number_calls`).
 """
@@ -11,14 +12,16 @@ import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import orjson
 
-from storage.records import Call
+from storage.records import Call, Status, Trajectory
 from tasks.agents.answers import ChatMessage, ToolSpec, read_arguments
-from tasks.inference.api import Completion
+from tasks.agents.episode import Episode
+from tasks.agents.interface import EpisodeSpec
+from tasks.inference.api import BundledGenerationOutputs, Completion
 
 
 @dataclass(eq=False)
@@ -160,3 +163,86 @@ def _essence(message: ChatMessage) -> bytes:
     ]
     parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
     return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
+
+
+def record(
+    prompt: EpisodeSpec,
+    nodes: Sequence[Node],
+    turn_discount: float,
+    status: Status | None = None,
+    reason: str = "",
+    unplayed_turns: int | None = None,
+) -> Trajectory:
+    """Return the trajectory of 1 or more completions; the last arguments as in `Episode.trajectory`.
+
+    Each completion is one turn, and a turn of one sequence only. A completion that goes on with the tokens of another
+    one stands behind it in the same sequence. Where two go on from the same one, the second begins a new sequence: it
+    repeats the tokens up to the branch, which are no action tokens there.
+
+    Example: the policy answers a question (tokens 5 6) with 7. The agent asks further (4), and is answered with 8.
+    Then it asks the first question's answer something else (3), and is answered with 9:
+
+        token_ids        5  6  7  4  8    5  6  7  3  9
+        action_mask      F  F  T  F  T    F  F  F  F  T
+        sequence_starts  [0, 5]
+        turns            7, 8, 9         follows  [-1, 0, 0]
+
+    Sequences are ordered by their last completions. What the agent knew when is not in this order, but in the columns
+    `asked`, `received` and `paid`. They are empty here, since each question came after the answer before it. Had the
+    agent asked both further questions at once, and given 9 to the environment when it had all three:
+
+        asked  [0, 1, 1]    received  [0, 1, 2]    paid  [0, 0, 3]
+    """
+    sequences = _sequences(nodes)
+    episode = Episode(prompt, sequences[0][0].prompt_ids)
+    for sequence in sequences:
+        first, *others = sequence
+        if sequence is not sequences[0]:
+            episode.start_sequence("", first.prompt_ids)
+        _add(episode, first)
+        for node in others:
+            episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
+            _add(episode, node)
+    ordered = [node for sequence in sequences for node in sequence]
+    if status is None and ordered[-1].cut:  # the agent wanted no more of it, and ended
+        status, unplayed_turns = "completed", 0
+    turns = [
+        replace(turn, feedback=node.feedback, verdict=node.verdict, reward=node.reward)
+        for turn, node in zip(episode.turns, ordered, strict=True)
+    ]
+    chain = all(each.received == each.asked == turn and each.paid in (0, turn + 1) for turn, each in enumerate(ordered))
+    sampling = prompt.record.sampling
+    if any(node.forced for node in nodes):
+        sampling = json.dumps(json.loads(sampling) | {"json_schema": True})
+    positions = {node: position for position, node in enumerate(ordered)}
+    return replace(
+        episode.trajectory(turn_discount, status, reason, unplayed_turns),
+        turns=turns,
+        calls=[replace(call, turn=position) for node, position in positions.items() for call in node.calls],
+        ungraded=[position for node, position in positions.items() if not node.graded],
+        follows=[positions[node.parent] if node.parent else -1 for node in ordered],
+        reward_parts=[node.parts for node in ordered] if any(node.parts for node in ordered) else [],
+        answers=[node.given for node in ordered] if any(node.given is not None for node in ordered) else [],
+        received=[] if chain else [node.received for node in ordered],
+        asked=[] if chain else [node.asked for node in ordered],
+        paid=[] if chain else [node.paid for node in ordered],
+        sampling=sampling,
+    )
+
+
+def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return the completions as sequences, each of which goes on with the tokens of the one before it.
+
+    The sequences are in the order of their last completions, as `nodes` are.
+    """
+    by_last: dict[Node, list[Node]] = {}
+    for node in nodes:
+        sequence = by_last.pop(node.parent, []) if node.parent and node.continues else []
+        sequence.append(node)
+        by_last[node] = sequence
+    return list(by_last.values())
+
+
+def _add(episode: Episode, node: Node) -> None:
+    outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
+    episode.add_completion(outputs, node.text)

@@ -18,8 +18,8 @@ from storage.version_names import EvaluationVersion, ProblemsVersion, select
 from storage.versions import manifests
 from storage.versions.datasets import rows as read_rows
 from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
-from tasks.audit.checks.second_checker import stated
 from tasks.audit.checks.templates import create_distinct_prompts
+from tasks.audit.checks.verdicts import stated
 from tasks.audit.decoding import Decoders
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.problem_set import SETTING_SQL

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.checks.problems import MOST_PROBLEMS, StatedAnswer, contains_gold, leaks
-from tasks.audit.checks.second_checker import stated
+from tasks.audit.checks.verdicts import stated
 from tasks.audit.decoding import Decoders
 
 _MARK = r"""(?:^|$|[\n<>\[\]|"])"""

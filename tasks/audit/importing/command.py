@@ -27,8 +27,7 @@ from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat, engine_ends, load_tokenizer
 from tasks.audit.checks import all_checks
-from tasks.audit.importing.formats import FORMATS, read_row
-from tasks.audit.importing.rollout import Rollout, add_tokens, problem_of, to_trajectory
+from tasks.audit.importing.rollout import FORMATS, Rollout, add_tokens, problem_of, read_row, to_trajectory
 from tasks.problems import fingerprint
 from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet

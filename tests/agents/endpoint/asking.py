@@ -9,9 +9,9 @@ from configs.rollout import Rollout
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
-from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import ResponseFormats
+from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.score.verifier import Verifier

@@ -14,7 +14,7 @@ from configs.score import Reward
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
 from tasks.agents.answers import open_reader
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.recording import record
+from tasks.agents.endpoint.tree import record
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig
 from tasks.rollout.admission import admit

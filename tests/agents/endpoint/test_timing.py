@@ -9,8 +9,8 @@ import pytest
 from tasks.agents.answers import open_reader
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.agents.endpoint.client import open_client
 from tasks.agents.endpoint.completions import Completions
+from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, WRONG, asked, question
