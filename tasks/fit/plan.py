@@ -229,13 +229,9 @@ def _batches(rows: Ints, groups: Ints, files: int, config: Config) -> list[Ints]
         order = np.lexsort((draw.random(len(first)), turn[rows[first] >> 32]))
         ends = np.cumsum(size[order])
         number = (ends - 1) // config.fit.episodes_per_update  # of the update in which a group ends
-        batches += [np.concatenate([members[group] for group in of_update]) for of_update in _runs(order, number)]
+        updates = np.split(order, np.flatnonzero(np.diff(number)) + 1)  # where the number changes
+        batches += [np.concatenate([members[group] for group in of_update]) for of_update in updates]
     return batches
-
-
-def _runs(values: Ints, keys: Ints) -> list[Ints]:
-    """Split `values` where the sorted `keys` change."""
-    return np.split(values, np.flatnonzero(np.diff(keys)) + 1)
 
 
 def _parts(

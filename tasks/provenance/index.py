@@ -191,18 +191,16 @@ class TrainingIndex:
             chosen, problem_sets = self.data_sets, [each.version for each in self.entries if each.kind == "problems"]
         needed = {each for update in self.updates.values() if not update.failed_too for each in update.data_sets}
         needed = {version for version in chosen if scored or version in needed} & self.scores.keys()
-        scores = {version: self.scores[version] for version in sorted(needed)}
-        trajectory_files = self._fetch(chosen, "trajectories")
-        score_files = self._fetch(scores.values(), "scores")
-        problem_files = self._fetch(problem_sets, "problems")
         numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
-        scores_by_data_set = {version: score_files.get(name, []) for version, name in scores.items()}
+        trajectory_files = self._fetch({version: numbers[version] for version in chosen}, "trajectories")
+        score_files = self._fetch({self.scores[each]: numbers[each] for each in sorted(needed)}, "scores")
+        problem_files = self._fetch({version: numbers[version] for version in problem_sets}, "problems")
         with open_trajectory_db(Audit().memory_gib) as self.database:
             sets = [(number, version) for version, number in numbers.items()]
             self.database.create("sets", "data_set integer, version varchar", sets)
-            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, _numbered(numbers, trajectory_files))
-            self.database.add_view("scores", SCORE_SCHEMA, _numbered(numbers, scores_by_data_set))
-            self.database.add_view("problems", PROBLEM_SCHEMA, _numbered(numbers, problem_files))
+            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, trajectory_files)
+            self.database.add_view("scores", SCORE_SCHEMA, score_files)
+            self.database.add_view("problems", PROBLEM_SCHEMA, problem_files)
             _create_problem_tables(self.database)
             yield
 
@@ -266,10 +264,10 @@ class TrainingIndex:
         drawn_from = {version: self.problem_sets_of(version) for version in self.unknown if version in self.data_sets}
         return {data_set for data_set, sets in drawn_from.items() if not sets or not versions.isdisjoint(sets)}
 
-    def _fetch(self, versions: Iterable[str], kind: str) -> dict[str, list[Path]]:
-        """Return the local Parquet files of each readable version. Add the reason for each other one to `unknown`.
+    def _fetch(self, versions: Mapping[str, int], kind: str) -> list[tuple[int, Path]]:
+        """Return the local Parquet files of each readable version, each with the number that the version has.
 
-        An attempt that was never committed has no files.
+        Add the reason for each other version to `unknown`. An attempt that was never committed has no files.
         """
 
         def fetch(version: str) -> list[Path] | str:
@@ -285,10 +283,10 @@ class TrainingIndex:
             found = [contents.parquet(path, kind, count) for path, count in zip(paths, rows, strict=True)]
             return "; ".join(chain.from_iterable(found)) or paths
 
-        distinct = list(dict.fromkeys(versions))
-        fetched = dict(zip(distinct, in_parallel(fetch, distinct, _FETCHED_AT_ONCE), strict=True))
+        fetched = dict(zip(versions, in_parallel(fetch, versions, _FETCHED_AT_ONCE), strict=True))
         self.unknown |= {version: why for version, why in fetched.items() if isinstance(why, str)}
-        return {version: paths for version, paths in fetched.items() if not isinstance(paths, str)}
+        readable = {version: paths for version, paths in fetched.items() if not isinstance(paths, str)}
+        return [(versions[version], path) for version, paths in readable.items() for path in paths]
 
 
 def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) -> list[str]:
@@ -300,10 +298,6 @@ def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) ->
                 reached[each] = None
                 pending.append(each)
     return list(reached)
-
-
-def _numbered(numbers: Mapping[str, int], files: Mapping[str, Sequence[Path]]) -> list[tuple[int, Path]]:
-    return [(numbers[version], path) for version, paths in files.items() for path in paths]
 
 
 def _select(database: TrajectoryDb, table: str, *parameters: Any, **words: object) -> None:
