@@ -1,138 +1,25 @@
-"""The algorithms and their knobs: one section each, with the defaults of its paper and no knobs that it lacks.
+"""The algorithms: one section each, with the defaults of its paper, no knobs that it lacks, and what it needs.
 
-`algorithm.type` names one. `tasks/train/algorithms` has the formulas, one file for each.
+`algorithm.type` names one. `tasks/train/algorithms` has the formulas.
 """
 
 import re
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, TypeAdapter, field_validator, model_validator
 
-from configs.knobs import Knobs, NonNegativeFloat, Share, nearest, refuse_idle, tags
+from configs.algorithm_parts import KL, Advantage, BehaviourWeight, Critic
+from configs.knobs import Knobs, NonNegativeFloat, nearest, refuse_idle, tags
 
-KLEstimator = Literal["k1", "k2", "k3"]
-Credit = Literal["causes", "order"]
+if typing.TYPE_CHECKING:
+    from configs.schema import Config
+
 Clip = Annotated[float, Field(gt=0, lt=1)]
 DualClip = Annotated[float, Field(gt=1)] | None
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """The name of a class or function of the user's."""
-
-
-class Advantage(Knobs):
-    """The advantage estimator: group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
-
-    type: str = "group"
-    """Registered advantage estimator: `group` or `gae`."""
-    credit: Credit = "causes"
-    """Which rewards a turn's return adds up. causes: all that were given when the agent had received the turn, so that
-    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past.
-    order: all that follow in the order in which turns are stored."""
-    baseline: Literal["turn", "episode", "mixed"] = "mixed"
-    """Episodes of the group with which a turn is compared (type `group` only): those that reached this turn (`turn`);
-    all, each with its return at this turn or at its last one before (`episode`: plain GRPO if the reward comes at the
-    end); or those that reached it, but all if at most three did (`mixed`)."""
-    scale_by_std: bool = False
-    """Divide by the standard deviation of the group (type `group` only)."""
-    scale_penalties: bool = False
-    """Let `scale_by_std` and `normalisation` count and divide KL penalties in the reward, too. False: they divide what
-    comes from the rewards only, so kl_ctl is in units of divided rewards, as with `kl.place=loss` (type `group` only).
-    """
-    leave_one_out: bool = False
-    """Compare an episode with the mean of the other episodes of its group (RLOO; type `group` only)."""
-    discount: Share = 1.0
-    """Discount from one token to the next within a turn (type `gae` only). The agent's `turn_discount` applies from
-    turn to turn."""
-    gae_lambda: Share = 1.0
-    """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value. Below 1 the turns of an
-    episode must be a chain, unless `credit=order` takes them for one."""
-    normalisation: Literal["none", "batch", "group"] = "batch"
-    """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
-    With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
-    already centre A; groups whose rewards agree stay at 0."""
-    bound: PositiveFloat | None = 10.0
-    """Largest normalised advantage in the loss: a few episodes that differ from all others are divided by more than the
-    standard deviation or root mean square; empty: no bound."""
-
-
-class Critic(Knobs):
-    """The critic, which predicts values of action tokens for `gae`."""
-
-    model: Literal["value-head", "own"] = "value-head"
-    """A head on the last hidden states of the policy, or a separate model that starts as policy version 0."""
-    lr: PositiveFloat | None = None
-    """Learning rate of the head or of the separate model; empty: `optimizer.lr`."""
-    value_eps_clip: PositiveFloat = 0.2
-    """Largest change of a value in an update, in normalised units."""
-    value_loss_coefficient: PositiveFloat = 0.1
-    """Weight of the value loss relative to the policy loss; value-head only."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.model == "own":
-            refuse_idle(self, "value_loss_coefficient", why="with model=own, which has an optimizer of its own")
-        return self
-
-
-class KL(Knobs):
-    """The KL penalty, which keeps the policy close to the reference policy; 0 as `kl_ctl` turns it off."""
-
-    kl_ctl: NonNegativeFloat = 0.0
-    """Coefficient, such as 0.1; the start value if adaptive. 0: no penalty and no reference policy."""
-    place: Literal["reward", "loss"] = "reward"
-    """Subtract the penalty from the rewards of the tokens, or add it to the loss."""
-    estimator: KLEstimator | None = None
-    """Estimator of the KL from d = logp - logp_reference: d (k1), d²/2 (k2) or exp(-d) - 1 + d (k3). Empty: k1 in the
-    reward, k3 in the loss. k1 in the loss is refused, because its gradient is 0 on average."""
-    adaptive: bool = False
-    """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
-    target: PositiveFloat = 6.0
-    """Target KL of a trajectory in nats (adaptive only)."""
-    reference: Literal["fixed", "ema"] = "fixed"
-    """Reference policy: policy version 0, or the moving average of all versions."""
-
-    @property
-    def in_reward(self) -> bool:
-        return self.kl_ctl > 0 and self.place == "reward"
-
-    @property
-    def in_loss(self) -> bool:
-        return self.kl_ctl > 0 and self.place == "loss"
-
-    @property
-    def chosen_estimator(self) -> KLEstimator:
-        return self.estimator or ("k1" if self.place == "reward" else "k3")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.kl_ctl == 0:
-            refuse_idle(self, "place", "estimator", "adaptive", "reference", why="without kl_ctl: set kl_ctl=0.1")
-        if self.place == "loss":
-            refuse_idle(self, "adaptive", why="with place=loss: use place=reward")
-        if not self.adaptive:
-            refuse_idle(self, "target", why="without adaptive=true")
-        return self
-
-
-class BehaviourWeight(Knobs):
-    """The weight w = proximal / behaviour probability, which corrects for tokens that another policy sampled."""
-
-    cap: PositiveFloat | None = 5.0
-    """Largest w; empty: no limit."""
-    floor: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """A token whose w is below this has weight 0, as in IcePop and MIS; empty: no limit."""
-    mode: Literal["truncate", "mask"] = "truncate"
-    """Replacement of a larger w: the cap (truncate), or 0 (mask)."""
-    level: Literal["token", "sequence"] = "token"
-    """`token`: each token has its own w. `sequence`: all tokens of a sequence have the geometric mean of their w."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.cap is None:
-            refuse_idle(self, "mode", why="without a cap")
-        if self.cap is not None and self.floor is not None and self.floor >= self.cap:
-            raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}: no token would be trained on")
-        return self
 
 
 class Algorithm(Knobs):
@@ -149,18 +36,39 @@ class Algorithm(Knobs):
 
     on_policy_only: ClassVar[bool] = False
     """True if nothing corrects for tokens that an older policy sampled."""
+    offline: ClassVar[bool] = False
+    """True if it can train on stored data that another policy sampled (`flows.fit`)."""
     in_groups: ClassVar[bool] = True
     """True if the episodes of a group are compared with each other, unless a knob decides (`compares`)."""
+    over_batch: ClassVar[bool] = False
+    """True if the advantage of an episode depends on episodes of other problems."""
+    taught: ClassVar[bool] = False
+    """True if it needs the logprobs of a teacher."""
+    own: ClassVar[bool] = False
+    """True if its formula is code of the user's."""
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        """Yield a sentence for each knob of another section that the algorithm cannot work with."""
+        stale = f"rollout.max_head_offpolicyness={config.rollout.max_head_offpolicyness}"
+        if self.compares and config.rollout.group_size == 1:
+            yield f"rollout.group_size=1 leaves algorithm.type={self.type} nothing to compare: use 2 or more"
+        if self.on_policy_only and config.rollout.max_head_offpolicyness > 0:
+            yield f"algorithm.type={self.type} is right on-policy only, but {stale}: use another, such as ppo or mis"
+        if self.taught and config.models.teacher is None:
+            remedy = "set models.teacher.checkpoint=RUN@N or models.teacher.path"
+            yield f"algorithm.type={self.type} needs a teacher: {remedy}"
+        if not (self.taught or self.own) and config.models.teacher is not None:
+            yield f"algorithm.type={self.type} has no use for models.teacher: set algorithm.type=opd, or leave it out"
+
+    @property
+    def undivided(self) -> "Algorithm":
+        """The algorithm without a division of its advantages that needs a whole batch; itself if it has none."""
+        return self
 
     @property
     def compares(self) -> bool:
         """True if the episodes of a group are compared with each other."""
         return self.in_groups
-
-    @property
-    def credit(self) -> Credit:
-        """Which rewards a turn's return adds up (`Advantage.credit`)."""
-        return "causes"
 
     @property
     def keeps_reference(self) -> bool:
@@ -196,6 +104,7 @@ class PPO(PolicyGradient):
     """PPO (arXiv 1707.06347) with AReaL's decoupled objective (2505.24298), group baselines or a critic."""
 
     type: Literal["ppo"] = "ppo"
+    offline: ClassVar[bool] = True
     advantage: Advantage = Advantage()
     """Knobs of the advantages, which are computed from rewards."""
     critic: Critic | None = None
@@ -225,8 +134,18 @@ class PPO(PolicyGradient):
         return self.advantage.type == "group"
 
     @property
-    def credit(self) -> Credit:
-        return self.advantage.credit
+    def undivided(self) -> Algorithm:
+        if self.advantage.normalisation != "batch":
+            return self
+        advantage = self.advantage.model_copy(update={"normalisation": "none"})
+        return self.model_copy(update={"advantage": advantage})
+
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        oldest = config.rollout.max_head_offpolicyness
+        if oldest > 0 and self.objective == "recomputed":
+            knobs = f"rollout.max_head_offpolicyness={oldest}"
+            yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -307,6 +226,7 @@ class ReinforcePP(Clipped):
 
     type: Literal["reinforce_pp"]
     in_groups: ClassVar[bool] = False
+    over_batch: ClassVar[bool] = True
     kl_ctl: NonNegativeFloat = 0.001
     """Coefficient of the KL to policy version 0 in the reward of each token (k1); 0: none, and no reference policy."""
 
@@ -321,6 +241,11 @@ class DAPO(Clipped):
     eps_clip_higher: PositiveFloat = 0.28
     """The ratio is at most 1 + eps_clip_higher."""
 
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        if equal := [where for where, each in config.played if not each.rollout.reject_equal]:
+            yield f"{equal[0]}algorithm.type=dapo replaces groups whose rewards agree: set rollout.reject_equal=true"
+
 
 class GSPO(Clipped):
     """GSPO (arXiv 2507.18071): one ratio for each sequence. With `gspo_token` tokens keep advantages of their own."""
@@ -330,10 +255,6 @@ class GSPO(Clipped):
     """The ratio of a sequence is at least 1 - eps_clip."""
     eps_clip_higher: PositiveFloat = 4e-4
     """The ratio of a sequence is at most 1 + eps_clip_higher."""
-    ratio_to: Literal["recomputed", "sampling"] = "recomputed"
-    """Logprobs that the ratio is taken to. recomputed: the trainer's own before the update; a sequence is weighted by
-    their ratio to those of sampling, at most 5. sampling: those of the engine, whose rounding alone is more than these
-    limits in half precision: it clipped 28 to 54 % of the sequences of a model served in bfloat16."""
 
 
 class CISPO(Published):
@@ -377,11 +298,21 @@ class Echo(Clipped):
     observations: Literal["tools", "all"] = "tools"
     """Observations with cross-entropy: the outputs of tools, or all feedback."""
 
+    def refusals(self, config: "Config") -> Iterator[str]:
+        yield from super().refusals(config)
+        without_tools = all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played)
+        if self.observations == "tools" and without_tools:
+            yield (
+                f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
+                "algorithm.observations=all"
+            )
+
 
 class RFT(_WithoutCritic, Algorithm):
     """Rejection sampling fine-tuning (arXiv 2308.01825): cross-entropy on turns that were right; expert iteration."""
 
     type: Literal["rft"]
+    offline: ClassVar[bool] = True
     in_groups: ClassVar[bool] = False
     distinct: bool = True
     """Train on equal completions of a problem once only."""
@@ -390,6 +321,7 @@ class RFT(_WithoutCritic, Algorithm):
 class Preferred(_WithoutCritic, Algorithm):
     """An algorithm that likes episodes better or worse, with policy version 0 as reference."""
 
+    offline: ClassVar[bool] = True
     beta: PositiveFloat = 0.1
     """Strength with which the reference holds the policy."""
 
@@ -422,6 +354,7 @@ class OPD(Published):
 
     type: Literal["opd"]
     in_groups: ClassVar[bool] = False
+    taught: ClassVar[bool] = True
     c_clip: DualClip = 10.0
     """Largest ratio: a token above it has no gradient; empty: no limit."""
 
@@ -431,6 +364,8 @@ class OwnAlgorithm(Clipped):
 
     type: str
     """`package.module:Class`."""
+    offline: ClassVar[bool] = True
+    own: ClassVar[bool] = True
     args: dict[str, Any] = {}
     """Keyword arguments of the class."""
     reference: bool = False
@@ -444,8 +379,8 @@ class OwnAlgorithm(Clipped):
     @classmethod
     def _known(cls, name: str) -> str:
         if not re.fullmatch(OWN, name):
-            told = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
-            raise ValueError(f"{name!r} is no algorithm{told}")
+            hint = f"{nearest(name, NAMES)}; choose one of {', '.join(NAMES)}, or give package.module:Class"
+            raise ValueError(f"{name!r} is no algorithm{hint}")
         return name
 
 

@@ -66,7 +66,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def read_stored(values: dict[str, Any], what: str) -> Config:
-    """Convert a stored configuration to a `Config`; errors name `what` it belongs to.
+    """Convert a stored configuration to a `Config` with this program's behaviour; errors name `what` it belongs to.
 
     Raises:
         ConfigError: it holds knobs or values that this program does not know.

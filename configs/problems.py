@@ -227,23 +227,18 @@ class Part(NamedTuple):
 class Problems(Knobs):
     train: Training
     """Problems that the policy is trained on: one source or a list of members, each with a name, a weight, a source
-    and, if you like, an agent, an environment, a scorer, filters and held-out problems of its own."""
-    shares: Literal["learning", "draws"] = "learning"
-    """What the weights of a mixture share out: the gradient, or the draws alone. learning: the gradient, too, because
-    each member's part is normalised by its spread and its number of tokens (`tasks/problems/README.md`). draws: the
-    problems drawn only, so members with larger rewards or longer answers are learnt more."""
+    and, if you like, an agent, an environment, a scorer, filters and held-out problems of its own. The weights share
+    out the problems drawn, and the gradient too: each member's part is normalised by its spread and its number of
+    tokens (`tasks/problems/README.md`)."""
     held_out: Source | None = None
     """Problems that the policy is evaluated on; in a mixture in addition to those of its members, or instead."""
     sampling: ProblemSampling = ProblemSampling()
     """Knobs of how often each problem of `train` is drawn."""
     exclusions: list[Annotated[str, Field(pattern=r"^exclusions/[0-9a-f]+$")]] = []
     """Versions (`exclusions/…`) of exclusions, made by `python -m tasks.provenance exclude`. Their trajectories enter
-    no update, and their problems are not drawn. The list may change during a run. It does not affect the warm start."""
+    no update, and their problems are not drawn. The list may change during a run."""
     max_bad_share: Share = 0.01
     """Bad rows are dropped and reported; a larger share of bad rows is an error."""
-    without_room: Literal["leave-out", "refuse", "play"] = "leave-out"
-    """Reaction to problems whose first prompt leaves less of `inference.max_model_len` than a sixteenth of
-    `sampling.max_new_tokens`: name and never play them, stop before anything is played, or play them all the same."""
 
     @property
     def members(self) -> list[Member]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from configs.agent import Agent, Environment
-from configs.algorithms import DAPO, OPD, PPO, AnyAlgorithm, Echo, OwnAlgorithm
+from configs.algorithms import PPO, AnyAlgorithm
 from configs.audit import Audit
 from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
@@ -62,6 +62,8 @@ class Cost(Knobs):
 class Config(Knobs):
     """The resolved configuration of one run."""
 
+    release: Literal[1] = 1
+    """Number of the behaviour that nobody chooses, for readers of stored configurations; programs write it."""
     run: Run
     storage: Storage = Storage()
     problems: Problems
@@ -166,31 +168,6 @@ def lora(config: Config) -> Refusals:
         yield f"algorithm.kl.reference=ema {told}"
 
 
-def warm_start(config: Config) -> Refusals:
-    """A warm start teaches arithmetic, and shows calls of the tools that the agent offers, and of no others."""
-    knobs, kinds = config.policy.warm_start, [part.source.kind for part in config.problems.trained]
-    if knobs is None:
-        return
-    if not knobs.teaches and "arithmetic" not in kinds:
-        mixed = "no member of problems.train is arithmetic"
-        told = mixed if config.problems.members else f"problems.train.kind={kinds[0]!r}"
-        yield (
-            f"policy.warm_start teaches arithmetic, but {told}: give policy.path, or "
-            "policy.warm_start.teaches={kind: arithmetic}"
-        )
-    tools = [(where, tool.type) for where, each in config.played for tool in each.agent.tools]
-    if knobs.tool_share > 0 and all(kind != "calculator" for _, kind in tools):
-        yield (
-            f"policy.warm_start.tool_share={knobs.tool_share:g} teaches calls of a tool that agent.tools does not "
-            "offer: set agent.tools=[calculator], or tool_share to 0"
-        )
-    if tools and not knobs.tool_share:
-        yield (
-            f"{tools[0][0]}agent.tools: the tiny model of policy.warm_start would not be shown them: set policy."
-            "warm_start.tool_share=0.3 as the configuration demo-tools does, or give policy.path"
-        )
-
-
 def sampling(config: Config) -> Refusals:
     """Sampling is random, its logprobs are those of the distribution that is trained, and completions have room."""
     knobs, context = config.sampling, config.inference.max_model_len
@@ -212,15 +189,13 @@ def sampling(config: Config) -> Refusals:
 
 
 def groups(config: Config) -> Refusals:
-    """Groups can be filled, accepted and compared, and every rank has an episode of each minibatch of whole groups."""
+    """Groups can be filled and accepted, and every rank has an episode of each minibatch of whole groups."""
     rollout, train = config.rollout, config.train
     if train.minibatches > rollout.problems_per_iteration:
         yield (
             f"train.minibatches={train.minibatches} is more than rollout.problems_per_iteration="
             f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
         )
-    if config.algorithm.compares and rollout.group_size == 1:
-        yield f"rollout.group_size=1 leaves algorithm.type={config.algorithm.type} nothing to compare: use 2 or more"
     if (rollout.generation_size or rollout.group_size) < rollout.group_size:
         yield (
             f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
@@ -242,20 +217,7 @@ def groups(config: Config) -> Refusals:
 
 def algorithms(config: Config) -> Refusals:
     """An algorithm needs knobs of other sections, such as a teacher."""
-    named, teacher = config.algorithm.type, config.models.teacher
-    equal = [where for where, each in config.played if not each.rollout.reject_equal]
-    if isinstance(config.algorithm, DAPO) and equal:
-        yield f"{equal[0]}algorithm.type={named} replaces groups whose rewards agree: set rollout.reject_equal=true"
-    if teacher is None and isinstance(config.algorithm, OPD):
-        yield f"algorithm.type={named} needs a teacher: set models.teacher.checkpoint=RUN@N or models.teacher.path"
-    if teacher is not None and not isinstance(config.algorithm, OPD | OwnAlgorithm):
-        yield f"algorithm.type={named} has no use for models.teacher: set algorithm.type=opd, or leave it out"
-    of_tools = isinstance(config.algorithm, Echo) and config.algorithm.observations == "tools"
-    if of_tools and all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played):
-        yield (
-            f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
-            "algorithm.observations=all"
-        )
+    yield from config.algorithm.refusals(config)
 
 
 def models(config: Config) -> Refusals:
@@ -296,17 +258,12 @@ def rewards(config: Config) -> Refusals:
 
 
 def stale_data(config: Config) -> Refusals:
-    """A stream trains on what an older policy played, with a correction, and plays on while weights are swapped."""
+    """A stream trains on what an older policy played, and plays on while weights are swapped."""
     oldest = config.rollout.max_head_offpolicyness
     if config.run.overlap and oldest < 1:
         yield "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more"
     if config.run.overlap and config.inference.swap == "restart":
         yield "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
-    knobs, algorithm = f"rollout.max_head_offpolicyness={oldest}", config.algorithm
-    if oldest > 0 and isinstance(algorithm, PPO) and algorithm.objective == "recomputed":
-        yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
-    if oldest > 0 and algorithm.on_policy_only:
-        yield f"algorithm.type={algorithm.type} is right on-policy only, but {knobs}: use another, such as ppo or mis"
 
 
 def processes(config: Config) -> Refusals:
@@ -344,5 +301,5 @@ def gate(config: Config) -> Refusals:
             yield f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (fork, lora, warm_start, sampling, groups, algorithms, models, rewards, stale_data, processes, gate)
+RULES = (fork, lora, sampling, groups, algorithms, models, rewards, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

@@ -26,14 +26,6 @@ class Score(Knobs):
     group: bool = False
     """Show scorers of your own, and the prompt of `judge`, all episodes of the answer's problem (`Answer.group`): for
     the shortest right answer, diversity, or a judgement by comparison."""
-    reading: Literal["answer", "library"] = "answer"
-    """The text that scorer and environment `math-verify` grade. answer: the final answer that the agent gave to the
-    environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the
-    turn's text, as before; it pays for the question's own expression, such as `12 + 7` for 19."""
-    success: Literal["said", "reward"] = "said"
-    """When a turn is right for the scorer `environment` and for filters while playing. said: environment or agent said
-    so with a verdict; else, if its reward has a part named `correct`, that is above 0.5; else its reward is above
-    `success_above` of the scorer `environment` (0). reward: the part counts for nothing, so a paid format may too."""
     tries: Literal["last", "sum"] | None = None
     """Return of an episode whose answers were graded several times. last: the reward of its last answer, because each
     answer was another try at the same problem: a policy that is nearly right first, on purpose, gains nothing. sum: the
@@ -82,22 +74,11 @@ class Reward(Knobs):
     """success: x = (reward - 0.5) * 2, so that rewards of 0 and 1 become -1 and 1. raw: x is the reward as the scorer
     gave it. Empty: `success` where `score.type` is `math-verify` or `code`, whose rewards are verdicts, and `raw` for
     all others."""
-    unfinished: Literal["least", "leave-out"] = "least"
-    """Episodes that ended without a verdict. least: where the policy's own behaviour ended them (a full context, too
-    many requests, sampling until the deadline), they are trained on with the least reward for each answer that is
-    missing. If nobody knows how many are, it is one, but then the episode earns no more than the worst one of its
-    group, neither in all nor from its last turn on. Nothing is missing after a turn that was right by a verdict, or by
-    a scorer that pays the last answer only (`score.tries`). Episodes that an error ended are left out. Calls of tools
-    are penalised for length, too, each by the limit of its request. leave-out: episodes that failed, and without a
-    critic those with an unknown number of unplayed turns, are left out."""
-    failed: Literal["leave-out", "least"] = "leave-out"
-    """Trajectories with a verdict `error` or `timeout` that the answer is not to blame for: a judge said no number, a
-    service or a function of one's own failed. leave-out: they are in no loss and no baseline; more than 2 % of them
-    are an alarm, since a policy could learn to make graders fail. least: they are trained on with the least reward. An
-    answer that meets `score.timeout_s` or the limit of memory is to blame, and always gets the least reward."""
     least: float | None = None
     """The least reward in the scorer's units, such as -1 (with shape `raw` only; with `success` it is that of a wrong
-    answer). Empty: the lowest of the update's scores, or 0 if none is below 0."""
+    answer). An episode that the policy's own behaviour ended without an answer earns it (`tasks/train/returns.py`), and
+    so does an answer that meets `score.timeout_s` or the limit of memory. Empty: the lowest of the update's scores, or
+    0 if none is below 0."""
     bias: float = 0.0
     """Subtracted from x."""
     scaling: PositiveFloat = 1.0
@@ -114,15 +95,10 @@ class Reward(Knobs):
     def _consistent(self) -> Self:
         if self.overlong_tokens == 0:
             refuse_idle(self, "overlong_penalty", why="without overlong_tokens")
-        if self.shape == "success" or not self.counts_unfinished:
-            refuse_idle(self, "least", why="without shape=raw and unfinished=least")
+        if self.shape == "success":
+            refuse_idle(self, "least", why="without shape=raw")
         return self
 
     def shape_of(self, scorer: str) -> Literal["success", "raw"]:
         """Return the shape of the rewards of a scorer."""
         return self.shape or ("success" if scorer in VERDICTS else "raw")
-
-    @property
-    def counts_unfinished(self) -> bool:
-        """True if episodes that the policy ended without a verdict have the least reward."""
-        return self.unfinished == "least"

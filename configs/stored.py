@@ -1,8 +1,9 @@
 """Convert stored configurations to the schema of this program, and say what became of the knobs of older ones.
 
-A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. Readers bring it up
-to date: they apply `MIGRATIONS` in order and then add every missing knob, with its value in `BEFORE` or else its
-default. So a new knob whose default is not the behaviour from before it needs a line in `BEFORE`.
+A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. `up_to_date`
+converts it for readers: `CONVERSIONS` rename and convert knobs, `CHANGES` says which knobs are gone and how programs
+behaved before a knob came, and every other missing knob gets its default. A run or a night is continued only if it
+was begun with no behaviour that this program lacks (`lost`).
 
 Example: {"ppo": {"minibatches": 2}} becomes {"train": {"minibatches": 2, …}, "algorithm": {"type": "ppo", …}, …}
 """
@@ -10,7 +11,8 @@ Example: {"ppo": {"minibatches": 2}} becomes {"train": {"minibatches": 2, …}, 
 import argparse
 import copy
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
@@ -23,38 +25,35 @@ from configs.knobs import section_of
 from configs.schema import Config
 
 Values = dict[str, Any]
-Migration = Callable[[Values], None]
+Conversion = Callable[[Values], None]
 """Changes a whole configuration in place, and changes nothing in one that is already up to date."""
 
 _ABSENT = object()
 
-_CONSTANTS = """
-audit.least_episodes audit.least_judged audit.recomputed_sets evaluation.sets.*.max_line_mb problems.*.max_line_mb
-policy.warm_start.batch_size policy.warm_start.heads policy.warm_start.kv_heads policy.warm_start.lr
-ppo.logprob_chunk_tokens retrain.gate.hacking_gain retrain.gate.max_failed_verdicts rollout.request_retries
-run.lease_s storage.patience_s storage.request_timeout_s
-"""
-LIMITS: Mapping[str, str] = {
-    "cluster.gpus_per_worker": "a worker needs those of its inference.replicas servers",
-    "cluster.judges": "nodes without room for a rollout worker grade",
-    "inference.kv_cache_gib": "it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]",
-    "rollout.request_timeout_s": "a completion takes at most half of rollout.episode_deadline_s",
-    "storage.serving_copy": "servers fetch the weights in float32 and round them",
-    "storage.whole_copy_every": "servers fetch the weights in float32 and round them",
-} | dict.fromkeys(_CONSTANTS.split(), "it is a constant: leave it out")
-"""Knobs that are gone and changed no result of a run that has begun, so stored values are dropped."""
 
-FIXED: Mapping[str, Any] = {
-    "algorithm.critic.value_norm": "exp",
-    "algorithm.critic.value_norm_beta": 0.99995,
-    "algorithm.kl.ema_decay": 0.99,
-    "algorithm.kl.horizon": 10_000,
-    "problems.sampling.last_episodes": 64,
-    "problems.sampling.least_episodes": 16,
-    "rollout.policy_lag": 0,
-    "score.memory_mb": 2048,
-}
-"""Knobs that became constants, with their value. A run that was begun with another one is refused."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A knob that came, or went, with another behaviour.
+
+    Args:
+        knob: its dotted key; a star stands for any name.
+        was: the behaviour from before there was the knob, as its value. Without it that is the default.
+        now: of a knob that is gone, the value that all runs have now.
+        note: of a knob that is gone and never changed a result, what became of it.
+
+    Example: with Change("reward.failed", was="least", now="leave-out") a stored configuration without `reward.failed`,
+    of a program from before it, trained on failed verdicts. Nobody can choose that any more.
+    """
+
+    knob: str
+    was: Any = _ABSENT
+    now: Any = _ABSENT
+    note: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        return self.now is not _ABSENT or bool(self.note)
+
 
 _OF_TRAIN = (
     *("mask_truncated", "routing_replay", "epochs", "micro_batch_tokens", "device", "autocast", "kernels", "moments"),
@@ -62,61 +61,86 @@ _OF_TRAIN = (
 )
 """Knobs that were in the section `ppo` and are in `train`; the others are in `algorithm`."""
 _OBJECTIVE = "algorithm.objective says it: decoupled, recomputed or behaviour"
-FORMER: Mapping[str, str] = {
-    **LIMITS,
-    **{key: f"it is always {value}" for key, value in FIXED.items()},
-    "algorithm.use_decoupled_loss": _OBJECTIVE,
-    "algorithm.recompute_logprob": _OBJECTIVE,
-    "ppo": f"train has {', '.join(_OF_TRAIN)} and, for ppo_n_minibatches, minibatches; algorithm has the others",
-    "rollout.processes": "set cluster.workers_per_node. Each worker has inference.replicas, rollout.concurrency and "
-    "score.workers of its own: divide them",
-    "trainer": "its knobs are in train: on_cluster, timeout_s, startup_timeout_s, max_restarts",
-}
-"""Sentences for users who still set a former knob: what became of it. A star stands for any text in a key."""
+_IN_FLOAT32 = "servers fetch the weights in float32 and round them"
+_CONSTANTS = """
+algorithm.logprob_chunk_tokens audit.least_episodes audit.least_judged audit.recomputed_sets
+evaluation.sets.*.max_line_mb problems.*.max_line_mb policy.warm_start.batch_size policy.warm_start.heads
+policy.warm_start.kv_heads policy.warm_start.lr retrain.gate.hacking_gain retrain.gate.max_failed_verdicts
+rollout.request_retries run.lease_s storage.patience_s storage.request_timeout_s
+"""
+CHANGES: Sequence[Change] = (
+    Change("algorithm.advantage.baseline", was="turn"),
+    Change("algorithm.advantage.bound", was=None),
+    Change("algorithm.advantage.credit", was="order", now="causes"),
+    Change("algorithm.advantage.scale_penalties", was=True, now=False),
+    Change("algorithm.behaviour_weight.cap", was=None),
+    Change("algorithm.c_clip", was=None),
+    Change("algorithm.critic.value_norm", now="exp"),
+    Change("algorithm.critic.value_norm_beta", now=0.99995),
+    Change("algorithm.kl.ema_decay", now=0.99),
+    Change("algorithm.kl.horizon", now=10_000),
+    Change("algorithm.ratio_to", now="recomputed"),
+    Change("problems.sampling.last_episodes", now=64),
+    Change("problems.sampling.least_episodes", now=16),
+    Change("problems.shares", was="draws", now="learning"),
+    Change("problems.without_room", was="play", now="leave-out"),
+    Change("retrain.gate.max_by_luck", was=None),
+    Change("reward.failed", was="least", now="leave-out"),
+    Change("reward.max_clip", was=20.0),
+    Change("reward.shape", was="success"),
+    Change("reward.unfinished", was="leave-out", now="least"),
+    Change("rollout.allow_own_sampling", was=True),
+    Change("rollout.policy_lag", now=0),
+    Change("score.memory_mb", now=2048),
+    Change("score.reading", was="library", now="answer"),
+    Change("score.success", was="reward", now="said"),
+    Change("score.tries", was="sum"),
+    Change("storage.keep", was=None),
+    Change("algorithm.recompute_logprob", note=_OBJECTIVE),
+    Change("algorithm.use_decoupled_loss", note=_OBJECTIVE),
+    Change("cluster.gpus_per_worker", note="a worker needs those of its inference.replicas servers"),
+    Change("cluster.judges", note="nodes without room for a rollout worker grade"),
+    Change("inference.kv_cache_gib", note="it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]"),
+    Change(
+        "ppo",
+        note=f"train has {', '.join(_OF_TRAIN)} and, for ppo_n_minibatches, minibatches; algorithm has the others",
+    ),
+    Change(
+        "rollout.processes",
+        note="set cluster.workers_per_node. Each worker has inference.replicas, rollout.concurrency and score.workers "
+        "of its own: divide them",
+    ),
+    Change("rollout.request_timeout_s", note="a completion takes at most half of rollout.episode_deadline_s"),
+    Change("storage.serving_copy", note=_IN_FLOAT32),
+    Change("storage.whole_copy_every", note=_IN_FLOAT32),
+    Change("trainer", note="its knobs are in train: on_cluster, timeout_s, startup_timeout_s, max_restarts"),
+    *(Change(knob, note="it is a constant: leave it out") for knob in _CONSTANTS.split()),
+)
+"""All knobs that came or went with another behaviour. None is ever removed, because old stores still exist."""
 
 
 def former(key: str) -> str | None:
-    """Return what became of a former knob; None if `key` was none."""
-    return next((sentence for pattern, sentence in FORMER.items() if fnmatch(key, pattern)), None)
+    """Return what became of a former knob, for users who still set it; None if `key` was none."""
+    gone = (change for change in CHANGES if change.is_gone and fnmatch(key, change.knob))
+    return next((change.note or f"it is always {change.now}" for change in gone), None)
 
 
-def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: value) -> Migration:
-    """Return a migration that renames the knob `old` to `new` and converts its value with `value`.
+def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: value) -> Conversion:
+    """Return a conversion that renames the knob `old` to `new` and converts its value with `value`.
 
     A stored configuration does not say which schema it follows. So a knob whose values change their meaning is renamed,
     too: `renamed("run.max_minutes", "run.max_seconds", lambda minutes: 60 * minutes)`.
     """
 
-    def migrate(values: Values) -> None:
+    def convert(values: Values) -> None:
         if (stored := _pop(values, old)) is not _ABSENT:
             _put(values, new, value(stored))
 
-    return migrate
+    return convert
 
 
-def removed(key: str, without: Any) -> Migration:
-    """Return a migration for a removed knob `key`: the program now always behaves as with the value `without`.
-
-    Another value stays, so a run that was begun with it is refused: `removed("rollout.eager", without=False)`.
-    """
-
-    def migrate(values: Values) -> None:
-        if (stored := _pop(values, key)) not in (_ABSENT, without):
-            _put(values, key, stored)
-
-    return migrate
-
-
-def _forget_limits(values: Values) -> None:
-    """Drop the knobs of `LIMITS`; a star is any name."""
-    for key in LIMITS:
-        *path, name = key.split(".")
-        for section in _sections(values, path):
-            section.pop(name, None)
-
-
-def changed(key: str, value: Callable[[Any], Any]) -> Migration:
-    """Return a migration that converts old values of the knob or section `key` with `value`.
+def changed(key: str, value: Callable[[Any], Any]) -> Conversion:
+    """Return a conversion that converts old values of the knob or section `key` with `value`.
 
     Use it only if no old value is a valid new one. It also works for a section of several forms:
     `changed("problems.train", …)`.
@@ -210,7 +234,7 @@ def _algorithm(values: Values) -> None:
     values["algorithm"] = {"type": "ppo", **section}
 
 
-MIGRATIONS: Sequence[Migration] = (
+CONVERSIONS: Sequence[Conversion] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
     changed("ppo.kl", _kl),
@@ -222,70 +246,69 @@ MIGRATIONS: Sequence[Migration] = (
     # The only default there was; the one that follows the number format is the same in float32.
     changed("inference.canary_tolerance", lambda stored: None if stored == FLOAT32_TOLERANCE else stored),
     _objective,
-    _forget_limits,
     renamed("trainer", "train"),
     _algorithm,
-    *(removed(key, without=value) for key, value in FIXED.items()),
     _processes,
     _parallel_sizes,
     renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),
 )
-"""All migrations, oldest first. None is ever removed, because old stores still exist."""
-
-BEFORE: Mapping[str, Any] = {
-    "algorithm.advantage.baseline": "turn",
-    "algorithm.advantage.bound": None,
-    "algorithm.advantage.credit": "order",
-    "algorithm.advantage.scale_penalties": True,
-    "algorithm.behaviour_weight.cap": None,
-    "algorithm.c_clip": None,
-    "algorithm.ratio_to": "sampling",
-    "problems.shares": "draws",
-    "problems.without_room": "play",
-    "retrain.gate.max_by_luck": None,
-    "reward.failed": "least",
-    "reward.max_clip": 20.0,
-    "reward.shape": "success",
-    "reward.unfinished": "leave-out",
-    "rollout.allow_own_sampling": True,
-    "score.reading": "library",
-    "score.success": "reward",
-    "score.tries": "sum",
-    "storage.keep": None,
-}
-"""Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
+"""All conversions, oldest first. None is ever removed, because old stores still exist."""
 
 
-def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> Values:
+def up_to_date(stored: Values, conversions: Sequence[Conversion] = CONVERSIONS) -> Values:
     """Convert a stored configuration to this program's schema; knobs and values that it does not know stay in it.
 
     >>> up_to_date({"ppo": {"minibatches": 2}})["train"]["minibatches"]
     2
     """
-    values = copy.deepcopy(values)
-    for migrate in migrations:
-        migrate(values)
-    for key in _before(values):
-        _put(values, key, BEFORE[key])
+    values = _converted(stored, conversions)
+    for change in CHANGES:
+        if change.is_gone:
+            *path, name = change.knob.split(".")
+            for section in _sections(values, path):
+                section.pop(name, None)
+        elif _get(values, change.knob) is _ABSENT and change.was is not _ABSENT and _has(values, change.knob):
+            _put(values, change.knob, change.was)
     return _filled(Config, values)
 
 
-def as_begun(config: Config, begun: Values) -> Config:
-    """Return the configuration of a run that continues: knobs of `BEFORE` that it does not set stay as the run `begun`.
+def formerly(stored: Values) -> Values:
+    """Return the knobs of a stored configuration that are gone, if they had another value than all runs have now.
 
-    So a run that was begun by an older program continues as it began, with the YAML file that it was begun with.
+    >>> formerly({"release": 1, "algorithm": {"kl": {"horizon": 100}}})
+    {'algorithm.kl.horizon': 100}
     """
-    given = config.model_dump(mode="json", exclude_unset=True)
-    return Config.model_validate(with_knobs(given, begun, _before(given)))
+    values, found = _converted(stored, CONVERSIONS), Values()
+    for change in (change for change in CHANGES if change.now is not _ABSENT):
+        value = _get(values, change.knob)
+        # Programs from before `release` stored all knobs that they knew: one that is missing came later.
+        if value is _ABSENT and "release" not in values and _has(values, change.knob):
+            value = change.was
+        if value not in (_ABSENT, change.now):
+            found[change.knob] = value
+    return found
 
 
-def _before(values: Values) -> list[str]:
-    """Return the keys of `BEFORE` that a configuration does not set, and that its algorithm has."""
+def lost(stored: Values) -> list[str]:
+    """List the behaviours of a stored configuration that this program lacks, as `key: old -> new`."""
+    former, now = formerly(stored), {change.knob: change.now for change in CHANGES}
+    return [f"{knob}: {value!r} -> {now[knob]!r}" for knob, value in former.items()]
+
+
+def _converted(stored: Values, conversions: Sequence[Conversion]) -> Values:
+    values = copy.deepcopy(stored)
+    for convert in conversions:
+        convert(values)
+    return values
+
+
+def _has(values: Values, knob: str) -> bool:
+    """Return whether the algorithm of a configuration has a knob, or its section; all have those of other sections."""
+    if not knob.startswith("algorithm."):
+        return True
     kind = _get(values, "algorithm.type")
     own = section_of(Config.model_fields["algorithm"].annotation, {"type": "ppo" if kind is _ABSENT else kind})
-    known = {f"algorithm.{name}" for name in (own or OwnAlgorithm).model_fields}
-    keys = [key for key in BEFORE if not key.startswith("algorithm.") or ".".join(key.split(".")[:2]) in known]
-    return [key for key in keys if _get(values, key) is _ABSENT]
+    return knob.split(".")[1] in (own or OwnAlgorithm).model_fields
 
 
 def with_knobs(values: Values, others: Values, keys: Iterable[str]) -> Values:

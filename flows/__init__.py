@@ -5,8 +5,7 @@ Prefect reads these settings when it is imported. Without them client and server
 
 import os
 
-from storage.early import end_without_traceback
+import storage  # noqa: F401 - Ctrl-C while the flow is imported
 
-end_without_traceback()
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.launch.last_line import tell_last
+from flows.run.progress import tell_last
 from flows.run.resources import open_verifier
 from flows.run.workspace import open_unleased
 from flows.stages.audit import audit, audit_config, report_audit, select_data_sets

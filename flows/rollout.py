@@ -6,15 +6,15 @@ python -m flows.rollout demo --iteration 0
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.launch.last_line import tell_last
 from flows.run.configuration import resolve
+from flows.run.progress import tell_last
 from flows.run.resources import open_workers
 from flows.run.workspace import open_run
 from flows.stages.problems import import_problems
 from flows.stages.rollout import Rollouts
 from flows.stages.warm_start import first_policy
 from storage import layout
-from tasks.inference.ahead import servers_begun
+from tasks.inference.server import servers_begun
 
 
 @flow(name="rollout")

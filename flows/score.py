@@ -8,8 +8,8 @@ from prefect import flow
 
 import flows.stages.score
 from flows.launch.cli import main
-from flows.launch.last_line import tell_last
 from flows.run.configuration import resolve
+from flows.run.progress import tell_last
 from flows.run.resources import open_workers
 from flows.run.workspace import open_run
 from storage import layout

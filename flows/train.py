@@ -7,8 +7,8 @@ from prefect import flow
 
 import flows.stages.train
 from flows.launch.cli import main
-from flows.launch.last_line import tell_last
 from flows.run.configuration import resolve
+from flows.run.progress import tell_last
 from flows.run.resources import open_trainer
 from flows.run.workspace import open_run
 from storage import layout

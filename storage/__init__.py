@@ -1,6 +1,6 @@
 """Versions in object storage: the contract between the stages.
 
-errors, layout, records   every error, every name of an object, and every row that stages exchange; experts: a column
+errors, layout, records   every error, every name of an object, and every row that stages exchange
 processes/                how processes are started, and how they end with this one; interrupts.py ends this one
 objects/                  whole objects by key, in a local folder or on S3, with put-if-absent
 logs/                     numbered entries that are created once: catalog, leases, nights
@@ -12,6 +12,10 @@ Each of these imports only those above it. `versions.drafts` commits a version: 
 catalog, then the manifest with put-if-absent. A version without a manifest does not exist.
 """
 
-from storage.early import end_without_traceback
+import os
+import signal
+import sys
 
-end_without_traceback()
+# Ctrl-C ends the process at once while Python imports the module of `python -m`, before `storage.interrupts.run`.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))

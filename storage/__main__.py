@@ -7,7 +7,7 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 import argparse
 
 from storage import interrupts, layout
-from storage.commands import maintenance, versions
+from storage.commands import store
 from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
@@ -17,7 +17,7 @@ PROGRAM = Program(
     about=(__doc__ or "").splitlines()[0],
     epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, which names the root, too, or an "
     "alias (demo/latest).",
-    commands=versions.COMMANDS | maintenance.COMMANDS,
+    commands=store.COMMANDS,
 )
 
 

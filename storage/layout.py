@@ -35,15 +35,36 @@ retraining/<name>/<number>.json             nights that began and ended (see `st
 """
 
 import re
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from configs.models import CHECKPOINT
 from storage import version_names as names
+from storage.errors import DamagedError
 from storage.version_names import version_of
 
 AREAS = ("runs", "problems", "audits", "exclusions")
 """The folders that hold all versions."""
 _AREA = re.compile(rf"(?<!:/)(?<!:)/(?=({'|'.join(AREAS)})/)")
 _RUN = re.compile(r"runs/[^/]+")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it stays inside of the root.
+
+    Raises:
+        DamagedError: `key` is empty, absolute, unprintable, holds a backslash, or climbs out of the root with `..`.
+    """
+    parts = PurePosixPath(key).parts
+    if not parts or key.startswith("/") or ".." in parts or "\\" in key or not key.isprintable():
+        raise DamagedError(f"object key {key!r} is empty, absolute, unprintable or climbs out of the root")
+    return key
+
+
+Key = Annotated[str, AfterValidator(check_key)]
+"""A key in a record. It is checked when the record is read, because the record may come from another program."""
 
 
 def split_uri(target: str) -> tuple[str | None, str]:

@@ -22,7 +22,7 @@ FLOWS = ["run", "stages"]
 """The order inside of flows/. The flows, modules directly in it, and how they are launched come after these."""
 TORCH_MAY_BE_IN = (
     *("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py"),
-    *("storage/versions/weights.py", "storage/versions/adapters.py"),
+    *("storage/versions/weights.py"),
 )
 
 

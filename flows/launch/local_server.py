@@ -1,7 +1,8 @@
 """`make up` and `make down`: a Prefect server and a worker in the background of this machine.
 
-They run in one process (`background`), whose number is in `var/prefect/background.pid`; a lock on this file says that
-the process lives. Logs are beside it. The address and the password are in `prefect.toml`, which only its owner can
+They run in one process (`serve`), whose number is in `var/prefect/background.pid`; a lock on this file says that the
+process lives. Whatever ends it, SIGTERM or a kill, ends both and all flow runs. It ends by itself if one of the two
+dies. Logs are beside it. The address and the password are in `prefect.toml`, which only its owner can
 read: every Prefect command in this folder finds the server by it.
 """
 
@@ -9,20 +10,65 @@ import argparse
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
-from flows.launch import background
-from flows.launch.background import CLIENT_SETTINGS, OURS, ROOT, SERVER_LOG, STATE, WORKER_LOG, prefect_environment
-from flows.launch.prefect_server import START_SECONDS, ignore_proxies_on_loopback, listen
+import psutil
+
+from flows.launch import prefect_server
+from flows.launch.prefect_server import HOST, START_SECONDS, ignore_proxies_on_loopback, listen, new_password
 from storage import interrupts
-from storage.processes.child import tail
+from storage.processes.child import Child, tail
 from storage.visible import printable
 
+ROOT = Path(__file__).resolve().parents[2]
+STATE = ROOT / "var" / "prefect"
+"""The folder of its logs and of Prefect's database."""
+SERVER_LOG, WORKER_LOG = STATE / "server.log", STATE / "worker.log"
+CLIENT_SETTINGS = ROOT / "prefect.toml"
+"""Address and password of the server: every Prefect command in the project's folder reads them here."""
+OURS = "# Written by `make up`; `make down` removes it.\n"
+_STREAMING = {"PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "1", "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "1"}
+"""Settings of the server that let `prefect deployment run --watch` print the lines of the flow run."""
+_STOP_SECONDS = 15
+"""Time for flow runs to end their servers; then they are killed, and continue where they stopped."""
 _NOTE, _LOG = STATE / "background.pid", STATE / "background.log"
 _DOWN_SECONDS = 60
+
+
+def prefect_environment() -> dict[str, str]:
+    """Return this environment without addresses and passwords that would override `prefect.toml`."""
+    others = {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"}
+    return {key: value for key, value in os.environ.items() if key not in others} | {"PREFECT_HOME": str(STATE)}
+
+
+def serve(descriptor: int) -> None:
+    """Run server and worker on the listening socket `descriptor` until a signal comes, or one of them ends."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    server, worker, password = Child(SERVER_LOG), Child(WORKER_LOG), new_password()
+    with socket.socket(fileno=descriptor) as listener:
+        address = f"http://{HOST}:{listener.getsockname()[1]}"
+        with os.fdopen(os.open(CLIENT_SETTINGS, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as settings:
+            settings.write(f'{OURS}[api]\nurl = "{address}/api"\nauth_string = "{password}"\n')
+        try:
+            prefect_server.start(server, listener, password, prefect_environment() | _STREAMING)
+            command = ["worker", "start", "--pool", "local", "--type", "process", "--name", "local"]
+            # The worker holds the socket, too: as long as it sends the password, nobody else gets the port.
+            worker.start([sys.executable, "-m", "prefect", *command], prefect_environment(), [descriptor], ROOT)
+            while server.alive and worker.alive:
+                time.sleep(0.5)
+        finally:
+            runs = psutil.Process(worker.pid).children() if worker.alive else []
+            for run in runs:  # while the worker can still report that
+                run.terminate()
+            psutil.wait_procs(runs, _STOP_SECONDS)
+            worker.close()
+            server.close()
+            CLIENT_SETTINGS.unlink(missing_ok=True)
 
 
 def up(port: int) -> None:
@@ -69,7 +115,7 @@ def _start(port: int) -> None:
     with listener, _NOTE.open("w") as note, _LOG.open("w") as log:
         fcntl.flock(note, fcntl.LOCK_EX)
         process = subprocess.Popen(
-            [sys.executable, "-m", background.__name__, str(listener.fileno())],
+            [sys.executable, "-m", "flows.launch.local_server", "serve", str(listener.fileno())],
             cwd=ROOT,
             env=prefect_environment(),
             stdin=subprocess.DEVNULL,
@@ -127,4 +173,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    interrupts.run(main)
+    if sys.argv[1:2] == ["serve"]:
+        serve(int(sys.argv[2]))
+    else:
+        interrupts.run(main)

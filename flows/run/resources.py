@@ -57,7 +57,7 @@ def _workers(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
 def open_verifier(workspace: Workspace, workers: int | None = None) -> Verifier:
     """Open the verifier's worker processes (default: `score.workers`) and cache; it is a context manager."""
     score = workspace.config.score
-    return Verifier(workers or score.workers, score.timeout_s, reading=score.reading)
+    return Verifier(workers or score.workers, score.timeout_s)
 
 
 @contextmanager

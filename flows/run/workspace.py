@@ -7,7 +7,7 @@ configuration that it was begun with, at its first iteration without a checkpoin
 import re
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_HOME
 from configs import Config, ConfigError, differences, up_to_date
 from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
-from configs.stored import as_begun
+from configs.stored import CHANGES, lost
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.errors import DamagedError, StorageError, UnavailableError
@@ -258,24 +258,20 @@ def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
 def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     """Commit the run's configuration; if the run exists already, refuse a different configuration, or different code.
 
-    With `scoring`, the scorer may be another; `by_other_scorer` then says so. A knob that is not set, and follows the
-    device or has another default now, stays as the run was begun.
+    With `scoring`, the scorer may be another, and so may the program be that played; `by_other_scorer` then says so.
     """
     with workspace.stage(layout.run(workspace.name)) as draft:
         if begins := draft is not None:
             draft.commit(workspace.provenance(), parents=[])
     begun = _fixed_settings(workspace)
-    config = as_begun(workspace.config, begun)
-    # Another number would change the last bits of the weights.
-    tokens = begun.get("train", {}).get("micro_batch_tokens")
-    if config.train.micro_batch_tokens is None and isinstance(tokens, int):
-        config = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_tokens": tokens})})
-    workspace.config = config
-    workspace.by_other_scorer = scoring and not begins and _scores_differently(workspace, begun)
-    _refuse_another(workspace, begun)
+    former = lost(manifests.read(workspace.store, layout.run(workspace.name)).config)
+    workspace.by_other_scorer = scoring and not begins and (bool(former) or _scores_differently(workspace, begun))
+    _refuse_another(workspace, begun, former)
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
-    for warning in filter(None, (lacking_room(config), allow_open_files(config.rollout.concurrency))):
+    for warning in filter(
+        None, (lacking_room(workspace.config), allow_open_files(workspace.config.rollout.concurrency))
+    ):
         get_run_logger().warning(warning)
     if begins:
         begin_log(workspace.store, workspace.name)
@@ -295,19 +291,24 @@ def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:
     return any(line.startswith(_SCORERS) and not line.startswith(MAY_CHANGE) for line in lines)
 
 
-def _refuse_another(workspace: Workspace, begun: dict[str, Any]) -> None:
-    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
-    present = up_to_date(workspace.config.model_dump(mode="json"))
-    upgrade = "Upgrade this one if a newer program began it"
+def _refuse_another(workspace: Workspace, begun: dict[str, Any], former: Sequence[str]) -> None:
+    """Raise ConfigError if a run was `begun` with knobs that this program lacks, or with other values.
+
+    `former` are the behaviours that no program has any more. Scores of another scorer, with which no run goes on, may
+    be made all the same.
+    """
+    present, may_differ = up_to_date(workspace.config.model_dump(mode="json")), MAY_CHANGE
+    if workspace.by_other_scorer:
+        may_differ += (*_SCORERS, *(change.knob for change in CHANGES if former))
+    upgrade = "Upgrade this one if a newer program began it, or "
     for what, lines, remedy in (
         ("by a program with knobs that this one does not know", unknown(begun), upgrade),
-        ("with another configuration", differences(begun, present), "Restore it"),
+        ("by an older program, with settings that this one lacks", former, "To go on with those of this one, "),
+        ("with another configuration", differences(begun, present), "Restore it, or "),
     ):
-        fixed = [line for line in lines if not line.startswith(MAY_CHANGE)]
-        if workspace.by_other_scorer:
-            fixed = [line for line in fixed if not line.startswith(_SCORERS)]
+        fixed = [line for line in lines if not line.startswith(may_differ)]
         if listing := "\n".join(f"  {line}" for line in fixed):
-            raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}, or {_remedy(workspace)}")
+            raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}{_remedy(workspace)}")
 
 
 def _remedy(workspace: Workspace) -> str:
@@ -326,7 +327,7 @@ def _refuse_other_code(workspace: Workspace) -> None:
     """Raise ConfigError if the run was last played with other code of the user's and `run.accept_code` is false.
 
     The newest data set says with which, or the newest checkpoint if the run is trained from the store alone. Before the
-    first one, code may change, unless episodes of it are stored. Runs of older programs say nothing, and continue.
+    first one, code may change, unless episodes of it are stored.
     """
     store, name, number = workspace.store, workspace.name, committed_updates(workspace)
     versions: list[str]

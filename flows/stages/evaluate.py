@@ -9,9 +9,9 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.evaluate import HELD_OUT
 from flows.run.workspace import Workspace
-from flows.stages.annotate import annotate, counted_questions
 from flows.stages.problems import read_problems
 from flows.stages.rollout import unplayable, warn_of_marks
+from flows.stages.score import annotate, counted_questions
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets

@@ -9,7 +9,6 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError
-from configs.algorithms import PPO, RFT, OwnAlgorithm, Preferred
 from flows.run.workspace import Workspace, committed_updates
 from storage import layout
 from storage.errors import counted
@@ -34,9 +33,9 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
         ConfigError: the algorithm trains on fresh episodes only.
         ValueError: see `select_data` and `check_condition`.
     """
-    if not isinstance(config.algorithm, RFT | Preferred | PPO | OwnAlgorithm):
-        remedy = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
-        raise ConfigError(f"algorithm.type={config.algorithm.type} {remedy}")
+    if not config.algorithm.offline:
+        reason = "trains on what the policy itself has just played: use rft, dpo, kto or ppo"
+        raise ConfigError(f"algorithm.type={config.algorithm.type} {reason}")
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
     store, named = Store.of(config.storage), list(data) or config.fit.data

@@ -113,14 +113,12 @@ def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[P
     """Return the ids of problems for which the context of a policy has no room, and name the first ones in the log.
 
     Raises:
-        ProblemError: there are some, and `problems.without_room` refuses them; or no other problem is left.
+        ProblemError: no other problem is left.
     """
-    if workspace.config.problems.without_room == "play":
-        return set()
     lacking = without_room(problems, fetch_chat(workspace.store, policy, workspace.cache), workspace.config)
     if lacking:
         described = describe_lacking(lacking, len(problems), workspace.config)
-        get_run_logger().warning("%s: they are not played (problems.without_room)", described)
+        get_run_logger().warning("%s: they are not played", described)
     return {problem.problem_id for problem in lacking}
 
 

@@ -1,20 +1,72 @@
-"""The Prefect task that grades stored answers and commits the verdicts as scores, separate from the trajectories."""
+"""The Prefect tasks that ask models about stored trajectories, and grade stored answers; both are versions apart."""
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from configs.models import Role
 from flows.run.workspace import Workspace
-from flows.stages.annotate import annotate, counted_questions
 from storage import layout
-from storage.version_names import ScoresVersion, TrajectoriesVersion
+from storage.objects.store import Store
+from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion
+from storage.versions import datasets, manifests
 from tasks.inference.location import model_fingerprints
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.play import Workers
+
+
+def annotate(
+    workspace: Workspace, trajectories: TrajectoriesVersion, roles: Iterable[Role]
+) -> dict[Role, AnnotationsVersion]:
+    """Let those of some models that are served say what they have not said yet; return the versions by role."""
+    served = workspace.config.models.served()
+    return {role: annotate_by(workspace, role, trajectories) for role in roles if role in served}
+
+
+def counted_questions(store: Store, annotations: Mapping[Role, AnnotationsVersion]) -> dict[str, Any]:
+    """Return metrics of what models were asked, for the scores that were made from that."""
+    names = ("asked", "distinct", "problems", "seconds")
+    made = {role: manifests.read(store, version).metrics for role, version in annotations.items()}
+    return {"models": {role: {name: of[name] for name in names} for role, of in made.items()}} if made else {}
+
+
+def taught(workspace: Workspace, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
+    """Return the version of what a served teacher has said about trajectories.
+
+    Raises:
+        ValueError: it was not asked.
+    """
+    from tasks.annotate.annotating import Annotator
+
+    version = Annotator(workspace.config, "teacher").version(trajectories)
+    if not manifests.committed(workspace.store, version):
+        raise ValueError(
+            f"there is no {workspace.store.uri(version)}: score {trajectories} first, which asks the teacher"
+        )
+    return version
+
+
+@task(name="annotate", task_run_name="annotate-{role}", cache_policy=NO_CACHE)
+def annotate_by(workspace: Workspace, role: Role, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
+    """Let one model annotate trajectories, unless it has; return the version of what it says."""
+    from tasks.annotate.annotating import Annotator
+
+    annotator, log = Annotator(workspace.config, role), get_run_logger().info
+    version = annotator.version(trajectories)
+    with workspace.stage(version) as draft:
+        if draft:
+            assert workspace.models
+            rows = datasets.rows(workspace.store, trajectories, workspace.cache, annotator.columns)
+            metrics = annotator.annotate(workspace.models, rows, draft, log)
+            if metrics["problems"]:
+                log("models.%s said nothing to %d questions: %s", role, metrics["problems"], metrics["example"])
+            draft.commit(workspace.provenance(), [trajectories], metrics)
+    return version
 
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)

@@ -7,7 +7,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.run.workspace import Workspace
-from flows.stages.annotate import taught
+from flows.stages.score import taught
 from storage import layout
 from storage.telemetry.metrics import STALENESS
 from storage.version_names import PolicyVersion

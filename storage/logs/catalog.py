@@ -47,7 +47,7 @@ def check_not_empty(store: Store) -> None:
 def newest_first(store: Store) -> Iterator[CatalogEntry | DamagedError]:
     """Read all entries lazily, newest first. A damaged entry gives the error that names it.
 
-    A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
+    A deleted entry may go unnoticed here. `storage.maintenance.verify` finds damaged and deleted entries.
     """
     log = Log(store, layout.CATALOG)
     entries = (_entry(log, number) for number in range(log.length() - 1, -1, -1))
@@ -57,7 +57,7 @@ def newest_first(store: Store) -> Iterator[CatalogEntry | DamagedError]:
 def read_all(store: Store) -> list[CatalogEntry]:
     """Read all entries, oldest first; those that were read from this `store` before are not read again.
 
-    A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
+    A deleted entry may go unnoticed here. `storage.maintenance.verify` finds damaged and deleted entries.
 
     Raises:
         StorageError: an entry is damaged.

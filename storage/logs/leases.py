@@ -17,6 +17,8 @@ attempt (`alive`), which nobody else takes: only gc looks at it (`is_free`).
 """
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -32,7 +35,6 @@ from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, Storage
 from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store, in_parallel
-from storage.processes.identity import is_alive, own_identity
 from storage.telemetry.metrics import LEASE_RENEWED
 
 logger = logging.getLogger(__name__)
@@ -272,3 +274,38 @@ def describe(entry: dict[str, Any]) -> str:
     """Describe a holder for messages."""
     holder, label = entry["holder"], entry["label"]
     return f"{label or 'a process'} (process {holder['pid']} on {holder['host']}) since {entry['at']}"
+
+
+def own_identity() -> dict[str, Any]:
+    """Return the identity of this process. It is unique even after reboots, in containers, and for reused pids."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": _started(pid)}
+
+
+def is_alive(identity: dict[str, Any]) -> bool | None:
+    """Return whether that process is alive; None if this process cannot know (another machine or container)."""
+    if identity["machine"] != _machine():
+        return None
+    started = _started(identity["pid"])
+    if started is None:
+        try:
+            os.kill(identity["pid"], 0)
+        except PermissionError:  # a living process of another user, which /proc does not show
+            return None
+        except ProcessLookupError:
+            return False
+    return bool(started == identity["started"])
+
+
+def _machine() -> str:
+    """Return ids of this boot of this machine and of the pid namespace."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> int | None:
+    """Return the clock ticks from boot to the start of a process; None if it has ended or is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

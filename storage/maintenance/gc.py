@@ -29,7 +29,7 @@ from storage import layout
 from storage.errors import LeaseHeldError, StorageError, counted, first_few
 from storage.logs import catalog, leases
 from storage.maintenance.verify import Progress
-from storage.objects.interface import ObjectInfo
+from storage.objects.local import ObjectInfo
 from storage.objects.store import Store, in_parallel
 from storage.version_names import AnnotationsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests

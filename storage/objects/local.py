@@ -7,13 +7,22 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import DamagedError, StorageError
-from storage.objects.interface import ObjectInfo
 
 LARGEST_READ = 2**28
 """Most bytes of a file that is read at once, such as an entry of a log; one with holes takes no room on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object that `walk` lists."""
+
+    path: str
+    bytes: int
+    modified: float  # seconds since the epoch, by the clock of the server or of this host
 
 
 class LocalBackend:

@@ -25,7 +25,7 @@ from botocore.parsers import ResponseParserError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from storage.errors import StorageError, UnavailableError
-from storage.objects.interface import ObjectInfo
+from storage.objects.local import ObjectInfo
 from storage.telemetry.metrics import STORE, STORE_RETRIES
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.storage import Storage
 from storage.errors import StorageError
-from storage.objects.interface import ObjectInfo, check_key
-from storage.objects.local import LocalBackend
+from storage.layout import check_key
+from storage.objects.local import LocalBackend, ObjectInfo
 
 if TYPE_CHECKING:
     from storage.objects.s3 import S3Backend

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from configs.knobs import nearest
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError, counted
+from storage.layout import check_key
 from storage.logs import catalog
 from storage.logs.log import Log
-from storage.objects.interface import check_key
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion, select
 from storage.versions.manifests import as_parent, committed, refuse_collected

@@ -12,8 +12,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from configs import up_to_date
 from storage import layout
 from storage.errors import DamagedError, StorageError, first_few
+from storage.layout import Key
 from storage.logs.log import first_free
-from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store, in_parallel
 from storage.version_names import Kind as Kind

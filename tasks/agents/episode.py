@@ -113,8 +113,7 @@ class Episode:
                 if the token limit cut the last turn.
             reason: why the status is not `completed`.
             unplayed_turns: number of answers that are missing, such as those for which the context had no room; each
-                has the least reward. Without this number one counts, with a bound (`tasks.train.samples.bounded`), or,
-                with `reward.unfinished=leave-out`, the episode needs a critic.
+                has the least reward. Without this number one counts, with a bound (`tasks.train.samples.bounded`).
         """
         ended, usual = status is None, json.loads(self._record.sampling).get("max_new_tokens", 0)
         limits = [limit or usual for limit in self._limits]  # the most tokens of each turn

@@ -41,7 +41,7 @@ def lacking_room(config: Config) -> str | None:
 
 
 def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
-    """List the problems whose first prompt leaves too little room in the context; none if they are to be played.
+    """List the problems whose first prompt leaves too little room in the context; they are not played.
 
     In a mixture the problems of each member are looked at apart.
 
@@ -49,7 +49,7 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
     problem's own messages are counted, and never what an environment adds to them.
 
     Raises:
-        ProblemError: there are some and `problems.without_room` is `refuse`, or no other problem is left.
+        ProblemError: no other problem is left.
     """
     parts = {part.name: part.where for part in config.problems.trained}
     own = grouped((each.source if each.source in parts else "", each) for each in problems)
@@ -61,9 +61,7 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
 
 
 def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
-    reaction, context = config.problems.without_room, config.inference.max_model_len
-    if reaction == "play":
-        return []
+    context = config.inference.max_model_len
     opening: Callable[[Problem, str], list[Message]] = first_messages
     if hasattr(AGENTS.find(config.agent.type), "opening"):
         agent = AgentContext(chat, GenerationConfig(max_new_tokens=config.sampling.max_new_tokens), context)
@@ -71,8 +69,8 @@ def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> li
         opening = made.opening
     most = context - max(1, config.sampling.max_new_tokens // _ANSWER_DIVISOR)
     lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
-    if lacking and (reaction == "refuse" or len(lacking) == len(problems)):
-        remedy = "raise inference.max_model_len, shorten them, or set problems.without_room=leave-out"
+    if lacking and len(lacking) == len(problems):
+        remedy = "raise inference.max_model_len, or shorten them"
         raise ProblemError(f"{describe_lacking(lacking, len(problems), config)}: {remedy}")
     return lacking
 

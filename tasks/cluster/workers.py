@@ -78,7 +78,7 @@ class NodeWorker:
         try:
             score = self._config.score
             self._store = self._open_store()
-            verifier = Verifier(score.workers, score.timeout_s, reading=score.reading)
+            verifier = Verifier(score.workers, score.timeout_s)
             self._verifier = self._stack.enter_context(verifier)
             engine = self._engines.enter_context(self._open_engine()) if plays else None
             local = LocalWorker(engine, self._verifier, self._open_policy, self._cache)

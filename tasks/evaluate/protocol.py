@@ -67,8 +67,7 @@ def _digest(
     }
     if members := config.problems.members:
         identity["members"] = [each.model_dump(mode="json", include={"name", *PLAYS}) for each in members]
-    if config.problems.without_room != "play":  # otherwise it has the name that it had before there was this knob
-        identity["without_room"] = "left out"  # a set that is refused is not played
+    identity["without_room"] = "left out"  # older programs played these problems, too
     if with_code and (code := own_code(config, PLAYS)):
         identity["code"] = code
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

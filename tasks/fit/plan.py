@@ -16,6 +16,7 @@ import numpy as np
 
 from configs import Config
 from configs.loader import read_stored
+from configs.stored import lost
 from storage import layout
 from storage.errors import first_few
 from storage.grouping import grouped
@@ -140,7 +141,8 @@ def _differences(scores: Manifest, config: Config) -> list[str]:
         known |= own_code(config, ("score",))
     pairs = {f"score.{name}": (before.get(name), now.get(name)) for name in before.keys() | now.keys()}
     pairs |= {name: (scores.code.get(name, digest), digest) for name, digest in known.items()}
-    return [f"{name}={one}, not {other}" for name, (one, other) in sorted(pairs.items()) if one != other]
+    former = [line for line in lost(scores.config) if line.startswith("score.")]
+    return [f"{name}={one}, not {other}" for name, (one, other) in sorted(pairs.items()) if one != other] + former
 
 
 def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: Path) -> list[tuple[Part, ...]]:

@@ -84,19 +84,16 @@ class BesideModels:
         knobs = self._config.models.served()[role]
         with self._serving:
             if not knobs.urls and role not in self._servers:
-                self._make(role, knobs)
+                dealt = deal_beside(self._config.models, self._config.inference, visible_devices())[role]
+                section, arguments = f"models.{role}", _ARGUMENTS.get(role, ())
+                self._servers[role] = [
+                    Server(knobs, self._logs / f"vllm-{role}-{number}.log", devices, section, arguments)
+                    for number, devices in enumerate(dealt)
+                ]
             servers = self._servers.get(role, [])
             if knobs.path and (role not in self._proven or any(server.lost() for server in servers)):
                 bring_in(servers, partial(self._start, role), partial(self._prove, role, knobs))
                 self._proven.add(role)
-
-    def _make(self, role: Role, knobs: ServedModel) -> None:
-        devices = deal_beside(self._config.models, self._config.inference, visible_devices())[role]
-        section, arguments = f"models.{role}", _ARGUMENTS.get(role, ())
-        self._servers[role] = [
-            Server(knobs, self._logs / f"vllm-{role}-{number}.log", own, section, arguments)
-            for number, own in enumerate(devices)
-        ]
 
     def _start(self, role: Role, servers: Sequence[Server]) -> None:
         self._proven.discard(role)

@@ -27,12 +27,11 @@ from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.model_files import read_adapter
-from tasks.inference.ahead import take_servers
 from tasks.inference.api import Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import LOST, Client, retrying
 from tasks.inference.devices import deal, refuse_without_runner, visible_devices
 from tasks.inference.proof import Proof, Proven, adapter_name, holds_base
-from tasks.inference.server import Server, bring_in
+from tasks.inference.server import Server, bring_in, take_servers
 from tasks.inference.weight_sums import sums_of_folder
 
 logger = logging.getLogger(__name__)
@@ -111,7 +110,18 @@ class Engine(Collector):
             self._policy = policy
             self.history.append(policy.number)
             try:
-                self._bring_in(policy)
+                everywhere = self.settings.swap == "restart" or not self._replicas
+                if not self._replicas:
+                    servers = take_servers(self.settings) or [
+                        Server(self.settings, self._logs / f"vllm-{i}.log", devices)
+                        for i, devices in enumerate(self._devices)
+                    ]
+                    own = [_Replica(server.url, server) for server in servers]
+                    # Set before the first process exists, so that __exit__ ends all of them.
+                    self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
+                adapted = _adapter_arguments(policy)
+                self._restart(policy, [each for each in self.servers if everywhere or each.adapted != adapted])
+                bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
             except BaseException as error:
                 self._policy = None  # it is not proven, so it does not count as served
                 self.closed = self.closed or not isinstance(error, Exception)  # interrupted: the flow ends
@@ -120,19 +130,6 @@ class Engine(Collector):
                 raise
             self.served = policy
             self._settled = len(self.history) - 1
-
-    def _bring_in(self, policy: Checkpoint) -> None:
-        everywhere = self.settings.swap == "restart" or not self._replicas
-        if not self._replicas:
-            servers = take_servers(self.settings) or [
-                Server(self.settings, self._logs / f"vllm-{i}.log", devices) for i, devices in enumerate(self._devices)
-            ]
-            own = [_Replica(server.url, server) for server in servers]
-            # Set before the first process exists, so that __exit__ ends all of them.
-            self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-        adapted = _adapter_arguments(policy)
-        self._restart(policy, [each for each in self.servers if everywhere or each.adapted != adapted])
-        bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:

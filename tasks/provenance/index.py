@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from configs.audit import Audit
 from configs.problems import ArithmeticSource
+from configs.stored import formerly
 from storage import layout
 from storage import version_names as names
 from storage.errors import DamagedError
@@ -108,7 +109,7 @@ def _rules(manifest: Manifest) -> dict[str, Any]:
         "allowed": None if selects else int(manifest.number("rollout.max_head_offpolicyness")),
         "failed_too": not manifest.metrics.get("trajectories/failed_verdict"),
         "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
-        "unfinished_too": knob("reward.unfinished") == "least",
+        "unfinished_too": "reward.unfinished" not in formerly(manifest.config),
         "idle": manifest.metrics.get("trajectories") == 0,
     }
     if [*select(PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from configs import Config
+from configs.stored import lost
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
@@ -83,7 +84,7 @@ def give_up(config: Config) -> str:
         if not records or records[-1].end:
             return f"retraining {name!r} has no unfinished night: there is nothing to give up"
         night, standing = records[-1].night, aliases.current(store, config.retrain.champion)
-        if standing and standing.version == records[-1].challenger:
+        if standing and standing.version == records[-1].challenger and not lost(night.config):
             return f"night {night.number} has promoted its challenger already: run the flow once more to end it"
         end = End(
             number=night.number,

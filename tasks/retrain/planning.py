@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs import Config, read_stored, up_to_date
+from configs import Config, ConfigError, read_stored, up_to_date
 from configs.evaluate import HELD_OUT
 from configs.models import WHERE_MODELS_ARE
-from configs.stored import with_knobs
+from configs.stored import lost, with_knobs
 from configs.train import FROM_NEXT_UPDATE
 from storage import layout
 from storage.logs.nights import Night, Record
@@ -72,12 +72,15 @@ def continued(night: Night, config: Config) -> Config:
     """Return the configuration with which a night began, with the present values of `KEEPS`.
 
     Raises:
-        ConfigError: a newer program began the night, with knobs that this one does not know.
+        ConfigError: an older program began the night, with settings that this one lacks; or a newer one, with knobs
+            that this one does not know.
     """
-    begun = up_to_date(night.config)
-    kept = with_knobs(begun, config.model_dump(mode="json"), KEEPS)
-    if "keep" not in config.storage.model_fields_set:  # a night that an older program began keeps all
-        kept = with_knobs(kept, begun, ["storage.keep"])
+    if former := lost(night.config):
+        raise ConfigError(
+            f"night {night.number} was begun by an older program, with settings that this one lacks "
+            f"({'; '.join(former)}): end it with --give-up, and its problems wait for the next night"
+        )
+    kept = with_knobs(up_to_date(night.config), config.model_dump(mode="json"), KEEPS)
     return read_stored(kept, f"night {night.number}")
 
 

@@ -16,7 +16,7 @@ from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SAID, SuccessRule
 from tasks.tables.words import any_turn, first_turn, is_trainable, without_variance
-from tasks.train.samples import Sample, build_samples, with_known_returns
+from tasks.train.samples import Sample, build_samples
 
 _DIGITS = 6  # rewards are stored with seven
 _PROGRESS_S = 5.0
@@ -41,7 +41,7 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
     """
     settings = config.rollout
     if reason := _reason_to_reject(group, config):
-        return [_reject(row, reason, config) for row in group]
+        return [_reject(row, reason) for row in group]
     if settings.generation_size in (None, settings.group_size):
         return list(group)
     earned = {sample.trajectory_id: sample.earned for sample in _samples(group, config)}
@@ -52,7 +52,7 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
 
     kept = {row.trajectory_id for row in sorted(group, key=rank)[: settings.group_size]}
     reason = f"not among the best {settings.group_size} of {settings.generation_size}"
-    return [row if row.trajectory_id in kept else _reject(row, reason, config) for row in group]
+    return [row if row.trajectory_id in kept else _reject(row, reason) for row in group]
 
 
 def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
@@ -69,14 +69,13 @@ def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
     """Return the fraction of right turns among all graded turns of the played episodes; None if there is none.
 
     The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
-    of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn,
-    unless training leaves it out (`reward.unfinished`).
+    of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn.
     """
     rule, right = SuccessRule.while_playing(config.score), list[bool]()
     for row in group:
-        if is_trainable(row, config.reward):
+        if is_trainable(row):
             turns = [rule.of(row, turn) == "correct" for turn in answered(row)]
-            right += turns or [False] * (config.reward.counts_unfinished and row.fault == "policy")
+            right += turns or [False] * (row.fault == "policy")
     return sum(right) / len(right) if right else None
 
 
@@ -95,11 +94,10 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     if scorer != "environment" and (scorer != "math-verify" or environment == "null"):
         return False
     samples = _samples(group, config)
-    faults = {row.fault for row in group if is_trainable(row, config.reward)}
-    reward, shape = config.reward, config.reward.shape_of(scorer)
-    if len(faults) > 1 and shape == "raw" and reward.least is None and reward.counts_unfinished:
+    faults = {row.fault for row in group if is_trainable(row)}
+    if len(faults) > 1 and config.reward.shape_of(scorer) == "raw" and config.reward.least is None:
         return False
-    pairs = (pair for sample in with_known_returns(samples) for pair in sample.by_position)
+    pairs = (pair for sample in samples for pair in sample.by_position)
     alike = without_variance((position, round(value, _DIGITS)) for position, value in pairs)
     return bool(alike) and all(alike.values())
 
@@ -108,7 +106,7 @@ def _samples(group: Sequence[Trajectory], config: Config) -> list[Sample]:
     """Return what training would make of a group if its scorer says what the environment said."""
     rule = SuccessRule.while_playing(config.score)
     scores = [score for row in group for score in _scores(row, rule)]
-    return build_samples(group, scores, config.reward, scorers=config.score, credit=config.algorithm.credit)
+    return build_samples(group, scores, config.reward, scorers=config.score)
 
 
 def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
@@ -127,14 +125,14 @@ def answered(row: Trajectory) -> list[int]:
     return [index for index, turn in enumerate(row.turns) if index not in calls and turn.verdict != "none"]
 
 
-def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> bool:
+def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> bool:
     """Return whether `select_episodes` rejected all episodes of a group that would be trained on."""
-    before, after = (any(is_trainable(row, config.reward) for row in rows) for rows in (group, selected))
+    before, after = (any(is_trainable(row) for row in rows) for rows in (group, selected))
     return before and not after
 
 
-def _reject(row: Trajectory, reason: str, config: Config) -> Trajectory:
-    return replace(row, status="rejected", reason=reason) if is_trainable(row, config.reward) else row
+def _reject(row: Trajectory, reason: str) -> Trajectory:
+    return replace(row, status="rejected", reason=reason) if is_trainable(row) else row
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ class FinishedGroup:
     def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> Self:
         """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""
         counts = counts_of(selected, SuccessRule.while_playing(config.score))
-        return cls(group.number, group.problem.problem_id, is_rejected(played, selected, config), counts)
+        return cls(group.number, group.problem.problem_id, is_rejected(played, selected), counts)
 
 
 def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:

@@ -229,7 +229,11 @@ class BatchedEngine:
             outputs = await self._turns.ask((qid, token_ids, gconfig), derive(self._prompt.seed, *source))
             del self._asked[number]
             self._idle_since = time.monotonic()
-            self.exchanges.append(_copy_outputs(outputs))
+            copies = [
+                replace(each, token_ids=[*each.token_ids], logprobs=[*each.logprobs], versions=[*each.versions])
+                for each in outputs.completions
+            ]
+            self.exchanges.append(replace(outputs, prompt_ids=[*outputs.prompt_ids], completions=copies))
             if padding := [number for ids in outputs.output_ids for number in ids if number >= known]:
                 raise PolicyError(f"the policy sampled token {padding[0]}, but its tokenizer ends at {known - 1}")
         except Exception as error:  # noqa: BLE001  # the conversation raises it
@@ -274,11 +278,3 @@ async def play_with_queues(agent: QueueAgent, prompt: EpisodeSpec, env: Environm
         return await agent.collect_trajectory(prompt, env, observations, actions)
     finally:
         answering.cancel()
-
-
-def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
-    completions = [
-        replace(c, token_ids=list(c.token_ids), logprobs=list(c.logprobs), versions=list(c.versions))
-        for c in outputs.completions
-    ]
-    return replace(outputs, prompt_ids=list(outputs.prompt_ids), completions=completions)

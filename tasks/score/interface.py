@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from configs.models import Role
 from storage.records import Annotation
@@ -21,7 +21,6 @@ exception if the sandbox is.
 """
 Annotations = Mapping[tuple[str, int], Annotation]
 """What a model beside the policy said, by trajectory and turn."""
-Reading = Literal["answer", "library"]
 """What is graded: the answer that the environment got, read by `tasks.score.contract`, or the text, by math-verify."""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
@@ -70,9 +69,6 @@ class ScorerContext:
 
     verifier: "Verifier"
     run_program: RunProgram
-    reading: Reading = "answer"
-    by_part: bool = True
-    """Whether a part of the reward that is named `correct` decides where nobody gave a verdict (`score.success`)."""
     annotations: Mapping[Role, Annotations] = field(default_factory=dict)
     """What models beside the policy said, by role."""
 

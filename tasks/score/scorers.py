@@ -35,8 +35,6 @@ from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
 from tasks.tools.sandbox import check_host
 
 NO_MODELS: Mapping[Role, str] = {}
-LIBRARY_VERSION = 1
-"""The version of `math-verify` with `score.reading=library`."""
 OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
 _NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
 _PART = "correct"
@@ -54,12 +52,10 @@ class MathVerifyScorer:
     version = 4  # of the contract
 
     def __init__(self, context: ScorerContext) -> None:
-        self._verifier, self._reading = context.verifier, context.reading
+        self._verifier = context.verifier
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
-        whole = self._reading == "library"
-        pairs = [(answer.text if whole else answer.given, answer.row["solutions"]) for answer in answers]
-        return self._verifier.grade(pairs, self._reading)
+        return self._verifier.grade([(answer.given, answer.row["solutions"]) for answer in answers])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +66,18 @@ class SuccessRule:
     ('wrong', 'wrong')
     """
 
-    by_part: bool = True  # a part of the reward that is named `correct` decides where there is no verdict
-    success_above: float = 0.0  # without such a part a turn is right if its reward is above this number
+    success_above: float = 0.0  # a turn without a verdict and without a part `correct` is right above this reward
 
     @classmethod
     def while_playing(cls, settings: ScoreSettings) -> Self:
         """Return the rule for filters and progress, before any scorer has given a verdict."""
-        if settings.success == "reward":  # older programs took any reward above 0 for a success here
-            return cls(by_part=False)
         return cls(success_above=as_stored(settings.args.get("environment", {}).get("success_above", 0.0)))
 
     def verdict(self, said: str, reward: float, parts: Mapping[str, float]) -> VerdictName:
         """Return what was `said`, if it is a verdict; otherwise decide by the part `correct`, or else by the reward."""
         if known := next((name for name in _NAMES if name == said), None):
             return known
-        right = parts[_PART] > 0.5 if self.by_part and _PART in parts else reward > self.success_above
+        right = parts[_PART] > 0.5 if _PART in parts else reward > self.success_above
         return "correct" if right else "wrong"
 
     def of(self, row: Trajectory, turn: int) -> VerdictName:
@@ -105,7 +98,7 @@ class EnvironmentScorer:
     version = 1
 
     def __init__(self, context: ScorerContext, *, success_above: float = 0.0) -> None:
-        self._rule = SuccessRule(context.by_part, as_stored(success_above))
+        self._rule = SuccessRule(as_stored(success_above))
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         verdicts = []
@@ -188,20 +181,17 @@ def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
 
 
 def identity(settings: ScoreSettings, models: Mapping[Role, str] = NO_MODELS) -> dict[str, Any]:
-    """Return what verdicts depend on besides math-verify and its limits; empty if its own reading is all there is.
+    """Return what verdicts depend on besides math-verify and its limits.
 
     One's own function is identified by the fingerprint of its code (`tasks.own_code`), a model by `models`.
     """
     names = sorted(set(settings.by_source.values()))
-    read = "math-verify" in names and settings.reading == "answer"
-    named = {"reading": settings.reading} if read else {}
+    # Older programs had other readings and rules: scores have a name that tells them apart.
+    named = {"reading": "answer"} if "math-verify" in names else {}
     if names == ["math-verify"]:
-        return {**named, "version": MathVerifyScorer.version} if read else {}
+        return {**named, "version": MathVerifyScorer.version}
     versions = {name: fingerprint(name) if ":" in name else SCORERS.find(name).version for name in names}
-    if "math-verify" in names and not read:
-        versions["math-verify"] = LIBRARY_VERSION
-    # Without the rule for parts, scores have the name that they had before there was one.
-    rule = {"success": settings.success} if "environment" in names and settings.success != "reward" else {}
+    rule = {"success": "said"} if "environment" in names else {}
     more: dict[str, Any] = {"group": True} if settings.group else {}
     if asked := {role: models[role] for role in settings.models}:
         more |= {"models": asked}
@@ -225,8 +215,8 @@ class Scorers:
         run_program: RunProgram | None = None,
         annotations: Mapping[Role, Annotations] | None = None,
     ) -> None:
-        programs, by_part = run_program or sandboxed(settings.timeout_s, MEMORY_MB), settings.success == "said"
-        context = ScorerContext(verifier, programs, settings.reading, by_part, annotations or {})
+        programs = run_program or sandboxed(settings.timeout_s, MEMORY_MB)
+        context = ScorerContext(verifier, programs, annotations or {})
         self._scorer_of, self.by_group, self.pays_last = settings.of, settings.group, settings.pays_last
         self._scorers: dict[str, Scorer] = {}
         for name in set(settings.by_source.values()):

@@ -44,7 +44,7 @@ from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
 from tasks.own_code import CodeChangedError, files_of
 from tasks.score import worker
-from tasks.score.interface import Answer, Reading
+from tasks.score.interface import Answer
 from tasks.score.verdict import LIMIT_MET, Verdict
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class Verifier(AbstractContextManager["Verifier"]):
     """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
     An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
-    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each. `reading` says what is read
-    as the final answer: it is `score.reading`.
+    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each. `function` grades an
+    answer: by the contract, or as math-verify alone reads it (`tasks.score.library:grade`).
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Verifier(AbstractContextManager["Verifier"]):
         timeout_s: float = 5,
         memory_mb: int = MEMORY_MB,
         cache_size: int = 1_000_000,
-        reading: Reading = "answer",
+        function: str = worker.CONTRACT,
     ) -> None:
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._reading: Reading = reading
+        self._function = function
         self._patience_s = 60 + 10 * timeout_s  # wall-clock limit, only against a worker that waits for ever
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -128,7 +128,7 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     def _make_pool(self) -> ProcessPool:
         # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
-        begin = [os.getpid(), self._timeout_s, self._memory_mb, worker.GRADES[self._reading]]
+        begin = [os.getpid(), self._timeout_s, self._memory_mb, self._function]
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=begin, context=for_pools())
         try:
             with interrupts.starting_processes():
@@ -162,9 +162,9 @@ class Verifier(AbstractContextManager["Verifier"]):
             else:
                 self._give_up([request], why)
 
-    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None) -> list[Verdict]:
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
         """Return the verdicts on (answer, solutions) pairs, in order; an answer may match any of its solutions."""
-        return [future.result() for future in self._submit(pairs, reading)]
+        return [future.result() for future in self._submit(pairs)]
 
     def call(self, function: str, calls: Sequence[tuple[Answer, Mapping[str, Any]]]) -> list[Verdict]:
         """Return the verdicts of a user's `package.module:function` on answers with arguments, in order.
@@ -180,18 +180,16 @@ class Verifier(AbstractContextManager["Verifier"]):
         future = self._submit([(answer, solutions)])[0]
         return future.result() if future.done() else await asyncio.wrap_future(future)
 
-    def _submit(
-        self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None
-    ) -> "list[Future[Verdict]]":
+    def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
         """Return a future for each pair."""
-        function, requests = worker.GRADES[reading or self._reading], []
+        requests = []
         for answer, solutions in pairs:
             if isinstance(solutions, str) or not solutions:
                 told = "for games and the like set environment.type and score.type to others than math-verify"
                 raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers; {told}")
             pair = (answer, tuple(solutions))  # `repr` escapes lone surrogates
-            key = hashlib.blake2b(repr((function, pair)).encode(), digest_size=16).digest()
-            requests.append(_Request(key, function, pair, pair[1]))
+            key = hashlib.blake2b(repr((self._function, pair)).encode(), digest_size=16).digest()
+            requests.append(_Request(key, self._function, pair, pair[1]))
         return self._send_all(requests)
 
     def _send_all(self, requests: "Sequence[_Request]") -> "list[Future[Verdict]]":
@@ -237,7 +235,7 @@ class Verifier(AbstractContextManager["Verifier"]):
             return
         if failure is None:
             for request, verdict in zip(requests, result.result(), strict=True):
-                self._settle(request, verdict, keep=request.function in worker.GRADES.values())
+                self._settle(request, verdict, keep=request.function == self._function)
         elif not isinstance(failure, _FAILURES):
             self._give_up(requests, str(failure) if isinstance(failure, CodeChangedError) else repr(failure))
         elif len(requests) > 1:

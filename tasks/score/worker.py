@@ -14,8 +14,8 @@ from tasks.registry import described_with_place
 from tasks.score.interface import Answer
 from tasks.score.verdict import Verdict, checked, storable
 
-GRADES: Mapping[str, str] = {"answer": "tasks.score.contract:grade", "library": "tasks.score.library:grade"}
-"""The functions that grade an answer, by `score.reading`. All others are users'."""
+CONTRACT, LIBRARY = "tasks.score.contract:grade", "tasks.score.library:grade"
+"""The functions that grade an answer: by the contract, or as math-verify alone reads it. All others are users'."""
 
 _MB = 2**20
 _timeout_s = 0.0
@@ -57,10 +57,10 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]], code: Code) -> list[V
 def _judge(name: str, code: frozenset[tuple[str, str]]) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
     function = resolve_name(name)
-    if name not in GRADES.values():
+    if name not in (CONTRACT, LIBRARY):
         refuse_other(files_of(name), dict(code))
         function = partial(_call, function)
-    return function, _memory + (_idle if name in GRADES.values() else address_space())
+    return function, _memory + (_idle if name in (CONTRACT, LIBRARY) else address_space())
 
 
 def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any]) -> Verdict:

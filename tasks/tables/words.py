@@ -10,7 +10,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from configs.score import Reward
 from storage.grouping import grouped
 from storage.records import LAST_TURN_CUT, Trajectory
 
@@ -20,15 +19,13 @@ PLAYED = ("completed", "truncated")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-def is_trainable(row: Trajectory, reward: Reward) -> bool:
+def is_trainable(row: Trajectory) -> bool:
     """Return whether the trajectory has action tokens and ended in a way that is trained on.
 
-    An episode that failed by the policy's fault is trained on, unless `reward.unfinished=leave-out`.
+    An episode that failed by the policy's fault is trained on.
     """
     if not (row.turns and any(row.action_mask)):
         return False
-    if not reward.counts_unfinished:
-        return row.status in PLAYED
     return row.fault != "set-up" and (row.status in PLAYED or (row.status == "failed" and row.fault == "policy"))
 
 

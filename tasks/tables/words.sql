@@ -10,8 +10,8 @@ create macro has_failed(verdict, reason) as
 create macro sampled_tokens(action_mask) as list_count(list_filter(action_mask, lambda m: m))::integer;
 create macro oldest_version(versions) as list_min(list_filter(versions::integer[], lambda v: v >= 0));
 
--- Whether an episode is trainable: the policy sampled tokens, and the end is one that is trained on. Of the episodes
--- that failed, only those are trained on that failed by the policy's fault, and only if unfinished episodes count.
+-- Whether an episode is trainable: the policy sampled tokens, and the end is one that is trained on. An episode that
+-- failed is trained on if the policy is at fault; older programs could leave these out (counts_unfinished is false).
 create macro is_trainable(status, fault, sampled, counts_unfinished) as
     sampled > 0 and not (counts_unfinished and fault = 'set-up')
     and (status in ('completed', 'truncated') or (counts_unfinished and status = 'failed' and fault = 'policy'));

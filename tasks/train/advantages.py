@@ -1,6 +1,4 @@
-"""Advantages of action tokens: the estimators, their normalisation, and the registry that finds them by name.
-
-A new estimator is one function, and one line `register_advantage`.
+"""Advantages of action tokens: the estimators `group` and `gae`, and their normalisation.
 
 `group` compares an episode with the other episodes of its problem (GRPO, RLOO). Example: one problem, three episodes,
 rewards of ±1, `turn_discount=1`, `baseline: turn`, no penalties.
@@ -28,13 +26,12 @@ of eight episodes that are rewarded at their end, with `leave_one_out`:
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from configs.algorithms import Advantage
-from configs.knobs import nearest
+from configs.algorithm_parts import Advantage
 from storage.errors import first_few
 from tasks.train.returns import Causes
 from tasks.train.samples import Bools, Floats, Logprobs, Sample, by_member, by_problem
@@ -48,12 +45,11 @@ _EPS = 1e-5
 class Observed:
     """The data about the A action tokens of one sample, in addition to the turns' rewards.
 
-    Example: Observed(penalties=[0.0, -0.1], values=[0.4, 0.5], bootstrap=0.0)
+    Example: Observed(penalties=[0.0, -0.1], values=[0.4, 0.5])
     """
 
     penalties: Floats  # A, rewards of single tokens: minus the KL penalty, or 0 without one
     values: Floats | None = None  # A, the critic's value before each token, in units of returns
-    bootstrap: float = 0.0  # return after the last turn: 0 if the episode ended, an estimate if it was cut
     teacher: Logprobs | None = None  # A, logprobs under the teacher
 
     def turn_penalties(self, sample: Sample) -> Floats:
@@ -71,31 +67,25 @@ class Estimated:
     of_penalties: list[Floats] | None = None  # N arrays [A], added to the advantages after normalisation
 
 
-Estimator = Callable[[Sequence[Sample], Sequence[Observed], Advantage], Estimated]
-"""A function of N samples, the N `Observed`, and the knobs."""
-
-
 def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
     """Compute `A = R - mean(R)` for each turn, where the mean is over samples of its problem; 0 if all R are equal.
 
     R is the return of the turn. All tokens of the turn get its advantage. `knobs.baseline` selects the samples
     (`_compared`). With `leave_one_out` the mean is over the others among them; if there are none, the advantage is 0.
-    With `scale_by_std` the result is divided by `std(R) + 1e-6`, with the population's std. All samples must have known
-    returns (`samples.with_known_returns`).
+    With `scale_by_std` the result is divided by `std(R) + 1e-6`, with the population's std.
 
     A baseline that depends on the sample through its own R alone is unbiased: the mean gradient is that of the expected
     return, times (n - 1) / n with n samples in the mean, or times 1 with `leave_one_out`.
 
-    With `scale_penalties` R includes the penalties of the turn's tokens. Without it, advantages of the penalties are
-    computed apart and never divided, because their small differences would otherwise count as much in a problem whose
-    episodes are all right as the rewards do in others.
+    Advantages of the penalties are computed apart and never divided, because their small differences would otherwise
+    count as much in a problem whose episodes are all right as the rewards do in others.
     Source: GRPO (arXiv 2402.03300); Dr. GRPO (2503.20783, without the division); RLOO (2402.14740).
     """
     returns = [
-        sample.causes.returns(sample.rewards, own.turn_penalties(sample), sample.turn_discount, sample.after or 0.0)
+        sample.causes.returns(sample.rewards, own.turn_penalties(sample), sample.turn_discount, sample.after)
         for sample, own in zip(samples, observed, strict=True)
     ]
-    if knobs.scale_penalties or not any(each.penalties.any() for each in observed):
+    if not any(each.penalties.any() for each in observed):
         return Estimated(compare(samples, returns, knobs), centred=True)
     of_task = [sample.returns for sample in samples]
     of_penalties = [both - task for both, task in zip(returns, of_task, strict=True)]
@@ -174,7 +164,7 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     The time steps are action tokens; prompt and feedback tokens are left out. The step from the last token of a turn
     to the next turn is discounted by the episode's `turn_discount`, all other steps by `knobs.discount`. A turn's
     reward is given at its last action token, and each penalty at its own token. The value after the last turn is
-    `bootstrap`.
+    `Sample.after`.
 
     In an episode whose turns are no chain, no value says what follows a turn. So each turn ends with its whole return
     (`Causes.returns`), which needs `gae_lambda=1`.
@@ -199,10 +189,10 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
 def _backward(sample: Sample, observed: Observed, values: Floats, knobs: Advantage) -> Floats:
     """Compute `delta_t = r_t + g_t V_{t+1} - V_t`, `A_t = delta_t + g_t lambda A_{t+1}` [A] from values [A].
 
-    After the last token V is the bootstrap value, and A is 0.
+    After the last token V is what follows the last turn (`Sample.after`), and A is 0.
     """
     discounts = _discounts(sample, knobs.discount)
-    deltas = _rewards(sample, observed) + discounts * np.append(values[1:], observed.bootstrap) - values
+    deltas = _rewards(sample, observed) + discounts * np.append(values[1:], sample.after) - values
     advantages, carried = np.zeros(len(values)), 0.0
     for t, (delta, kept) in reversed([*enumerate(zip(deltas.tolist(), discounts.tolist(), strict=True))]):
         carried = advantages[t] = delta + kept * knobs.gae_lambda * carried
@@ -217,7 +207,7 @@ def _rewards(sample: Sample, observed: Observed) -> Floats:
         np.add.at(rewards, np.maximum(last, 0), sample.rewards)
     else:
         penalties = observed.turn_penalties(sample)
-        earned = sample.causes.returns(sample.rewards, penalties, sample.turn_discount, observed.bootstrap) - penalties
+        earned = sample.causes.returns(sample.rewards, penalties, sample.turn_discount, sample.after) - penalties
         rewards[last[lengths > 0]] += earned[lengths > 0]
     return rewards
 
@@ -232,8 +222,7 @@ def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage)
     """Compute `(A - mean) / (std + 1e-5)`, or `A / (rms + 1e-5)` for `centred` advantages, in float64.
 
     Mean, population std and root mean square are over the action tokens in the loss, by `knobs.normalisation`: of all
-    samples (`batch`), in a mixture whose members share the learning of those of each member, or of the samples of each
-    problem (`group`).
+    samples (`batch`), in a mixture of those of each member, or of the samples of each problem (`group`).
 
     Group baselines are centred by turn already, so their mean over tokens is not subtracted: long turns dominate that
     mean, and subtracting it would raise the advantages of groups whose returns are all equal, such as long wrong
@@ -260,31 +249,12 @@ def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage)
     return result
 
 
-_ESTIMATORS: dict[str, Estimator] = {"group": group, "gae": gae}
-
-
-def register_advantage(name: str, estimator: Estimator) -> None:
-    """Make an estimator available as `algorithm.advantage.type: name`."""
-    _ESTIMATORS[name] = estimator
-
-
-def check_estimator(name: str) -> None:
-    """Raise ValueError if `algorithm.advantage.type` is not registered."""
-    if name not in _ESTIMATORS:
-        told = f"{nearest(name, _ESTIMATORS)}; there are {', '.join(sorted(_ESTIMATORS))}"
-        raise ValueError(f"algorithm.advantage.type={name!r} is not registered{told}")
-
-
 def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
     """Estimate advantages, normalise them by `knobs.normalisation`, and return them with the returns for a critic.
 
     Advantages that the estimator gives for penalties are added as they are.
-
-    Raises:
-        ValueError: no estimator has the name `knobs.type`.
     """
-    check_estimator(knobs.type)
-    estimated = _ESTIMATORS[knobs.type](samples, observed, knobs)
+    estimated = (gae if knobs.type == "gae" else group)(samples, observed, knobs)
     advantages = normalise(samples, estimated, knobs)
     if estimated.of_penalties is not None:
         advantages = [task + penalty for task, penalty in zip(advantages, estimated.of_penalties, strict=True)]

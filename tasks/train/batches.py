@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from configs.train import Train
-from storage.experts import Experts as StoredExperts
+from storage.records import Experts as StoredExperts
+from tasks.train.experts import Experts
 from tasks.train.kernels import PACKED
 from tasks.train.mesh import ALONE, Mesh, deal_out
-from tasks.train.routing import Experts
 from tasks.train.samples import Bools, Floats, Ints, Logprobs, Sample, Tokens, by_problem
 
 _GRID = 8

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tasks.tables.words import by_turn, without_variance
-from tasks.train.losses import kl_estimate, sequence_means
+from tasks.train.components import kl_estimate, sequence_means
 from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import OfTokens, Step
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from storage.errors import first_few
 from tasks.train.batches import Batching, Places, Rows, arrange, cut, find_places, pieces
+from tasks.train.experts import give_experts
 from tasks.train.kernels import float32_logits
-from tasks.train.routing import give_experts
 from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import within
 
@@ -151,22 +151,6 @@ def score_action_tokens(
     return dict(zip(scores, np.split(joined, ends[:-1]), strict=True))
 
 
-@torch.no_grad()
-def bootstrap_values(
-    scorer: TokenScorer, samples: Sequence[Tokens], indices: Sequence[int], batching: Batching
-) -> dict[int, float]:
-    """Compute, for each sample at `indices`, the number of the position that would follow its last action token."""
-    values = dict.fromkeys(indices, 0.0)
-    latest = [pieces(samples, [index])[-1] for index in indices]
-    for segments in cut(samples, latest, batching):
-        scored = [piece for segment in segments for piece in segment.pieces]
-        after = [samples[piece.sample].actions[-1:] - piece.start + 1 for piece in scored]
-        numbers = scorer(arrange(segments, batching), find_places(segments, after, batching))
-        values |= {piece.sample: number for piece, number in zip(scored, numbers.tolist(), strict=True)}
-    total = batching.mesh.total(torch.tensor([*values.values()], dtype=torch.float64)).tolist()
-    return dict(zip(values, total, strict=True))
-
-
 def refuse_broken(
     quantity: str,
     samples: Sequence[Tokens],
@@ -192,3 +176,36 @@ def refuse_broken(
 def broken(arrays: Iterable[tuple[int, np.ndarray]]) -> list[int]:
     """List the indices of the arrays that hold NaN or an infinity."""
     return [index for index, array in arrays if not np.isfinite(array).all()]
+
+
+def mean_kl(
+    policy: PreTrainedModel, other: PreTrainedModel, samples: Sequence[Tokens], temperature: float, batching: Batching
+) -> float:
+    """Compute the mean KL(policy ‖ other) of the next-token distributions at the action tokens, in nats.
+
+    Each KL is a sum over the whole vocabulary, so it is also right if neither policy sampled the tokens.
+
+    Args:
+        policy: one policy.
+        other: another one with the same vocabulary, which the same ranks share.
+        samples: 1 or more.
+        temperature: divides the logits of both policies.
+        batching: how passes are cut.
+    """
+
+    def vocabulary_logprobs(model: PreTrainedModel, states: Tensor) -> Tensor:
+        return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
+
+    def divergences_of(rows: Rows, places: Places) -> Tensor:
+        states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
+        kls = []
+        for chunk in zip(*(of_model.split(CHUNK_TOKENS) for of_model in states), strict=True):
+            p, q = map(vocabulary_logprobs, (policy, other), chunk)
+            kls.append((p.exp() * (p - q)).sum(-1))
+        return torch.cat(kls)
+
+    def scorer(rows: Rows, places: Places) -> Tensor:
+        return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
+
+    divergences = score_action_tokens(scorer, samples, range(len(samples)), batching)
+    return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))

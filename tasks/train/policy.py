@@ -6,8 +6,10 @@ same numbers with the same number of threads always give the same bits.
 """
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,18 +20,19 @@ from transformers import PreTrainedModel
 
 from configs.policy import LoRA
 from configs.train import Train
-from storage.versions.adapters import attach, save, stored_name
+from storage.records import unpack_experts
 from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
-from storage.versions.weights import empty_model, load_model
-from tasks.train.batches import Places, Rows, is_plain
-from tasks.train.experts import FileNames
+from storage.versions.weights import attach, empty_model, load_model, save, stored_name
+from tasks.train.batches import Places, Rows, batching_for, is_plain
+from tasks.train.experts import FileNames, refuse_noise, replay_routing
 from tasks.train.kernels import accelerate, round_factors, suits
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.passes import logprob_scorer
-from tasks.train.routing import refuse_noise
+from tasks.train.passes import logprob_scorer, score_action_tokens
+from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard, whole
 
+NumberFormat = Literal["float32", "bfloat16", "float16"]
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
@@ -145,9 +148,74 @@ def make_canary(model: PreTrainedModel) -> Canary:
     with torch.no_grad():
         logp = logprob_scorer(model, 1.0)(Rows(tokens), Places(torch.zeros_like(columns), columns, columns - 1))
     if not logp.isfinite().all():
-        told = "its weights overflow, or are NaN. Use another policy or checkpoint"
-        raise ValueError(f"the policy's logprobs are NaN or infinite: {told}")
+        remedy = "its weights overflow, or are NaN. Use another policy or checkpoint"
+        raise ValueError(f"the policy's logprobs are NaN or infinite: {remedy}")
     return Canary(ids.tolist(), logp.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTokens:
+    """The T tokens of one trajectory, as stored."""
+
+    trajectory_id: str
+    token_ids: list[int]  # T
+    action_mask: list[bool]  # T
+    sequence_starts: list[int]  # 1 or more
+    experts: bytes | None = None  # that the engine chose (`records.pack_experts`); empty or None: unknown
+
+
+def recompute(
+    folder: Path,
+    rows: Sequence[StoredTokens],
+    temperature: float,
+    number_format: NumberFormat = "float32",
+    adapter: Path | None = None,
+) -> list[Logprobs | None]:
+    """Compute the logprobs [A] of each stored row's sampled tokens with the weights in a folder.
+
+    The logprobs of a row that no model can score are None. If all rows have the experts of the engine, these are used.
+
+    A row cannot be scored if it has no sampled tokens, a sampled token where a sequence begins, ids that the vocabulary
+    does not have, a mask of another length than its tokens, or starts that do not begin at 0 and rise.
+
+    Args:
+        folder: folder of a transformers model.
+        rows: the stored tokens.
+        temperature: divides the logits, as in sampling.
+        number_format: of weights, activations and logits, as in an engine that serves in it.
+        adapter: folder of the policy's adapter, if any.
+
+    Raises:
+        ValueError: `folder` holds no model, or some of the weights are missing.
+    """
+    train = Train()
+    torch.set_num_threads(train.threads)
+    model = load_policy(folder, train, adapter=adapter).to(getattr(torch, number_format))
+    usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
+    if replayed := bool(rows) and all(row.experts for row in rows):
+        replay_routing(model)
+    scorer, tokens = logprob_scorer(model, temperature), [_tokens(row, replayed=replayed) for row in rows]
+    logprobs = score_action_tokens(scorer, tokens, usable, batching_for(model, train))
+    return [logprobs.get(index) for index in range(len(rows))]
+
+
+def _usable(row: StoredTokens, vocabulary: int) -> bool:
+    starts, length = row.sequence_starts, len(row.token_ids)
+    return (
+        len(row.action_mask) == length
+        and any(row.action_mask)
+        and starts[:1] == [0]
+        and all(start < end for start, end in zip(starts, [*starts[1:], length], strict=True))
+        and not any(row.action_mask[start] for start in starts)
+        and min(row.token_ids) >= 0
+        and max(row.token_ids) < vocabulary
+    )
+
+
+def _tokens(row: StoredTokens, *, replayed: bool) -> Tokens:
+    starts, actions = np.array(row.sequence_starts), np.flatnonzero(row.action_mask)
+    experts = unpack_experts(row.experts) if replayed and row.experts else None
+    return Tokens(row.trajectory_id, "", np.array(row.token_ids), starts, actions, experts=experts)
 
 
 def device_of(train: Train) -> torch.device:

@@ -1,6 +1,5 @@
 """Preparation of an update before its first step: compute logprobs and values of all tokens, then what each gets."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,9 +13,9 @@ from storage.visible import Fleeting
 from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Assignment, check_assignment, shared_out
 from tasks.train.batches import Columns, batching_for
-from tasks.train.losses import kl_estimate
+from tasks.train.components import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
-from tasks.train.passes import TokenScorer, bootstrap_values, broken, logprob_scorer, refuse_broken, score_action_tokens
+from tasks.train.passes import TokenScorer, broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.samples import FAR, Floats, Logprobs, Sample, outside
 from tasks.train.train_state import TrainState
 
@@ -150,21 +149,12 @@ class Preparation:
         return [-coefficient * of_tokens for of_tokens in estimates]
 
     def _observed(self, penalties: Sequence[Floats], values: ByIndex, teacher: ByIndex) -> list[Observed]:
-        """Collect penalties, a teacher's logprobs and, with a critic, values in units of returns.
-
-        If a sample's return after its last turn is unknown, bootstrap it with the critic's value of what would follow.
-        """
-        critic, samples = self._train_state.critic, self._samples
+        """Collect penalties, a teacher's logprobs and, with a critic, values in units of returns."""
+        critic = self._train_state.critic
         if critic is None:
             return [Observed(penalty, teacher=teacher.get(index)) for index, penalty in enumerate(penalties)]
-        unknown = [index for index, sample in enumerate(samples) if sample.after is None]
-        with self._train_state.precision():
-            after = bootstrap_values(self._train_state.values, samples, unknown, self._batching)
-        refuse_broken("values", samples, [index for index, value in after.items() if not math.isfinite(value)])
-        rest = {index: sample.after or 0.0 for index, sample in enumerate(samples)}
-        rest |= {index: critic.norm.denormalise(value) for index, value in after.items()}
         return [
-            Observed(penalty, critic.norm.denormalise(_tensor(values[index])).numpy(), rest[index], teacher.get(index))
+            Observed(penalty, critic.norm.denormalise(_tensor(values[index])).numpy(), teacher.get(index))
             for index, penalty in enumerate(penalties)
         ]
 
@@ -172,10 +162,7 @@ class Preparation:
         """Add the returns to the value normaliser, then set the normalised returns as the critic's targets."""
         norm = self._train_state.critic and self._train_state.critic.norm
         assert norm
-        if assigned.returns is None:
-            told = "gives no returns for the critic to learn: return them in `Estimated`, or remove algorithm.critic"
-            estimator = getattr(self._algorithm.knobs, "advantage", None)
-            raise ValueError(f"algorithm.advantage.type={estimator and estimator.type} {told}")
+        assert assigned.returns is not None, "only gae has a critic, and it gives returns"
         returns = np.concatenate(assigned.returns)
         self._metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), returns)
         norm.update(torch.from_numpy(returns))

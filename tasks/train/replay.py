@@ -2,7 +2,7 @@
 
 An update follows from the policy before it, its train state, stored rows and the configuration in its manifest. On a
 CPU of the same kind it gives the same bits. Elsewhere, or with another number of ranks, sums are rounded otherwise:
-then the difference of each part of the files is told as a share of the way that the update moved this part.
+then each part of the files has a difference, shown as a share of the way that the update moved this part.
 
 Parts are the weights, each kind of moments, the critic's weights, a moving reference policy, the generator's state, and
 each number in state.json. Example: an update moved a policy by 0.3, and the one that was made again is 3e-6 away from
@@ -25,6 +25,7 @@ from torch import Tensor
 from configs.loader import read_stored
 from configs.models import Role
 from configs.schema import Config
+from configs.stored import lost
 from configs.train import Parallel
 from storage import layout
 from storage.objects.store import Store
@@ -83,6 +84,9 @@ def replay(store: Store, asked: str, cache: str, progress: Callable[[str], None]
         raise ValueError(f"--replay={asked}: there is no {unknown}; `python -m storage ls --kind checkpoint` has all")
     for version in versions:
         manifest = read(store, version)
+        if former := lost(manifest.config):
+            told = f"was made by an older program, with settings that this one lacks ({'; '.join(former)})"
+            raise ValueError(f"--replay={asked}: {version} {told}: use the program that made it")
         if trainer is None or manifest.settings != settings:
             settings = manifest.settings
             trainer = VersionTrainer(_here(read_stored(settings, version), store, cache))

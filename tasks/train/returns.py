@@ -18,7 +18,7 @@ are there, with 1 and 0; nobody grades P and Q. In the order in which they are s
     depth     1  1  0  2     number of turns in the longest line of causes before it, in a chain 0, 1, 2 …
     return    1  1  g  0     with the turn discount g, since the rewards of A and B come one turn deeper than P
 
-Endings, with `reward.unfinished=least`, rewards of ±1 and a turn discount of 1:
+Endings, with rewards of ±1 and a turn discount of 1:
 
     ending                                                    return after the last turn
     the agent ended, and the last answer was wrong             0
@@ -54,7 +54,7 @@ Bools = npt.NDArray[np.bool_]
 def settled(reward: Reward, scorer: str, scored: Iterable[float]) -> Reward:
     """Fill in the empty knobs `shape` and `least` for the problems of a scorer, which gave the rewards `scored`."""
     shape, least = reward.shape_of(scorer), reward.least
-    if shape == "success" or not reward.counts_unfinished:
+    if shape == "success":
         least = 0.0
     elif least is None:
         least = min([0.0, *scored])
@@ -71,7 +71,7 @@ def turn_rewards(
     """Compute the reward of each turn: `r = clip((x - bias) * scaling - overlong, ±max_clip)`.
 
     x is `(scored - 0.5) * 2`, or with `reward.shape=raw` the scored reward itself. A turn that answers nothing has only
-    the penalty for its length: `r = clip(-overlong, ±max_clip)`, or 0 with `unfinished=leave-out`.
+    the penalty for its length: `r = clip(-overlong, ±max_clip)`.
     Source: the reward of AReaL's math agents (arXiv 2505.24298).
 
     Args:
@@ -91,7 +91,7 @@ def turn_rewards(
 def _shaped(value: float | None, penalty: float, reward: Reward) -> float:
     most = math.inf if reward.max_clip is None else reward.max_clip
     if value is None:
-        return max(-most, -penalty) if reward.counts_unfinished and penalty else 0.0
+        return max(-most, -penalty) if penalty else 0.0
     x = value if reward.shape == "raw" else (value - 0.5) * 2
     return max(-most, min(most, (x - reward.bias) * reward.scaling - penalty))
 
@@ -123,31 +123,27 @@ def turn_returns(rewards: Sequence[float], turn_discount: float, after: float = 
     return returns[::-1]
 
 
-def failed_by_graders(scores: Iterable[Score], reward: Reward) -> dict[str, str]:
+def failed_by_graders(scores: Iterable[Score]) -> dict[str, str]:
     """Return the trajectories that are left out because a grader failed on a turn, with its reason.
 
     All of their turns are left out, since what a turn earns includes later rewards, and the missing one is not known.
     """
-    if reward.failed == "least":
-        return {}
     return {score.trajectory_id: score.reason for score in scores if has_failed(score.verdict, score.reason)}
 
 
-def is_unfinished(row: Trajectory, reward: Reward) -> bool:
+def is_unfinished(row: Trajectory) -> bool:
     """Return whether the policy's own behaviour ended a trainable episode before its last answer."""
-    return misses_answers(row) and (row.status == "truncated" or (row.fault == "policy" and reward.counts_unfinished))
+    return misses_answers(row) and (row.status == "truncated" or row.fault == "policy")
 
 
-def return_after(row: Trajectory, reward: Reward, least: float, *, once: bool = False) -> float | None:
-    """Compute the return after the last turn of an unfinished episode, or None if it is unknown.
+def return_after(row: Trajectory, least: float, *, once: bool = False) -> float:
+    """Compute the return after the last turn of an unfinished episode.
 
     Each answer that is missing counts as the `least` reward; otherwise the policy would gain by filling the context, or
-    by giving up, while it is wrong. If their number is unknown, one counts; with `reward.unfinished=leave-out` the
-    return is then unknown.
+    by giving up, while it is wrong. If their number is unknown, one counts.
 
     Args:
         row: the trajectory.
-        reward: the knobs.
         least: the least reward of a turn.
         once: whether only the last answer is paid, so that one counts whatever their number.
 
@@ -155,7 +151,7 @@ def return_after(row: Trajectory, reward: Reward, least: float, *, once: bool = 
     """
     if row.unplayed_turns > 0 and not once:
         return turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
-    return least if reward.counts_unfinished else None
+    return least
 
 
 @dataclass(frozen=True, slots=True)

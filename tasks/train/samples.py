@@ -23,13 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from configs.algorithms import Credit
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from storage.errors import first_few
-from storage.experts import Experts, unpack
 from storage.grouping import grouped
-from storage.records import HIGHEST_LOGPROB, Score, Trajectory
+from storage.records import HIGHEST_LOGPROB, Experts, Score, Trajectory, unpack_experts
 from tasks.tables.words import is_stale, is_trainable
 from tasks.train import returns
 from tasks.train.returns import Bools as Bools
@@ -75,14 +73,14 @@ class Sample(Tokens):
     returns: Floats  # K
     turn_discount: float
     causes: Causes
-    after: float | None = 0.0  # return after the last turn: 0 if the episode ended; None: only a critic can estimate it
+    after: float = 0.0  # return after the last turn: 0 if the episode ended
     uncounted: bool = False  # the policy ended the episode, and nobody knows how many answers are missing
-    member: str = ""  # of a mixture whose members share the learning, the source of its problems
+    member: str = ""  # of a mixture, the source of its problems
 
     @property
     def earned(self) -> float:
         """What the whole episode earned: the sum of its rewards and of what follows its last turn, not discounted."""
-        return float(self.rewards.sum() + (self.after or 0.0))
+        return float(self.rewards.sum() + self.after)
 
     @property
     def by_position(self) -> list[tuple[int, float]]:
@@ -96,7 +94,6 @@ def build_samples(
     reward: Reward,
     *,
     scorers: ScoreSettings = MATH_VERIFY,
-    credit: Credit = "causes",
     mask_truncated: bool = False,
     replay: bool = False,
 ) -> list[Sample]:
@@ -110,7 +107,6 @@ def build_samples(
         scores: one for each turn.
         reward: how scores become rewards.
         scorers: who gave the scores; what is empty in `reward`, and `score.tries`, follows from it.
-        credit: `algorithm.advantage.credit`, which rewards a return adds up.
         mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
         replay: train with the experts that the engine chose.
 
@@ -122,8 +118,8 @@ def build_samples(
     for score in scores:
         if by_turn.setdefault((score.trajectory_id, score.turn), score) is not score:
             raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
-    failed = returns.failed_by_graders(by_turn.values(), reward)
-    graded = (row for row in trajectories if row.trajectory_id not in failed and is_trainable(row, reward))
+    failed = returns.failed_by_graders(by_turn.values())
+    graded = (row for row in trajectories if row.trajectory_id not in failed and is_trainable(row))
     rows = sorted(graded, key=lambda row: row.trajectory_id)
     scored = [_scores_of(row, by_turn) for row in rows]
     _refuse_faulty(rows, scored, replay=replay)
@@ -134,7 +130,7 @@ def build_samples(
         for name, own in given.items()
     }
     samples = [
-        _sample(row, of_row, scorers, knobs[name], credit, mask_truncated)
+        _sample(row, of_row, scorers, knobs[name], mask_truncated)
         for row, of_row, name in zip(rows, scored, names, strict=True)
     ]
     samples = bounded(samples)
@@ -193,7 +189,7 @@ def _routed(sample: Sample, row: Trajectory) -> Sample:
         ValueError: they are damaged.
     """
     try:
-        experts = unpack(row.experts)
+        experts = unpack_experts(row.experts)
     except ValueError as error:
         raise ValueError(f"{row.trajectory_id}: {error}") from None
     if len(experts) != len(row.token_ids):
@@ -238,7 +234,7 @@ def bounded(samples: list[Sample]) -> list[Sample]:
 
 def _with_ending(sample: Sample, amount: float) -> Sample:
     """Add to what follows the last turn or, where the last turn is the answer that is missing, to its reward."""
-    causes, rewards, after = sample.causes, sample.rewards.copy(), sample.after or 0.0
+    causes, rewards, after = sample.causes, sample.rewards.copy(), sample.after
     if causes.got[causes.latest] and not sample.graded[causes.latest]:
         rewards[causes.latest] += amount
         causes = causes.paid_at_the_end(causes.latest)
@@ -256,11 +252,6 @@ def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicy
     return [sample for sample in samples if not is_stale(int(sample.versions.min()), version, max_head_offpolicyness)]
 
 
-def with_known_returns(samples: Sequence[Sample]) -> list[Sample]:
-    """Keep the samples with known returns: without a critic, unplayed turns of unknown number cannot be estimated."""
-    return [sample for sample in samples if sample.after is not None]
-
-
 def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> list[Score]:
     missing = [k for k in range(len(row.turns)) if (row.trajectory_id, k) not in by_turn]
     if missing:
@@ -268,33 +259,28 @@ def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> lis
     return [by_turn[row.trajectory_id, k] for k in range(len(row.turns))]
 
 
-def _sample(
-    row: Trajectory, scores: Sequence[Score], scorers: ScoreSettings, reward: Reward, credit: Credit, masks: bool
-) -> Sample:
+def _sample(row: Trajectory, scores: Sequence[Score], scorers: ScoreSettings, reward: Reward, masks: bool) -> Sample:
     """Build a sample; `reward` has the knobs for the problems of its scorer."""
     last = scorers.pays_last(row.source)
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
-    causes = returns.causes_of(row, graded) if credit == "causes" else returns.chain(len(scores))
+    causes = returns.causes_of(row, graded)
     graded &= causes.got
     successes = np.array([score.success for score in scores], np.float64)
     # The limit of the length of one turn, by the stored sampling settings.
     limit = int(json.loads(row.sampling)["max_new_tokens"]) if reward.overlong_tokens else None
     # An answer that met a limit of a custom scorer, or that it failed on, gets the least reward at most.
-    own = reward.shape == "raw" and reward.counts_unfinished and scorers.of(row.source) != "environment"
+    own = reward.shape == "raw" and scorers.of(row.source) != "environment"
     failed, least = ("timeout", "error") if own else (), reward.least or 0.0
     judged = reward.shape == "success" or last  # a success says that nothing is missing
-    ended = returns.is_unfinished(row, reward) and not (
-        judged and reward.counts_unfinished and bool((successes[graded] > 0.5).any())
-    )
+    ended = returns.is_unfinished(row) and not (judged and bool((successes[graded] > 0.5).any()))
     paid = graded & (causes.paid == causes.paid[graded].max(initial=0)) & (not ended) if last else graded
     scored = [
         (min(score.reward, least) if score.verdict in failed else score.reward) if is_paid else None
         for score, is_paid in zip(scores, paid, strict=True)
     ]
     lengths = [turn.end - turn.start for turn in row.turns]
-    limits = row.limits if reward.counts_unfinished else []
-    rewards = np.array(returns.turn_rewards(scored, reward, lengths, limit, limits), np.float64)
-    after = returns.return_after(row, reward, returns.least_reward(reward, limit), once=last) if ended else 0.0
+    rewards = np.array(returns.turn_rewards(scored, reward, lengths, limit, row.limits), np.float64)
+    after = returns.return_after(row, returns.least_reward(reward, limit), once=last) if ended else 0.0
     actions = np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
     turn_of_action = np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
@@ -315,7 +301,6 @@ def _sample(
         returns=causes.returns(rewards, np.zeros(len(rewards)), row.turn_discount, 0.0),
         turn_discount=row.turn_discount,
         causes=causes,
-        after=None if after is None else 0.0,
-        uncounted=ended and reward.counts_unfinished and row.unplayed_turns <= 0,
+        uncounted=ended and row.unplayed_turns <= 0,
     )
     return _with_ending(sample, after) if after else sample

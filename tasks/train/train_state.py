@@ -18,34 +18,39 @@ pickled.
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from configs.algorithm_parts import Critic as CriticKnobs
 from configs.algorithms import Algorithm as AlgorithmKnobs
-from configs.algorithms import Critic as CriticKnobs
 from configs.policy import LoRA
 from configs.train import Optimizer, Train
-from storage.versions import adapters, model_files
+from storage.versions import model_files
+from storage.versions.weights import switched_off
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Places, Rows
-from tasks.train.host_moments import HostAdamW, bring_home
+from tasks.train.experts import replay_routing
 from tasks.train.mesh import Mesh
+from tasks.train.optimizer import bring_home, make_adamw
 from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
 from tasks.train.policy import load_policy, save_adapter, save_policy, trained
-from tasks.train.routing import replay_routing
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
 
 _OPTIMIZER, _CRITIC, _REFERENCE, _COUNTS, _ANEW = "optimizer", "critic", "reference", "state.json", "anew"
 BETA = 0.99995
 """Decay of the exponential mean and standard deviation of returns in each update."""
+HORIZON = 10_000.0
+"""Number of trajectories over which an adaptive coefficient follows."""
+EMA_DECAY = 0.99
+"""Weight of the old average of a moving reference in each update."""
 _SMALLEST_VARIANCE = 1e-2  # keeps returns that hardly vary from being scaled up
 Number = TypeVar("Number", Tensor, float)
 
@@ -175,7 +180,7 @@ class TrainState:
         score = logprob_scorer(self.model, temperature)
 
         def without_adapter(rows: Rows, places: Places) -> Tensor:
-            with adapters.switched_off(self.model):
+            with switched_off(self.model):
                 return score(rows, places)
 
         return without_adapter
@@ -369,30 +374,32 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
         bring_home(adamw, parameter)
 
 
-def make_adamw(
-    parameters: Iterable[tuple[float, Iterable[nn.Parameter]]],
-    knobs: Optimizer,
-    moments: Literal["device", "host"] = "device",
-) -> torch.optim.AdamW:
-    """Make AdamW for groups of parameters, each given with its learning rate after warm-up.
+@torch.no_grad()
+def follow(train_state: TrainState, trajectory_kl: float | None, trajectories: int) -> None:
+    """Change what an update changes once: an adaptive KL coefficient, and a moving reference policy.
 
-    Weight decay applies to matrices, not to norms and biases: their size does not cause overfitting, and a pull
-    towards 0 would only change the model.
+    The reference becomes `decay * reference + (1 - decay) * policy`.
     """
-    groups = []
-    for lr, of_group in parameters:
-        listed = list(of_group)
-        matrices, others = [p for p in listed if p.ndim > 1], [p for p in listed if p.ndim < 2]
-        for chosen, decay in ((matrices, knobs.weight_decay), (others, 0.0)):
-            if chosen:
-                groups.append({"params": chosen, "full_lr": lr, "weight_decay": decay})
-    kind = HostAdamW if moments == "host" else torch.optim.AdamW
-    adamw = kind(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
-    adamw.register_step_post_hook(_count_changes)
-    return adamw
+    kl, reference = train_state.algorithm.knobs.kl, train_state.reference
+    if kl.adaptive and trajectory_kl is not None:
+        train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
+    if reference and kl.reference == "ema":
+        for averaged, present in zip(reference.parameters(), train_state.model.parameters(), strict=True):
+            averaged.lerp_(present, 1 - EMA_DECAY)
 
 
-def _count_changes(adamw: torch.optim.Optimizer, *_: object) -> None:
-    """Tell autograd that the weights have changed, as copies of them must know: a fused step does not."""
-    for group in adamw.param_groups:
-        torch.autograd.graph.increment_version(group["params"])
+def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float) -> float:
+    """Return the coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / HORIZON)`.
+
+    The factor is at least 0.1 and at most 10: with more trajectories in an update than five horizons it would otherwise
+    become negative, and the penalty would pay for distance.
+    Source: Ziegler et al. (arXiv 1909.08593, section 2.2).
+
+    Args:
+        kl_ctl: the present coefficient; a negative one, which earlier programs could store, counts as positive.
+        kl: mean KL of a trajectory, in nats.
+        trajectories: number of trajectories in the update.
+        target: the desired KL, in nats.
+    """
+    error = max(-0.2, min(0.2, kl / target - 1))
+    return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / HORIZON))

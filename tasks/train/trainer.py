@@ -23,18 +23,17 @@ from tasks.tables.words import is_trainable
 from tasks.train.algorithms import make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Batching, Columns, batching_for, draw_minibatches, make_minibatch
-from tasks.train.kl import adapt_kl_coefficient, mean_kl, move_reference
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import gradient_shares, histograms, sample_metrics, step_metrics
+from tasks.train.optimizer import factor
 from tasks.train.orders import Progress
-from tasks.train.passes import broken, logprob_scorer, refuse_broken, score_action_tokens
+from tasks.train.passes import broken, logprob_scorer, mean_kl, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders
-from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, with_known_returns, within_staleness
-from tasks.train.schedules import factor
+from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, within_staleness
 from tasks.train.step import Step, Stepper, terms_of
-from tasks.train.train_state import TrainState, load_train_state, save_train_state, set_knobs
+from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state, set_knobs
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +42,8 @@ NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
 
 
 _REASONS = {
-    "failed_verdict": "a grader failed on a turn (reward.failed)",
+    "failed_verdict": "a grader failed on a turn",
     "too_old": "older than rollout.max_head_offpolicyness allows",
-    "unknown_return": "the context had no room for an unknown number of turns; a critic could estimate them",
 }
 """The reasons why an update leaves trajectories out, as the log says them."""
 _ALARMING = 0.02
@@ -55,9 +53,8 @@ _NOTHING_RIGHT = (
     "ALARM: not one of %d trajectories has a right turn. Read them: is format, verifier or difficulty wrong?"
 )
 _NOTHING = (
-    "ALARM: nothing to train on: all of %d trajectories are rejected, masked, without a verdict, or were cut by "
-    "the context with an unknown number of turns left. The policy is not changed. Check rollout.success_rate_lb and "
-    "_ub, rollout.max_resampling_rounds, train.mask_truncated and inference.max_model_len"
+    "ALARM: nothing to train on: all of %d trajectories are rejected, masked or without a verdict. The policy is not "
+    "changed. Check rollout.success_rate_lb and _ub, rollout.max_resampling_rounds and train.mask_truncated"
 )
 _NOTHING_CHOSEN = (
     "ALARM: nothing to train on: algorithm.type=%s chose no token of %d trajectories. The policy is not changed"
@@ -81,7 +78,7 @@ class Trainer:
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
         scorers: who gave the scores.
         updates: number of updates of the whole run, over which the learning rate follows its schedule.
-        shares: whether the sources of problems are members of a mixture that share the learning, not only the draws.
+        shares: whether the sources of problems are members of a mixture, which share the learning.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class Trainer:
         """Make the trainer of a run."""
         oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
         algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
-        shares = bool(config.problems.members) and config.problems.shares == "learning"
+        shares = bool(config.problems.members)
         return cls(
             *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
             *(config.score, config.run.iterations, shares),
@@ -187,18 +184,16 @@ class Trainer:
         report = progress or (lambda _: None)
         samples, left_out = self._samples(rows, scores, version, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
-        for reason, number in left_out.items():
-            if number:
-                report(f"{number} trajectories left out: {_REASONS[reason]}")
+        for reason in filter(left_out.get, left_out):
+            report(f"{left_out[reason]} trajectories left out: {_REASONS[reason]}")
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         sources = {row.trajectory_id: row.source for row in rows}
         if self._shares:
             samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
         train_state, start = self._train_state, time.perf_counter()
-        epochs = [
-            draw_minibatches(samples, self._knobs.minibatches, train_state.generator) for _ in range(self._knobs.epochs)
-        ]
+        draw = partial(draw_minibatches, samples, self._knobs.minibatches, train_state.generator)
+        epochs = [draw() for _ in range(self._knobs.epochs)]
         columns, prepared = Preparation(train_state, self._temperature, samples, report, taught).prepare(epochs)
         middle = time.perf_counter()
         steps, of_steps = self._train(samples, columns, epochs, version, report)
@@ -206,22 +201,33 @@ class Trainer:
             logger.warning(_NOTHING_CHOSEN, self._algorithm.knobs.type, len(samples))
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         seconds = time.perf_counter() - middle
-        self._follow(prepared.get("kl/trajectory"), len(samples))
+        follow(train_state, prepared.get("kl/trajectory"), len(samples))
         return {
-            **sample_metrics(samples, None if chosen else version, self._reward.max_clip),
-            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **self._measured(samples, columns, steps, sources, None if chosen else version),
             **of_steps,
-            **gradient_shares(samples, sources, steps),
             **prepared,
             **counts,
-            "histograms": histograms(
-                samples, [column.advantages for column in columns], None if chosen else version, steps
-            ),
             "optimizer/lr": self._optimizer.lr * self._factor(version)(train_state.steps),
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
             **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_initialized() else {}),
+        }
+
+    def _measured(
+        self,
+        samples: Sequence[Sample],
+        columns: Sequence[Columns],
+        steps: Sequence[Step],
+        sources: Mapping[str, str],
+        version: int | None,
+    ) -> dict[str, Any]:
+        """Compute the metrics of the samples and of the steps; without a version none of staleness."""
+        return {
+            **sample_metrics(samples, version, self._reward.max_clip),
+            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **gradient_shares(samples, sources, steps),
+            "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
         }
 
     def distance(
@@ -236,7 +242,10 @@ class Trainer:
         if not samples:
             return None
         loaded = load_policy(other, self._knobs, self._mesh, adapter)
-        return mean_kl(self._train_state, loaded, samples, self._temperature)
+        train_state = self._train_state
+        batching = batching_for(train_state.model, self._knobs, self._mesh)
+        with train_state.precision():
+            return mean_kl(train_state.model, loaded, samples, self._temperature, batching)
 
     @property
     def _train_state(self) -> TrainState:
@@ -253,10 +262,9 @@ class Trainer:
         """
         oldest, scores = None if chosen else self._max_staleness, list(scores)
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
-        recent = trainable if oldest is None else within_staleness(trainable, version, oldest)
-        samples = recent if self._algorithm.knobs.critic else with_known_returns(recent)
+        samples = trainable if oldest is None else within_staleness(trainable, version, oldest)
         check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
-        left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
+        left_out = {"too_old": len(trainable) - len(samples)}
         left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
@@ -274,8 +282,8 @@ class Trainer:
 
     def _without_verdict(self, trajectories: Sequence[Trajectory], scores: Iterable[Score]) -> int:
         """Count the trajectories that are left out because a grader failed; many of them are an alarm."""
-        failed = failed_by_graders(scores, self._reward)
-        trainable = [row.trajectory_id for row in trajectories if is_trainable(row, self._reward)]
+        failed = failed_by_graders(scores)
+        trainable = [row.trajectory_id for row in trajectories if is_trainable(row)]
         named = [f"{name} ({failed[name]})" for name in trainable if name in failed]
         if len(named) > _ALARMING * len(trainable):
             logger.warning(_FAILED, len(named), len(trainable), named[0])
@@ -284,22 +292,22 @@ class Trainer:
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
     ) -> list[Sample]:
-        build = partial(build_samples, scorers=self._scorers, credit=self._algorithm.knobs.credit, replay=replay)
-        return build(trajectories, scores, self._reward, mask_truncated=self._knobs.mask_truncated)
+        build = partial(build_samples, scorers=self._scorers, mask_truncated=self._knobs.mask_truncated)
+        return build(trajectories, scores, self._reward, replay=replay)
 
     def _train(
         self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, version: int, report: Progress
     ) -> tuple[list[Step], dict[str, float]]:
         """Take a step for each minibatch that has anything in the loss; return them, and metrics of the algorithm."""
-        train_state, steps, told = self._train_state, list[Step](), list[dict[str, float]]()
+        train_state, steps, metrics = self._train_state, list[Step](), list[dict[str, float]]()
         components = {name: self._algorithm.component(name) for name in columns[0].weights}
         stepper = Stepper(train_state, self._optimizer, self._factor(version), self._temperature)
         batching, total = batching_for(train_state.model, self._knobs, train_state.mesh), sum(map(len, epochs))
         for indices in (indices for minibatches in epochs for indices in minibatches):
             present = columns
             if self._algorithm.needs_current:
-                present, metrics = self._reweighed(samples, columns, indices, batching)
-                told.append(metrics)
+                present, of_minibatch = self._reweighed(samples, columns, indices, batching)
+                metrics.append(of_minibatch)
             minibatch = make_minibatch(samples, present, indices, batching)
             if not minibatch:
                 continue  # nothing in it has a weight, or the token limit cut all of its turns and they are masked
@@ -308,8 +316,8 @@ class Trainer:
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
             line = f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}"
             report(line if stopped else Fleeting(line))
-        names = {name for metrics in told for name in metrics}
-        return steps, {name: float(np.mean([m[name] for m in told if name in m])) for name in sorted(names)}
+        names = sorted({name for each in metrics for name in each})
+        return steps, {name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}
 
     def _reweighed(
         self, samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int], batching: Batching
@@ -331,11 +339,3 @@ class Trainer:
     def _factor(self, version: int) -> Callable[[int], float]:
         """Return the factor of the learning rates as a function of the steps, in the update of a policy version."""
         return partial(factor, self._optimizer, version, self._updates)
-
-    def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
-        """Update what changes once per update: an adaptive KL coefficient and a moving reference policy."""
-        train_state, kl = self._train_state, self._algorithm.knobs.kl
-        if kl.adaptive and trajectory_kl is not None:
-            train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
-        if train_state.reference and kl.reference == "ema":
-            move_reference(train_state.reference, train_state.model)

@@ -195,14 +195,14 @@ class VersionTrainer:
     def _taught(
         self, order: UpdateOrder, rows: list[Trajectory], progress: Progress
     ) -> tuple[list[Trajectory], dict[str, list[float]]]:
-        """Return the rows of which a served teacher told the logprobs, and these; without one all rows."""
+        """Return the rows for which a served teacher gave logprobs, and these by trajectory; without one all rows."""
         columns, versions = ["trajectory_id", "logprobs", "problem"], [part.teacher for part in order.parts]
         of_parts = (datasets.rows(self._store, each, self._cache, columns) for each in versions if each)
-        said = {row["trajectory_id"]: row for of_part in of_parts for row in of_part}
-        if untold := {name for name, row in said.items() if row["problem"]}:
-            progress(f"{len(untold)} trajectories left out: the teacher's answer could not be read")
-            rows = [row for row in rows if row.trajectory_id not in untold]
-        return rows, {name: row["logprobs"] for name, row in said.items()}
+        answers = {row["trajectory_id"]: row for of_part in of_parts for row in of_part}
+        if unread := {name for name, row in answers.items() if row["problem"]}:
+            progress(f"{len(unread)} trajectories left out: the teacher's answer could not be read")
+            rows = [row for row in rows if row.trajectory_id not in unread]
+        return rows, {name: row["logprobs"] for name, row in answers.items()}
 
     def _rows(self, part: Part) -> tuple[list[Trajectory], list[Score]]:
         if part.rows is None:
@@ -274,10 +274,10 @@ def check_noise(metrics: Mapping[str, float], algorithm: str) -> None:
     """
     if (clipped := metrics.get("policy/first_clip_fraction", 0.0)) > _MOST_CLIPPED:
         of_token, of_sequence = metrics["proximal/mean_difference"], metrics["proximal/sequence_difference"]
-        told = f"{clipped:.0%} of the first minibatch, whose weights are those that sampled: its limits are below the"
+        share = f"{clipped:.0%} of the first minibatch, whose weights are those that sampled: its limits are below the"
         noise = f"noise of the engine's logprobs, {of_token:.2g} a token and {of_sequence:.2g} a trajectory"
-        remedy = "Raise them, or take ratios to recomputed logprobs (gspo: ratio_to, ppo: objective)"
-        raise ValueError(f"algorithm.type={algorithm} clips {told} {noise}. {remedy}")
+        remedy = "Raise them, or take ratios to recomputed logprobs (ppo: objective)"
+        raise ValueError(f"algorithm.type={algorithm} clips {share} {noise}. {remedy}")
 
 
 def scratch_of_rank(config: Config, rank: int) -> Path:

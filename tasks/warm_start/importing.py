@@ -15,10 +15,9 @@ from configs import Config
 from storage.errors import UnavailableError, first_few
 from storage.objects.store import Store
 from storage.versions import contents, model_files
-from storage.versions.adapters import merge
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.model_files import INDEX
-from storage.versions.weights import load_model, not_finite
+from storage.versions.weights import load_model, merge, not_finite
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat, engine_ends, refuse_empty
 from tasks.agents.interface import AgentContext

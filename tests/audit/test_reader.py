@@ -146,7 +146,7 @@ def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp
         Score(row.trajectory_id, 0, verdict, 0.0, "", "", "", reward)
         for row, (verdict, reward) in zip(rows, rewards, strict=True)
     ]
-    knobs = {"score": {"type": "environment"}, "reward": {"unfinished": "least", "shape": None}}
+    knobs = {"score": {"type": "environment"}, "reward": {"shape": None}}
     commit(store, PLAIN, (rows, scores), [commit_policy(store, 0, policy_folder).version], **knobs)
     data_sets = select(store, [])
     with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:

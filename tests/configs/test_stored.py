@@ -10,7 +10,6 @@ import pytest
 from configs import (
     Config,
     ConfigError,
-    differences,
     flatten,
     load,
     read_stored,
@@ -18,7 +17,8 @@ from configs import (
 )
 from configs.algorithms import read_algorithm
 from configs.loader import unknown
-from configs.stored import BEFORE, as_begun, changed, removed, renamed
+from configs.stored import _ABSENT as ABSENT
+from configs.stored import CHANGES, _put, changed, formerly, lost, renamed
 from flows.run import workspace as run_workspace
 from flows.run.workspace import Workspace
 from storage import layout
@@ -45,54 +45,45 @@ def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("commit", FIRST)
-def test_first_configurations_mean_the_same(commit: str) -> None:
-    """Runs that began with the first configurations continue, although knobs were added, renamed and lost values.
-
-    Their number of tokens in a micro-batch, which is empty in present configurations, is filled in when they continue.
-    """
-    assert differences(FIRST[commit], load("smoke").model_dump(mode="json"))
-    of_ppo = {key: value for key, value in BEFORE.items() if key != "algorithm.ratio_to"}
-    before = [f"{key}={'null' if value is None else value}" for key, value in of_ppo.items()]
-    present = load("smoke", ["train.micro_batch_tokens=16384", *before]).model_dump(mode="json")
-    assert differences(up_to_date(FIRST[commit]), present) == []
+def test_first_configurations_are_read(commit: str) -> None:
+    """Knobs were added, renamed and lost since; what nobody can choose any more is named."""
+    read = read_stored(FIRST[commit], "a run")
+    before = [f"{each.knob}={json.dumps(each.was)}" for each in CHANGES if not each.is_gone]
+    taught = "{hidden_size: 64, layers: 1, steps: 20, target_accuracy: 0.45, two_turn_share: 0.25}"
+    assert read == load("smoke", ["train.micro_batch_tokens=16384", f"policy={{warm_start: {taught}}}", *before])
+    assert set(formerly(FIRST[commit])) == {each.knob for each in CHANGES if each.is_gone and each.was is not ABSENT}
+    assert "reward.failed: 'least' -> 'leave-out'" in lost(FIRST[commit])
 
 
-def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a default has changed, a run keeps what it was begun with unless its configuration says something else."""
-    monkeypatch.setattr("configs.stored.BEFORE", {"rollout.group_size": 3, "algorithm.kl.kl_ctl": 7.0})
-    begun = up_to_date(without(dump(), "rollout", "algorithm.kl.kl_ctl"))
-    assert (begun["rollout"]["group_size"], begun["algorithm"]["kl"]["kl_ctl"]) == (3, 7.0)
-    continued_config = as_begun(Config.model_validate(without(dump(), "rollout", "algorithm.kl")), begun)
-    assert (continued_config.rollout.group_size, continued_config.algorithm.kl.kl_ctl) == (3, 7.0)
-    chosen = as_begun(load("smoke", ["rollout.group_size=4"]), begun)
-    assert chosen.rollout.group_size == 4
+def test_what_a_program_does_today_is_not_lost() -> None:
+    """Neither in a configuration of today, nor in one that chose today's behaviour while there was a choice."""
+    present = dump()
+    assert lost(present) == []
+    chosen = without(present, "release")
+    for each in CHANGES:
+        if each.now is not ABSENT:
+            _put(chosen, each.knob, each.now)
+    assert lost(chosen) == []
+    _put(chosen, "algorithm.advantage.credit", "order")
+    assert lost(chosen) == ["algorithm.advantage.credit: 'order' -> 'causes'"]
+    assert up_to_date(chosen) == present
 
 
 @pytest.mark.parametrize(
     ("algorithm", "begun"),
     [
         ("grpo", {"c_clip": None}),
-        ("gspo", {"c_clip": None, "ratio_to": "sampling"}),
+        ("gspo", {"c_clip": None}),
         ("opd", {"c_clip": None}),
         ("my:Own", {"c_clip": None}),
         ("rloo", {}),
     ],
 )
-def test_every_algorithm_keeps_the_bounds_that_it_began_with(algorithm: str, begun: dict[str, Any]) -> None:
-    """A new bound is for new runs: a stored configuration without the knob had none."""
+def test_every_algorithm_had_the_bounds_that_it_began_with(algorithm: str, begun: dict[str, Any]) -> None:
+    """A stored configuration from before there was a bound had none."""
     stored = up_to_date(without(dump(), "algorithm") | {"algorithm": {"type": algorithm}})["algorithm"]
-    names = ("c_clip", "ratio_to")
-    assert {name: stored[name] for name in names if name in stored} == begun
-    knobs = {"type": algorithm, **begun}
-    assert all(getattr(read_algorithm(knobs), name) == value for name, value in begun.items())
+    assert {name: stored[name] for name in ("c_clip",) if name in stored} == begun
     assert all(getattr(read_algorithm({"type": algorithm}), name) != value for name, value in begun.items())
-
-
-def test_a_mixture_and_a_limit_of_rewards_continue_as_they_began() -> None:
-    stored = up_to_date(without(dump(), "problems.shares", "reward.max_clip"))
-    assert (stored["problems"]["shares"], stored["reward"]["max_clip"]) == ("draws", 20.0)
-    now = load("smoke")
-    assert (now.problems.shares, now.reward.max_clip) == ("learning", None)
 
 
 def test_k1_in_the_loss_is_refused_but_still_read() -> None:
@@ -128,7 +119,7 @@ def test_a_renamed_knob_keeps_its_value(stored: dict[str, Any], key: str, value:
 
 
 def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
-    """A limit changes no result. With another horizon or memory a run would go on otherwise, so it is refused."""
+    """A limit changes no result. With another horizon or memory a run would go on otherwise."""
     rows = {"kind": "jsonl", "path": "x", "preset": "gsm8k"}
     overrides = [f"problems.held_out={json.dumps(rows)}", f"evaluation.sets={json.dumps({'own': rows})}"]
     values = dump(*overrides)
@@ -138,11 +129,9 @@ def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
     begun["problems"]["held_out"]["max_line_mb"] = begun["evaluation"]["sets"]["own"]["max_line_mb"] = 5
     begun["ppo"] = begun.pop("algorithm")
     begun["ppo"]["kl"]["horizon"] = 10_000.0
-    assert up_to_date(begun) == values
+    assert (up_to_date(begun), lost(begun)) == (values, [])
     begun["ppo"]["kl"]["horizon"] = 100.0
-    assert unknown(up_to_date(begun)) == ["algorithm.kl.horizon=100.0: it is no knob any more: it is always 10000"]
-    with pytest.raises(ConfigError, match="algorithm.kl.horizon=100.0: it is no knob any more: it is always 10000"):
-        read_stored(begun, "night 1")
+    assert (up_to_date(begun), lost(begun)) == (values, ["algorithm.kl.horizon: 100.0 -> 10000"])
 
 
 @pytest.mark.parametrize(
@@ -209,8 +198,8 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
     ("overrides", "lacking"),
     [
         ([], ["run.overlap"]),
-        ([], ["algorithm.kl", "reward", "audit"]),
-        ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start.teaches"]),
+        ([], ["algorithm.kl", "audit"]),
+        ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start"]),
         (["algorithm.advantage.type=gae", "algorithm.critic={}"], ["algorithm.critic.value_eps_clip"]),
         (["evaluation.sets={own: {kind: arithmetic}}"], ["evaluation.sets.own.high"]),
         (
@@ -220,36 +209,30 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
         (["policy={path: somewhere}"], ["policy.warm_start"]),
     ],
 )
-def test_missing_knobs_get_their_defaults(
-    overrides: list[str], lacking: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[str]) -> None:
     """Missing knobs are added in all sections: empty ones, those of several forms, and those that the user names."""
-    monkeypatch.setattr("configs.stored.BEFORE", {})
     values = dump(*overrides)
     assert up_to_date(without(values, *lacking)) == values
 
 
-def test_migrations_run_in_order_and_do_not_change_their_input() -> None:
-    """A knob is renamed twice and its unit changed; a removed knob is dropped only if its value had no effect."""
-    migrations = [
+def test_conversions_run_in_order_and_do_not_change_their_input() -> None:
+    """A knob is renamed twice and its unit changed."""
+    conversions = [
         renamed("run.max_hours", "run.max_m", lambda hours: 60 * hours),
         renamed("run.max_m", "run.max_minutes"),
-        removed("rollout.eager", without=False),
-        removed("rollout.lazy", without=False),
         changed("problems.train", lambda source: source | {"kind": "arithmetic"}),
     ]
     values: dict[str, Any] = {
         "run": {"name": "x", "max_hours": 2},
-        "rollout": {"eager": False, "lazy": True},
         "problems": {"train": {"kind": "sums"}},
     }
     stored = json.dumps(values)
-    new = up_to_date(values, migrations)
+    new = up_to_date(values, conversions)
     assert json.dumps(values) == stored
     assert new["run"]["max_minutes"] == 120
-    assert ("max_hours" in new["run"], "eager" in new["rollout"], new["rollout"]["lazy"]) == (False, False, True)
+    assert "max_hours" not in new["run"]
     assert new["problems"]["train"]["high"] == 20
-    assert up_to_date(new, migrations) == new
+    assert up_to_date(new, conversions) == new
 
 
 def begin(tmp_path: Path, *overrides: str) -> Workspace:
@@ -272,22 +255,6 @@ def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
     change(values)
     path.write_bytes(seal(values))
     return path.read_bytes()
-
-
-def test_an_empty_knob_keeps_the_micro_batches_of_the_run(tmp_path: Path) -> None:
-    """Earlier programs stored a number of tokens, by default 16384; another would change the last bits of the weights.
-
-    A number that the configuration does give must be that of the run.
-    """
-    tokens = 2048
-    assert begin(tmp_path / "new").config.train.micro_batch_tokens is None
-    begin(tmp_path)
-    version = layout.run("smoke")
-    rewrite(tmp_path, version, lambda values: values["config"]["train"].update(micro_batch_tokens=tokens))
-    assert begin(tmp_path).config.train.micro_batch_tokens == tokens
-    assert begin(tmp_path, f"train.micro_batch_tokens={tokens}").config.train.micro_batch_tokens == tokens
-    with pytest.raises(ConfigError, match=f"train.micro_batch_tokens: {tokens} -> 4096"):
-        begin(tmp_path, "train.micro_batch_tokens=4096")
 
 
 def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ python -m tests.experiments.control --iterations 2  a short trial
 python -m tests.experiments.control --config demo-llm --set policy.path=FOLDER   another configuration
 
 Everything else is equal, and evaluations always use true verdicts. Effects of an update that do not come from
-verdicts occur in both arms, such as calming a policy after the large last steps of its warm start. Writes control.md.
+verdicts occur in both arms, such as calming a policy after the large steps by which it was taught. Writes control.md.
 """
 
 import copy
@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from tasks.score.interface import Reading
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier
 from tests.experiments.runs import Arm, Experiment
@@ -29,7 +28,7 @@ class CoinFlips(Verifier):
     def __init__(self, seed: int) -> None:
         self._flip = random.Random(seed)
 
-    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None) -> list[Verdict]:
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
         return [self._verdict(solutions) for _, solutions in pairs]
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:

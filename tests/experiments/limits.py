@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from configs.algorithms import PPO
-from tasks.train.losses import behaviour_weights, policy_loss
+from tasks.train.components import behaviour_weights, policy_loss
 from tasks.train.samples import Floats
 
 TOKENS, CONTEXTS, VOCABULARY, DRAWS = 4096, 8, 200, 20

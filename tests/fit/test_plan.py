@@ -301,12 +301,12 @@ def test_only_scores_of_the_configurations_scorer_count(tmp_path: Path, policy_f
     with pytest.raises(ValueError, match=r"score\.args=\{'environment': \{'success_above': 0\.7\}\}, not \{\}"):
         chosen("score.type=environment")
     assert chosen("score.type=environment", f"fit.scores=[{other}]") == other
-    score_again(run, "0002", "score.timeout_s=9", "score.success=reward", "score.type={default: math-verify}")
+    score_again(run, "0002", "score.timeout_s=9", "score.type={default: math-verify}")
     assert chosen() == own  # the same scorer, but no checkpoint was trained on what it said then
     begun = with_versions(run.config(*RFT, "run.name=begun"), [first])
     with Draft(run.store, layout.run("begun"), "run") as draft:
         draft.commit(Provenance(config=begun.model_dump(mode="json")), [])
-    present = score_again(run, scorer_fingerprint(run.config().score), "score.success=reward")
+    present = score_again(run, scorer_fingerprint(run.config().score))
     assert chosen() == present
     assert with_versions(run.config(*RFT, "run.name=begun"), [first]).fit.scores == begun.fit.scores == [own]
 

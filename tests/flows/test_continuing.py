@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError, load
-from configs.storage import Keep
 from configs.train import FROM_NEXT_UPDATE
 from flows.run import workspace as run_workspace
 from flows.run.workspace import Workspace
@@ -65,13 +64,19 @@ def test_learning_rates_and_bounds_may_change(begun: list[str], caplog: pytest.L
     assert re.search(r"from the next update on: (.+, )?optimizer\.lr: 1e-06 -> ", caplog.text)
 
 
-def test_a_run_of_an_older_program_keeps_all_checkpoints(begun: list[str]) -> None:
-    """It begins to delete only when it is said to, as any run may at any time."""
-    version = layout.run("smoke")
-    assert start(*begun).config.storage.keep == Keep()
-    rewrite(start(*begun).store, version, lambda values: values["config"]["storage"].pop("keep"))
-    assert start(*begun).config.storage.keep is None
-    assert start(*begun, "storage.keep.every=5").config.storage.keep == Keep(every=5)
+def test_a_run_of_an_older_program_goes_on_in_a_fork(begun: list[str]) -> None:
+    """One sentence names what this program lacks, and the fork; its answers may be scored all the same."""
+    store = start(*begun).store
+    rewrite(store, layout.run("smoke"), lambda values: values["config"].pop("release"))
+    rewrite(store, layout.run("smoke"), lambda values: values["config"]["score"].update(reading="library"))
+    with pytest.raises(ConfigError, match="begun by an older program, with settings that this one lacks:") as refused:
+        start(*begun)
+    assert "score.reading: 'library' -> 'answer'\n  score.success: 'reward' -> 'said'\n" in str(refused.value)
+    assert "goes on from the newest checkpoint with its optimizer:\n  the same command with --fork smoke@1" in str(
+        refused.value
+    )
+    start(*begun, "policy.fork=smoke@1", "run.name=smoke-fork")
+    assert start_scoring(*begun).by_other_scorer
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,29 @@
-"""Stores that earlier versions of the programs made (`tests/kept_stores/make.py`) are verified, continued, audited."""
+"""Stores that earlier versions of the programs made (`tests/kept_stores/make.py`) are read and forked."""
 
-import contextlib
 import json
 import tarfile
 from collections.abc import Iterator
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 
 import pytest
 
-from configs import read_stored
+from configs import ConfigError, load, read_stored
 from configs.rollout import Rollout
-from configs.schema import Config, Run
-from configs.stored import BEFORE
 from flows.audit_trajectories import audit_trajectories
+from flows.evaluate import evaluate
+from flows.fit import fit
 from flows.math_mt_ppo import math_mt_ppo
 from flows.retrain import retrain
+from flows.score import score
 from storage import layout
 from storage.logs import catalog
 from storage.logs.nights import Nights
-from storage.maintenance.check_logs import check_logs
-from storage.maintenance.verify import verify
+from storage.maintenance.verify import check_logs, verify
 from storage.objects.store import Store
-from storage.version_names import AnnotationsVersion, select
-from storage.versions import aliases, checkpoints, datasets, manifests
-from storage.versions.drafts import shards
+from storage.versions import aliases, checkpoints, manifests
 from tasks.audit.record import read_audit
 from tasks.inference.engine import Engine
+from tasks.retrain.commands import give_up
 from tests.conftest import INFERENCE, forget
 from tests.support.chain_helpers import nonces
 from tests.support.paths import ROOT
@@ -43,17 +39,12 @@ class Kept:
         with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
         self.folder, self.store = folder, Store(str(folder / "store"))
+        self.place = [f"storage.root={self.store.root}", f"storage.cache={folder}/cache"]
 
     def settings(self, run: str) -> str:
-        """Write the configuration that a run began with to a YAML file; return its path.
-
-        It does not name the knobs whose defaults have changed since, as its file did not.
-        """
+        """Write what a run began with, as far as there is a choice today, to a YAML file; return its path."""
         path = self.folder / f"{run}.yaml"
         values = read_stored(manifests.read(self.store, layout.run(run)).config, run).model_dump(mode="json")
-        for *sections, name in (key.split(".") for key in BEFORE):
-            with contextlib.suppress(KeyError):  # another algorithm may lack the knob
-                del reduce(getitem, sections, values)[name]
         path.write_text(json.dumps(values))  # YAML, too
         return str(path)
 
@@ -70,40 +61,13 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def engine(kept: Kept) -> Iterator[Engine]:
-    """Yield a server for the smallest policy, which the flows of these tests share."""
-    first = checkpoints.open_checkpoint(kept.store, layout.checkpoint("half", 0), kept.folder / "cache")
-    with Engine(INFERENCE, Rollout(), kept.folder) as engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Yield a server for the smallest policy, which the policies of all stores are."""
+    oldest = Kept(KEPT[0], tmp_path_factory.mktemp("oldest"))
+    first = checkpoints.open_checkpoint(oldest.store, layout.checkpoint("half", 0), oldest.folder / "cache")
+    with Engine(INFERENCE, Rollout(), oldest.folder) as engine:
         engine.serve(first)
         yield engine
-
-
-@pytest.fixture
-def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
-    """Return the overrides that a moved store needs: where the flows work."""
-    server = engine.servers[0]
-    forget(engine)
-    return [
-        f"storage.root={kept.store.root}",
-        f"storage.cache={kept.folder}/cache",
-        f"inference.urls=[{server.url}]",
-    ]
-
-
-class NewRun(Run):
-    stream: bool = False
-    """A knob that a future version might add."""
-
-
-class NewConfig(Config):
-    run: NewRun
-
-
-@pytest.fixture
-def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the program one knob more than the program that made the store had."""
-    for module in ("configs.loader", "configs.stored", "tasks.retrain.planning"):
-        monkeypatch.setattr(f"{module}.Config", NewConfig)
 
 
 def test_it_is_whole(kept: Kept) -> None:
@@ -118,75 +82,53 @@ def test_it_is_whole(kept: Kept) -> None:
     ]
 
 
-def test_a_run_continues_where_it_was_killed(kept: Kept, place: list[str]) -> None:
-    """The run trains on the stored rollout and makes nothing a second time."""
-    before, second = nonces(kept.folder), layout.checkpoint("half", 2)
-    assert manifests.committed(kept.store, layout.trajectories("half", 1))
-    assert not manifests.committed(kept.store, second)
-    math_mt_ppo(kept.settings("half"), place)
-    assert manifests.committed(kept.store, second)
-    assert before.items() <= nonces(kept.folder).items()
+@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.parametrize(("run", "remedy"), [("half", "--fork half@1 run.name=half-fork"), ("killed", "run.name=…")])
+def test_a_run_is_not_continued(kept: Kept, run: str, remedy: str) -> None:
+    """One sentence names what this program lacks, and what to do; a killed rollout is refused, too."""
+    before = nonces(kept.folder)
+    with pytest.raises(ConfigError, match=r"older program, with settings .*:\n(.*\n)*  reward\.failed: 'least'") as no:
+        math_mt_ppo(kept.settings(run), kept.place)
+    assert remedy in str(no.value)
+    assert nonces(kept.folder) == before
 
 
 @pytest.mark.usefixtures("prefect_api")
-def test_a_run_of_an_adapter_continues(kept: Kept) -> None:
-    """It trains the same adapter on, of the same base, on its stored rollout."""
-    run, second = layout.run("adapter"), layout.checkpoint("adapter", 2)
-    if not manifests.committed(kept.store, run):
-        pytest.skip("only one program made a run of an adapter alone")
-    before = nonces(kept.folder)
-    math_mt_ppo(kept.settings("adapter"), [f"storage.root={kept.store.root}", f"storage.cache={kept.folder}/cache"])
-    first, last = (manifests.read(kept.store, layout.checkpoint("adapter", number)) for number in (0, 2))
-    assert manifests.committed(kept.store, second)
-    assert last.base
-    assert last.base.version == first.version
-    assert before.items() <= nonces(kept.folder).items()
-
-
-@pytest.mark.usefixtures("prefect_api")
-def test_a_run_with_a_teacher_and_a_mixture_continues(kept: Kept) -> None:
-    """It learns from what the teacher has said, and asks about nothing again."""
-    if not manifests.committed(kept.store, layout.run("taught")):
-        pytest.skip("an older program made this store, and had no models beside the policy")
-    before, teacher = nonces(kept.folder), kept.store.uri(layout.checkpoint("half", 0))
-    place = [f"storage.root={kept.store.root}", f"storage.cache={kept.folder}/cache"]
-    math_mt_ppo(kept.settings("taught"), [*place, f"models.teacher.path={teacher}"])
-    parents = manifests.read(kept.store, layout.checkpoint("taught", 2)).parent_names
-    (taught,) = select(AnnotationsVersion, parents)
-    assert any(path.endswith(f"{taught}/manifest.json") for path in before)
-    played = datasets.trajectories(kept.store, layout.trajectories("taught", 1), kept.folder)
-    assert {row.source for row in played} == {"sums", "more"}
-    assert before.items() <= nonces(kept.folder).items()
-
-
-@pytest.mark.usefixtures("upgraded")
-def test_a_killed_rollout_continues_after_an_upgrade(kept: Kept, place: list[str]) -> None:
-    """The rollout continues from its two shards, which are not played again."""
-    version = layout.trajectories("killed", 0)
-    journaled = set(shards(kept.store, version))
-    assert len(journaled) == 2
-    math_mt_ppo(kept.settings("killed"), [*place, "run.iterations=1"])
-    played = manifests.read(kept.store, version)
-    assert journaled < {file.path for file in played.files}
-    assert played.config["run"]["stream"] is False
-
-
-@pytest.mark.usefixtures("upgraded")
-def test_a_night_continues_after_an_upgrade(kept: Kept, place: list[str]) -> None:
-    """The night continues to its end and need not be given up."""
-    before = nonces(kept.folder)
-    assert [bool(record.end) for record in Nights(kept.store, "nightly").read()] == [True, False]
-    assert retrain(kept.settings("nightly-0002"), [*place, "run.name=nightly"]) == "promoted"
+def test_a_night_is_given_up(kept: Kept) -> None:
+    """The refusal says how; the problems wait for a night of this program."""
+    settings, name = kept.settings("nightly-0002"), "run.name=nightly"
+    with pytest.raises(ConfigError, match="night 2 was begun by an older program, .* end it with --give-up"):
+        retrain(settings, [*kept.place, name])
+    assert give_up(load(settings, [*kept.place, name])).startswith("night 2 is given up")
     last = Nights(kept.store, "nightly").read()[-1]
     assert last.end
-    assert last.night.number == 2
-    assert before.items() <= nonces(kept.folder).items()
-    champion = aliases.current(kept.store, "champion")
-    assert champion
-    assert champion.version == layout.checkpoint("nightly-0002", 1)
+    assert last.end.waiting == last.night.fresh
 
 
-def test_the_continued_store_is_whole(kept: Kept, place: list[str]) -> None:
-    """Old and new versions are audited together and verified."""
-    assert audit_trajectories([], "smoke", place, fail_on="never")["verdict"] in ("pass", "warn")
+@pytest.fixture
+def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
+    """Return where the flows work."""
+    server = engine.servers[0]
+    forget(engine)
+    return [*kept.place, f"inference.urls=[{server.url}]"]
+
+
+def test_a_fork_trains_on_what_was_played(kept: Kept, place: list[str]) -> None:
+    """It goes on from the newest checkpoint with its optimizer; old answers get scores of this program before."""
+    settings, fork = kept.settings("half"), [*place, "policy={fork: half@1}", "run.name=forked"]
+    with pytest.raises(ValueError, match="was scored by another scorer .*, score it again"):
+        fit(settings, fork, ["half"])
+    for iteration in (0, 1):
+        score(settings, place, iteration=iteration)
+    fit(settings, fork, ["half"])
+    first, last = (manifests.read(kept.store, layout.checkpoint("forked", number)) for number in (0, 1))
+    assert layout.checkpoint("half", 1) in first.parent_names
+    assert layout.trajectories("half", 1) in last.parent_names
+    assert last.metrics["trajectories"] > 0
+
+
+def test_a_checkpoint_is_evaluated(kept: Kept, place: list[str]) -> None:
+    """With the settings of its run; the answers of before are audited with those of now, and all is whole."""
+    assert evaluate(kept.settings("half"), place, policy=layout.checkpoint("half", 1))
+    assert audit_trajectories([], "smoke", kept.place, fail_on="never")["verdict"] in ("pass", "warn")
     assert kept.faults == []

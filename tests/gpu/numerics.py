@@ -19,10 +19,10 @@ from configs.train import Optimizer, Train
 from tasks.train.batches import Batching, batching_for, cut, pieces
 from tasks.train.kernels import PACKED, float32_logits, suits
 from tasks.train.mesh import Mesh, join_group, new_notes
+from tasks.train.optimizer import make_adamw
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Sample, build_samples
 from tasks.train.sharding import shard, whole
-from tasks.train.train_state import make_adamw
 from tasks.train.trainer import Trainer
 from tests.gpu.checks import Check, Setting, attempt, limited, needs_cuda
 from tests.support.train_helpers import EVERYTHING, GAE, gradients, make_trainer, random_rows

@@ -166,8 +166,9 @@ def make_random_trainer(shape: Shape, device: str) -> "Trainer":
 
     from tasks.train.algorithms import make_algorithm
     from tasks.train.mesh import ALONE
+    from tasks.train.optimizer import make_adamw
     from tasks.train.policy import set_up
-    from tasks.train.train_state import TrainState, make_adamw
+    from tasks.train.train_state import TrainState
     from tasks.train.trainer import Trainer
 
     config = Qwen2Config(

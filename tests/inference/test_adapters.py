@@ -17,11 +17,11 @@ from configs.rollout import Rollout
 from configs.train import Train
 from storage import layout
 from storage.objects.store import Store
-from storage.versions import adapters, checkpoints
+from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.model_files import ADAPTER_FILES
-from storage.versions.weights import load_model
+from storage.versions.weights import load_model, make_adapter, save
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
@@ -41,10 +41,10 @@ def commit_adapter(store: Store, run: str, number: int, base: Path, noise: float
     version, first = layout.checkpoint(run, number), layout.checkpoint(run, 0)
     with TemporaryDirectory() as scratch, Draft(store, version, "checkpoint") as draft:
         folder = Path(scratch) / "adapter"
-        adapters.make_adapter(load_model(base), lora, 1, folder)
+        make_adapter(load_model(base), lora, 1, folder)
         generator, tensors = torch.Generator().manual_seed(number), load_file(folder / ADAPTER_FILES[1])
         noisy = {name: value + noise * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
-        adapters.save(noisy, lora, folder)
+        save(noisy, lora, folder)
         canary = make_canary(load_policy(base, Train(), adapter=folder))
         if number == 0:
             draft.add_folder(base, "model")

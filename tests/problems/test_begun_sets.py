@@ -151,13 +151,3 @@ def test_problems_without_room_are_never_drawn(
     assert len(drawn) == len(before) == 4
     assert "1 of 5 problems (000005) leave no room for an answer in inference.max_model_len=128" in caplog.text
     assert unplayable(workspace, layout.checkpoint("another", 0), read_problems(workspace, train)) == {"000005"}
-
-
-def test_problems_without_room_can_be_refused_or_played(rows: Path, overrides: list[str]) -> None:
-    """The refusal comes before anything is committed but the run; runs of older programs play them as before."""
-    append(rows, f"What is 7 + 1? {'Ignore this. ' * 100}")
-    with pytest.raises(ValueError, match=r"1 of 5 problems \(000005\) leave no room .* raise inference.max_model_len"):
-        begin(*overrides, "problems.without_room=refuse")
-    workspace, (train, _) = begin(*overrides, "problems.without_room=play")
-    drawn, spare = _draw(workspace, train, 0)
-    assert len([*drawn, *spare]) == 5

@@ -3,7 +3,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -105,11 +104,8 @@ STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
 FAULTS: list[Fault] = ["", "policy", "set-up"]
 
 
-@pytest.mark.parametrize(("unfinished", "newest", "all_ages"), [("least", 10, 40), ("leave-out", 12, 48)])
-def test_trained_trajectories_are_those_the_trainer_takes(
-    place: Place, tmp_path: Path, unfinished: Literal["least", "leave-out"], newest: int, all_ages: int
-) -> None:
-    """Status, fault, staleness and tokens decide as in the trainer."""
+def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path: Path) -> None:
+    """Status, fault, staleness and tokens decide as in the trainer. Older programs took other faults."""
     cases = list(itertools.product(STATUSES, range(4), range(3), FAULTS))
     played = [Played(ONE, [1.0] * turns, status, version, fault) for status, version, turns, fault in cases]
     rows = [
@@ -117,15 +113,17 @@ def test_trained_trajectories_are_those_the_trainer_takes(
         for number, (status, version, turns, fault) in enumerate(cases)
     ]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
-    samples = build_samples(rows, scores, Reward(unfinished=unfinished))
+    samples = build_samples(rows, scores, Reward())
     place.checkpoint(layout.checkpoint("r", 3), [], {})
     data_set, _ = place.play("r", 3, place.problems(ONE), *played)
     for lag in range(5):
-        config = {"rollout": {"max_head_offpolicyness": lag}, "reward": {"unfinished": unfinished}}
+        config = {"release": 1, "rollout": {"max_head_offpolicyness": lag}}
         place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
     found = [(use.run, use.episodes, use.trained) for use in trained_on(place.store, "1", tmp_path).uses]
     assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
-    assert (found[0][2], found[4][2]) == (newest, all_ages)
+    assert (found[0][2], found[4][2]) == (10, 40)
+    place.checkpoint(layout.checkpoint("older", 4), [data_set], {"rollout": {"max_head_offpolicyness": 4}})
+    assert [use.trained for use in trained_on(place.store, "1", tmp_path).uses if use.run == "older"] == [48]
 
 
 def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp_path: Path) -> None:

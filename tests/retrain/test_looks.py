@@ -2,10 +2,9 @@
 
 import pytest
 
-from configs import load
+from configs import ConfigError, load
 from configs.evaluate import HELD_OUT, Gate
 from configs.policy import LoRA, Policy
-from configs.storage import Keep, Storage
 from storage.logs.nights import Ending, Record
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
@@ -81,12 +80,12 @@ def ended(outcome: Ending, **changes: None) -> Record:
     return Record(NIGHT, end=END.model_copy(update={"outcome": outcome, **changes}))
 
 
-def test_a_night_of_an_older_program_keeps_its_rule() -> None:
-    """A night that began before there was a rule for many nights is decided as it would have been."""
-    begun = load("smoke").model_dump(mode="json")
-    del begun["retrain"]["gate"]["max_by_luck"]
+def test_a_night_of_an_older_program_is_given_up() -> None:
+    """One sentence says which of its settings nobody can choose any more, and what to do."""
+    begun = load("smoke").model_dump(mode="json", exclude={"release"})
     night = NIGHT.model_copy(update={"config": begun})
-    assert continued(night, load("smoke")).retrain.gate == EACH_NIGHT
+    with pytest.raises(ConfigError, match=r"older program, .* \(.*reward\.failed: 'least' -> .*\): .* --give-up"):
+        continued(night, load("smoke"))
 
 
 def test_a_continued_night_may_be_helped() -> None:
@@ -101,15 +100,6 @@ def test_a_continued_night_may_be_helped() -> None:
     assert continued(night, load("smoke", helped)) == load("smoke", [*helped, "algorithm.eps_clip=0.3"])
 
 
-def test_a_night_of_an_older_program_keeps_its_checkpoints() -> None:
-    """A run begins to delete only if it was begun so, or if it is said to now."""
-    begun = load("smoke").model_dump(mode="json")
-    del begun["storage"]["keep"]
-    night = NIGHT.model_copy(update={"config": begun})
-    assert continued(night, load("smoke", ["storage.root=elsewhere"])).storage == Storage(root="elsewhere", keep=None)
-    assert continued(night, load("smoke", ["storage.keep.last=3"])).storage.keep == Keep(last=3)
-
-
 def test_looks_are_counted_from_the_log() -> None:
     """Every decision since the last promotion is a look, the next one included; a night that was given up is none."""
     assert looks([]) == looks([Record(NIGHT)]) == 1
@@ -119,7 +109,7 @@ def test_looks_are_counted_from_the_log() -> None:
 
 
 def test_a_night_trains_an_adapter_of_the_champion() -> None:
-    """It begins with the champion in place of a warm start, and trains what the configuration says."""
+    """It begins with the champion, and trains what the configuration says."""
     config, champion = load("retrain", ["policy.lora={rank: 3}"]), PolicyVersion("runs/n-0001/checkpoints/000008")
     night = night_config(config, Store("store"), 2, champion, "problems/0a", {HELD_OUT: "problems/0b"})
     policy = Policy.model_validate(night["policy"])

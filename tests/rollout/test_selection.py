@@ -136,7 +136,7 @@ def test_groups_with_equal_returns_are_rejected(name: str, overrides: tuple[str,
     """What makes a group useless is that its returns are equal, turn by turn, not that its success rate is 0 or 1."""
     group = (EQUAL | UNEQUAL)[name]
     rows = select_episodes(group, settings(*overrides, reject_equal=True))
-    assert is_rejected(group, rows, settings(*overrides)) is (name in EQUAL)
+    assert is_rejected(group, rows) is (name in EQUAL)
     assert statuses(select_episodes(group, settings(*overrides))) == statuses(group)  # off by default
     if name in EQUAL:
         assert rows[0].reason == "the episodes of its group have equal returns"
@@ -158,32 +158,27 @@ def test_a_scorer_that_the_environment_knows_nothing_of_decides_alone(overrides:
     """The environment calls every answer wrong, because only a judge, a program's tests or a function can tell."""
     group = [episode(number, 0) for number in range(4)]
     config = settings(*overrides, reject_equal=True)
-    assert is_rejected(group, select_episodes(group, config), config) is rejected
+    assert is_rejected(group, select_episodes(group, config)) is rejected
 
 
 def test_an_unfinished_episode_beside_a_worthless_one_is_kept() -> None:
     """Only training knows what it earns: less than 0 if an episode of another problem does."""
     group = [graded(0, 0.0), unfinished(1)]
     rejects = [settings(*RAW, *more, reject_equal=True) for more in ((), ("reward.least=0",))]
-    assert [is_rejected(group, select_episodes(group, config), config) for config in rejects] == [False, True]
+    assert [is_rejected(group, select_episodes(group, config)) for config in rejects] == [False, True]
 
 
 def test_a_paid_format_is_no_success() -> None:
-    """Four wrong answers, two of them paid for their format, have a success rate of 0 and not of one half.
-
-    With `score.success=reward`, as before, two of them counted.
-    """
+    """Four wrong answers, two of them paid for their format, have a success rate of 0 and not of one half."""
     group = [paid(0, 0.0, 0.2), paid(1, 0.0, 0.2), paid(2, 0.0, 0.0), paid(3, 0.0, 0.0)]
     assert success_rate(group, settings()) == 0
     assert success_rate([paid(0, 1.0, 0.2), *group[1:]], settings()) == 0.25
-    assert success_rate(group, settings("score.success=reward")) == 0.5
 
 
 def test_the_threshold_of_the_scorer_holds_while_playing() -> None:
-    """`success_above` decides in filters, too, where neither a verdict nor a part does; before, it did not."""
-    above = 'score={type: environment, args: {environment: {success_above: 0.5}}, success: "%s"}'
-    group = [graded(0, 0.2), graded(1, 1.2)]
-    assert [success_rate(group, settings(above % rule)) for rule in ("said", "reward")] == [0.5, 1.0]
+    """`success_above` decides in filters, too, where neither a verdict nor a part does."""
+    above = "score={type: environment, args: {environment: {success_above: 0.5}}}"
+    assert success_rate([graded(0, 0.2), graded(1, 1.2)], settings(above)) == 0.5
 
 
 def test_an_episode_that_the_policy_ended_counts_as_wrong() -> None:
@@ -191,7 +186,6 @@ def test_an_episode_that_the_policy_ended_counts_as_wrong() -> None:
     full = unfinished(1)
     group = [episode(0, 1), full, broken := replace(unfinished(2), fault="set-up")]
     assert success_rate(group, settings()) == 0.5
-    assert success_rate(group, settings("reward.unfinished=leave-out")) == 1.0
     assert statuses(select_episodes(group, settings(success_rate_ub=0.4))) == ["rejected", "rejected", "failed"]
     best = select_episodes([full, *group[:1], episode(3, 0), broken], settings(group_size=2, generation_size=4))
     assert statuses(best) == ["rejected", "completed", "completed", "failed"]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks import own_code
 from tasks.rollout.workers import LocalWorker
-from tasks.score.interface import Answer, Reading, ScorerContext
+from tasks.score.interface import Answer, ScorerContext
 from tasks.score.scorers import EnvironmentScorer, MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict
@@ -91,18 +91,12 @@ def test_a_mapping_needs_a_default() -> None:
 
 
 def test_stored_scores_keep_their_fingerprint() -> None:
-    """Scores of runs from before there was a choice are found again, and are no others'."""
+    """Scores that programs with a choice of readings and rules made as this one does are found again."""
     both = {"default": "math-verify", "gsm8k": "math-verify"}
-    for reading in get_args(Reading):
-        prints = {scorer_fingerprint(ScoreSettings(type=each, reading=reading)) for each in ("math-verify", both)}
-        assert len(prints) == 1
-    assert identity(ScoreSettings(reading="library")) == {}
+    assert len({scorer_fingerprint(ScoreSettings(type=each)) for each in ("math-verify", both)}) == 1
     assert identity(ScoreSettings()) == {"reading": "answer", "version": MathVerifyScorer.version}
-    mixed = {"default": "math-verify", "code": "code"}
-    assert "reading" not in identity(ScoreSettings(type=mixed, reading="library"))
-    assert identity(ScoreSettings(type=mixed, reading="library"))["scorers"]["math-verify"] == 1
-    before_parts = identity(ScoreSettings(type="environment", success="reward"))  # there was no rule for parts
-    assert before_parts == {"type": {"default": "environment"}, "args": {}, "scorers": {"environment": 1}}
+    of_environment = {"type": {"default": "environment"}, "args": {}, "scorers": {"environment": 1}, "success": "said"}
+    assert identity(ScoreSettings(type="environment")) == of_environment
 
 
 def test_what_the_environment_got_is_graded(verifier: Verifier) -> None:
@@ -113,17 +107,6 @@ def test_what_the_environment_got_is_graded(verifier: Verifier) -> None:
     settings = ScoreSettings()
     assert [verdict.name for verdict in judged(verifier, settings, *given)] == ["unparsable", "wrong"]
     assert [verdict.name for verdict in judged(verifier, settings, *stored)] == ["correct", "wrong"]
-    old = judged(verifier, ScoreSettings(reading="library"), *stored)
-    assert [(verdict.name, verdict.extracted) for verdict in old] == [("wrong", "0.9"), ("wrong", "4")]
-
-
-def test_the_reading_belongs_to_the_run(verifier: Verifier) -> None:
-    """The same verifier grades for runs of both readings, and remembers which verdict is whose."""
-    repeated = Answer(row("12 + 7", solution="19"), 0)
-    for _ in range(2):
-        for reading, name in (("library", "correct"), ("answer", "wrong")):
-            settings = ScoreSettings.model_validate({"reading": reading})
-            assert judged(verifier, settings, repeated)[0].name == name
 
 
 def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +121,6 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
     own_code._read.cache_clear()  # as in a new process
     others = [
         ScoreSettings(type="environment"),
-        ScoreSettings(type="environment", success="reward"),
         ScoreSettings(type="environment", args={"environment": {"success_above": 0.5}}),
         ScoreSettings(type={"default": "math-verify", "game": "environment"}),
         ScoreSettings(type={"default": "environment", "game": "math-verify"}),
@@ -298,26 +280,25 @@ def test_what_the_environment_said_counts(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reward", "parts", "now", "before"),
+    ("verdict", "reward", "parts", "name"),
     [
-        ("", 0.2, {"correct": 0.0, "format": 0.2}, "wrong", "correct"),
-        ("", 1.2, {"correct": 1.0, "format": 0.2}, "correct", "correct"),
-        ("", -0.5, {"correct": 1.0, "length": -1.5}, "correct", "wrong"),
-        ("", 0.7, {"correct": 0.5, "format": 0.2}, "wrong", "correct"),
-        ("", 0.2, {"format": 0.2}, "correct", "correct"),
-        ("correct", 0.2, {"correct": 0.0}, "correct", "correct"),
-        ("wrong", 1.2, {"correct": 1.0}, "wrong", "wrong"),
+        ("", 0.2, {"correct": 0.0, "format": 0.2}, "wrong"),
+        ("", 1.2, {"correct": 1.0, "format": 0.2}, "correct"),
+        ("", -0.5, {"correct": 1.0, "length": -1.5}, "correct"),
+        ("", 0.7, {"correct": 0.5, "format": 0.2}, "wrong"),
+        ("", 0.2, {"format": 0.2}, "correct"),
+        ("correct", 0.2, {"correct": 0.0}, "correct"),
+        ("wrong", 1.2, {"correct": 1.0}, "wrong"),
     ],
 )
 def test_the_part_named_correct_says_what_is_right(
-    verifier: Verifier, verdict: str, reward: float, parts: dict[str, float], now: str, before: str
+    verifier: Verifier, verdict: str, reward: float, parts: dict[str, float], name: str
 ) -> None:
-    """A wrong answer in a paid format is no success; a verdict decides first; `score.success=reward` is as before."""
+    """A wrong answer in a paid format is no success; a verdict decides first."""
     turns = [{"text": "x", "verdict": verdict, "reward": reward}]
     answer = Answer(row("x", turns=turns, reward_parts=[list(parts.items())], source=""), 0)
-    for rule, name in (("said", now), ("reward", before)):
-        scorers = Scorers(ScoreSettings(type="environment", success=rule), verifier)  # type: ignore[arg-type]
-        assert scorers.judge([answer])[0].name == name
+    scorers = Scorers(ScoreSettings(type="environment"), verifier)
+    assert scorers.judge([answer])[0].name == name
 
 
 # Stored data

@@ -19,14 +19,15 @@ from random import Random
 import psutil
 import pytest
 
-from tasks.score.interface import Reading
+from tasks.score.contract import grade
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier
+from tasks.score.worker import CONTRACT, LIBRARY
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
 ENDLESS = "$9^{9^{9^{9}}}$"
-Library = partial(Verifier, reading="library")
+Library = partial(Verifier, function=LIBRARY)
 """A verifier that gives whole texts to math-verify: no rule decides before it, so answers can be endless or huge."""
 
 
@@ -112,8 +113,8 @@ def stop_while_grading(verifier: Verifier, others: set[int]) -> "tuple[int, Futu
 def test_verdict_table(
     verifier: Verifier, answer: str, solutions: list[str], name: str, extracted: str, solution: str
 ) -> None:
-    """With `score.reading=library` math-verify reads the whole text, as in runs from before there was a choice."""
-    verdict = verifier.grade([(answer, solutions)], "library")[0]
+    """What math-verify finds in the whole text."""
+    verdict = verifier.grade([(answer, solutions)])[0]
     assert (verdict.name, verdict.extracted, verdict.solution) == (name, extracted, solution)
     assert verdict.success == (name == "correct")
     verdict.reason.encode()  # the reason can be stored for any answer
@@ -121,10 +122,10 @@ def test_verdict_table(
 
 def test_reasons_name_the_culprit(verifier: Verifier) -> None:
     """The stored reason names the bad solution or answer."""
-    bad_gold, bad_answer = verifier.grade([("5", [""]), ("no number", ["5"])], "library")
+    bad_gold, bad_answer = verifier.grade([("5", [""]), ("no number", ["5"])])
     assert "no expression in solution" in bad_gold.reason
     assert bad_answer.reason == "no expression in answer 'no number'"
-    bad_gold, bad_answer = verifier.grade([("5", ["proof"]), ("no number", ["5"])], "answer")
+    bad_gold, bad_answer = (grade(text, (gold,)) for text, gold in (("5", "proof"), ("no number", "5")))
     assert bad_gold.reason == "no solution, only placeholders: ('proof',)"
     assert bad_answer.reason == "no number in 'no number'"
 
@@ -260,7 +261,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
 
 PARENT = f"""
 from tasks.score.verifier import Verifier
-verifier = Verifier(workers=2, timeout_s=600, reading="library")
+verifier = Verifier(workers=2, timeout_s=600, function="tasks.score.library:grade")
 verifier.grade([("1", ["1"]), ("2", ["2"])])
 verifier._submit([({ENDLESS!r}, ["1"])])
 print("ready", flush=True)
@@ -290,7 +291,7 @@ if __name__ == "__mp_main__":  # in the workers, which import the main module ag
 def main():
     from tasks.score.verifier import Verifier, VerifierBrokenError
     answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
-    with Verifier(workers=1, memory_mb=64, timeout_s=60, reading="library") as verifier:
+    with Verifier(workers=1, memory_mb=64, timeout_s=60, function="tasks.score.library:grade") as verifier:
         try:
             print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.grade(answers)), sep="; ")
             left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
@@ -329,12 +330,12 @@ def test_workers_work_under_limits_of_address_space(limits: str, ballast_mb: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reading", ["answer", "library"])
-def test_math_500_golds_are_correct(data_folder: Path, reading: Reading) -> None:
+@pytest.mark.parametrize("function", [CONTRACT, LIBRARY])
+def test_math_500_golds_are_correct(data_folder: Path, function: str) -> None:
     """All 500 gold answers of MATH-500, boxed, are correct against themselves."""
     path = data_folder / "math_500" / "test.jsonl"
     golds = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
-    with Verifier(timeout_s=30, reading=reading) as verifier:
+    with Verifier(timeout_s=30, function=function) as verifier:
         verdicts = verifier.grade([(f"\\boxed{{{gold}}}", [gold]) for gold in golds])
     assert len(golds) == 500
     assert [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict.name != "correct"] == []

@@ -14,8 +14,7 @@ from s3fs import S3FileSystem
 from storage.errors import UnavailableError
 from storage.maintenance import doctor
 from storage.maintenance.doctor import ProbeResult, examine
-from storage.objects.interface import ObjectInfo
-from storage.objects.local import LocalBackend
+from storage.objects.local import LocalBackend, ObjectInfo
 from storage.objects.store import Store
 
 

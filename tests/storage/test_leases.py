@@ -12,11 +12,10 @@ import pytest
 from storage import layout
 from storage.errors import LeaseHeldError, LeaseLostError, StorageError
 from storage.logs import leases
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, is_alive, own_identity
 from storage.logs.log import Log
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.processes.identity import is_alive, own_identity
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import committed
 

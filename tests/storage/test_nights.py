@@ -7,12 +7,11 @@ import pytest
 
 from storage import layout
 from storage.errors import LeaseLostError, StorageError
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, own_identity
 from storage.logs.log import Log
 from storage.logs.nights import End, Night, Nights
-from storage.maintenance.check_logs import check_logs, repair
+from storage.maintenance.verify import check_logs, repair
 from storage.objects.store import Store
-from storage.processes.identity import own_identity
 
 NIGHT = Night(
     number=1,

@@ -9,13 +9,12 @@ import pytest
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, own_identity
 from storage.logs.log import Log, check_entry
 from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import check_logs, repair
 from storage.maintenance.gc import Rules
+from storage.maintenance.verify import check_logs, repair
 from storage.objects.store import Store
-from storage.processes.identity import own_identity
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 

@@ -18,8 +18,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs.leases import Lease
 from storage.maintenance import gc
-from storage.maintenance.check_logs import check_logs
-from storage.maintenance.verify import verify
+from storage.maintenance.verify import check_logs, verify
 from storage.objects.store import Store
 from storage.versions.drafts import Draft, Provenance
 

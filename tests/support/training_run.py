@@ -13,10 +13,9 @@ from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
-from storage.versions.adapters import make_adapter
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
-from storage.versions.weights import load_model
+from storage.versions.weights import load_model, make_adapter
 from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 from tasks.train.policy import load_policy, make_canary
 from tests.support.train_helpers import random_rows, save_tiny

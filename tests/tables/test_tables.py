@@ -152,11 +152,10 @@ def test_the_words_mean_the_same_in_tables_and_in_memory(episodes: Sequence[tupl
         rows.append(replace(row, **ended, versions=sampled, action_mask=mask))
         for turn, (verdict, why, reward, _) in enumerate(turns):
             scores.append(Score(str(number), turn, verdict, float(verdict == "correct"), "", "", why, reward))
-    leave_out = Reward(unfinished="leave-out")
     with tempfile.TemporaryDirectory() as folder, tables_of(rows, scores, Path(folder)) as database:
         found = database.all(
             """select t.trajectory_id, is_trainable(t.status, t.fault, e.sampled, true),
-                is_trainable(t.status, t.fault, e.sampled, false), misses_answers(t.unplayed_turns, t.reason),
+                misses_answers(t.unplayed_turns, t.reason),
                 is_stale(oldest_version(t.versions), 4, ?), coalesce(e.first, 0), coalesce(e.best, 0)
             from trajectories t join episodes e using (row) order by t.row""",
             allowed,
@@ -168,8 +167,7 @@ def test_the_words_mean_the_same_in_tables_and_in_memory(episodes: Sequence[tupl
     oldest = {row.trajectory_id: [version for version in row.versions if version >= 0] for row in rows}
     assert found == [
         (
-            *(row.trajectory_id, words.is_trainable(row, Reward()), words.is_trainable(row, leave_out)),
-            words.misses_answers(row),
+            *(row.trajectory_id, words.is_trainable(row), words.misses_answers(row)),
             bool(oldest[row.trajectory_id]) and words.is_stale(min(oldest[row.trajectory_id]), 4, allowed),
             *(words.first_turn(successes[row.trajectory_id]), words.any_turn(successes[row.trajectory_id])),
         )

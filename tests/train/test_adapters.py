@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 from configs import ConfigError, load
 from configs.policy import LoRA
 from storage.errors import DamagedError
-from storage.versions.adapters import make_adapter, merge, stored_name
 from storage.versions.model_files import ADAPTER_FILES, read_adapter
-from storage.versions.weights import load_model
+from storage.versions.weights import load_model, make_adapter, merge, stored_name
 from tasks.train.batches import batching_for
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import trained

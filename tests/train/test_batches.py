@@ -25,6 +25,7 @@ from tasks.train.batches import (
     make_minibatch,
     pieces,
 )
+from tasks.train.kernels import PACKED
 from tasks.train.passes import action_logprobs, hidden_states, logprob_scorer, read_out, score_action_tokens
 from tasks.train.samples import Sample, build_samples
 from tests.support.train_helpers import VOCABULARY, make_scores, make_trajectory, random_rows, tiny_model
@@ -143,20 +144,24 @@ def test_trees_only_where_they_pay() -> None:
     assert all(len(segment.pieces) == 1 for part in small for segment in part)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_rows_and_trees_give_the_same_logprobs(kind: str) -> None:
-    """Sequences in one tree do not see each other: each token's logprob is that of its sequence."""
-    model = tiny_model(kind)
+def test_rows_and_trees_give_the_same_logprobs(kind: str, packed: bool) -> None:
+    """Sequences in one tree, or in one packed row, do not see each other: a logprob is that of its sequence alone."""
+    model, plain = tiny_model(kind), tiny_model(kind)
+    if packed:
+        model.set_attn_implementation(PACKED)
     samples = build_samples(*random_rows(samples=12, vocabulary=8, longest=4), Reward())
-    assert batching_for(model, Train()).trees
-    trees = replace(TREES, budget=60)
+    chosen = batching_for(model, Train())
+    assert (chosen.trees, chosen.packed) == (True, packed)
+    trees = replace(TREES, budget=60, packed=packed)
     passes = cut(samples, pieces(samples, range(len(samples))), trees)
     assert any(segment.is_tree for segments in passes for segment in segments)
     for batching in (trees, replace(trees, trees=False)):
         logprobs = score_action_tokens(logprob_scorer(model, 1.0), samples, range(len(samples)), batching)
         for index, sample in enumerate(samples):
             with torch.no_grad():
-                logits = model(torch.from_numpy(sample.token_ids)[None]).logits[0].log_softmax(-1)
+                logits = plain(torch.from_numpy(sample.token_ids)[None]).logits[0].log_softmax(-1)
             expected = logits[sample.actions - 1, sample.token_ids[sample.actions]]
             torch.testing.assert_close(torch.from_numpy(logprobs[index]), expected, atol=1e-5, rtol=0)
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithms import Advantage
+from configs.algorithm_parts import Advantage
 from configs.score import Reward
 from storage.records import Score
 from tasks.train.advantages import Observed, estimate
@@ -18,25 +18,24 @@ from tasks.train.samples import Sample, build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 from tests.support.trees import TREES, Tree
 
-Credit = Literal["causes", "order"]
 RAW = Reward(shape="raw")
-RETURNS: dict[str, tuple[list[float], list[float]]] = {
-    "chain": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
-    "candidates": ([1, 1, 1], [0.5, 1, 0]),
-    "candidate that goes on": ([0.5, 0.5, 0.5, 1], [0.125, 0.25, 0.5, 1]),
-    "retry": ([0.5, 1], [0.5, 1]),
-    "planner and workers": ([1, 1, 0.5, 0], [1, 0, 0, 0]),
-    "compaction": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
-    "tool loop": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
-    "two sub-agents": ([0.5, 1, 0.5, 0], [0.5, 1, 0, 0]),
-    "unused branch": ([0.25, 0.5, 0.5, 1], [0.125, 0.25, 0.5, 1]),
-    "nobody waited": ([1, 1], [1, 0]),
+RETURNS: dict[str, list[float]] = {
+    "chain": [0.25, 0.5, 1],
+    "candidates": [1, 1, 1],
+    "candidate that goes on": [0.5, 0.5, 0.5, 1],
+    "retry": [0.5, 1],
+    "planner and workers": [1, 1, 0.5, 0],
+    "compaction": [0.25, 0.5, 1],
+    "tool loop": [0.25, 0.5, 1],
+    "two sub-agents": [0.5, 1, 0.5, 0],
+    "unused branch": [0.25, 0.5, 0.5, 1],
+    "nobody waited": [1, 1],
 }
-"""Returns of each tree's turns, as stored, with a turn discount of 0.5: by causes, and by the stored order."""
+"""Returns of each tree's turns, as stored, with a turn discount of 0.5."""
 
 
-def sample_of(tree: Tree, name: str = "t", credit: Credit = "causes", **made: Any) -> Sample:
-    (sample,) = build_samples([tree.trajectory(name, **made)], tree.scores(name), RAW, credit=credit)
+def sample_of(tree: Tree, name: str = "t", **made: Any) -> Sample:
+    (sample,) = build_samples([tree.trajectory(name, **made)], tree.scores(name), RAW)
     return sample
 
 
@@ -51,13 +50,10 @@ def advantages_of(samples: Sequence[Sample], **knobs: Any) -> list[list[float]]:
 @pytest.mark.parametrize("name", TREES)
 def test_returns_of_ten_trees_by_hand(name: str) -> None:
     """A reward pays what the agent had received before it was given, and is discounted by depth, not by places."""
-    by_causes, by_order = RETURNS[name]
-    assert sample_of(TREES[name], turn_discount=0.5).returns.tolist() == by_causes
-    assert sample_of(TREES[name], credit="order", turn_discount=0.5).returns.tolist() == by_order
+    assert sample_of(TREES[name], turn_discount=0.5).returns.tolist() == RETURNS[name]
 
 
-@pytest.mark.parametrize(("credit", "bold_is_better"), [("causes", False), ("order", True)])
-def test_the_better_one_of_two_second_candidates_gains(credit: Credit, bold_is_better: bool) -> None:
+def test_the_better_one_of_two_second_candidates_gains() -> None:
     """A bold second candidate is chosen, and 11 of 16 episodes are right; a modest one is not, and 10 of 11 are.
 
     Counted in the stored order, a candidate is only paid when it is chosen, so boldness was learned.
@@ -69,11 +65,11 @@ def test_the_better_one_of_two_second_candidates_gains(credit: Credit, bold_is_b
         rewards[chosen] = 1 if right else -1
         paid = [2 * (place == chosen) for place in range(2)]
         tree = Tree(follows=[-1, -1], rewards=rewards, asked=[0, 0], received=[0, 1], paid=paid)
-        samples.append(sample_of(tree, f"{number:02}", credit))
+        samples.append(sample_of(tree, f"{number:02}"))
         bold.append(chosen == 1)
     second = np.array([turns[1] for turns in advantages_of(samples)])
     gain = second[bold].mean() - second[~np.array(bold)].mean()
-    assert gain == pytest.approx(6 / 16 if bold_is_better else 6 / 16 - 9 / 11)
+    assert gain == pytest.approx(6 / 16 - 9 / 11)
 
 
 def test_baselines_are_those_of_the_order_of_answers() -> None:
@@ -104,8 +100,6 @@ def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
     none = [replace(score, verdict="none") for score in make_scores("t", 0, 0)]
     (sample,) = build_samples([lost], none, Reward())
     assert sample.returns.tolist() == [-1, -1]
-    (before,) = build_samples([tree.trajectory()], scores, RAW, credit="order")
-    assert before.returns.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("received", [[0, 1, 2], [1, 2, 0], [2, 0, 1], [-1, 0, 1]])
@@ -124,9 +118,8 @@ def test_a_lost_answer_does_not_stand_for_the_one_that_was_got() -> None:
     samples = [sample_of(TREES["nobody waited"], name) for name in "ab"]
     strayed = np.where(samples[0].turn_of_action == 1, -5.0, 0.0)
     observed = [Observed(strayed), Observed(np.zeros_like(strayed))]
-    for knobs in (Advantage(normalisation="none"), Advantage(normalisation="none", scale_penalties=True)):
-        advantages = estimate(samples, observed, knobs).advantages
-        assert [each.tolist() for each in advantages] == [[0, 0, -10, -10], [0, 0, 0, 0]]
+    advantages = estimate(samples, observed, Advantage(normalisation="none")).advantages
+    assert [each.tolist() for each in advantages] == [[0, 0, -10, -10], [0, 0, 0, 0]]
 
 
 ORDERS = st.lists(st.floats(-9, 9), min_size=1, max_size=7)

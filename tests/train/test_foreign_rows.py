@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.experts import pack, unpack
+from storage.records import pack_experts, unpack_experts
 from tests.support.train_helpers import EXPERTS, is_unchanged, make_trainer, random_rows, save_tiny, weights
 from tests.support.train_helpers import with_random_experts as routed
 
 
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize(
-    ("column", "value", "told"),
+    ("column", "value", "wrong"),
     [
         ("token_ids", 999_999, "t005 have token_ids outside of 0 to 49"),
         ("token_ids", -1, "t005 have token_ids outside of 0 to 49"),
@@ -29,7 +29,7 @@ from tests.support.train_helpers import with_random_experts as routed
     ],
 )
 def test_what_no_policy_can_have_sampled_is_not_trained_on(
-    tmp_path: Path, column: str, value: Any, told: str, *, chosen: bool
+    tmp_path: Path, column: str, value: Any, wrong: str, *, chosen: bool
 ) -> None:
     """The message names the trajectory and the remedy, and no step was taken. Chosen rows may be of any version."""
     rows, scores = random_rows()
@@ -41,7 +41,7 @@ def test_what_no_policy_can_have_sampled_is_not_trained_on(
     if chosen and value == 3:
         trainer.update(given, scores, version=2, chosen=True)
         return
-    with pytest.raises(ValueError, match=rf"{told}.*\(problems\.exclusions\)"):
+    with pytest.raises(ValueError, match=rf"{wrong}.*\(problems\.exclusions\)"):
         trainer.update(given, scores, version=2, chosen=chosen)
     assert is_unchanged(trainer, before)
 
@@ -60,21 +60,21 @@ def test_experts_that_the_policy_does_not_have_are_refused(tmp_path: Path) -> No
     given = [routed(row, seed) for seed, row in enumerate(rows)]
     trainer = make_trainer(save_tiny(tmp_path, "qwen3_moe"), routing_replay=True)
     for number in (EXPERTS, -2, 2**16, 40_000):
-        experts: Any = unpack(given[1].experts).astype(np.int64)
+        experts: Any = unpack_experts(given[1].experts).astype(np.int64)
         experts[1, 0, 0] = number
-        wrong = replace(given[1], experts=pack(experts))
+        wrong = replace(given[1], experts=pack_experts(experts))
         with pytest.raises(
             ValueError, match=r"t001(: experts that are no numbers from -1| have experts outside of -1 to 4)"
         ):
             trainer.update([given[0], wrong, *given[2:]], scores, version=2)
 
 
-@pytest.mark.parametrize("told", [1.0, 2e38, -2e38, math.nan, -math.inf])
-def test_a_teacher_cannot_pay_by_logprobs_that_are_none(tmp_path: Path, told: float) -> None:
+@pytest.mark.parametrize("wrong", [1.0, 2e38, -2e38, math.nan, -math.inf])
+def test_a_teacher_cannot_pay_by_logprobs_that_are_none(tmp_path: Path, wrong: float) -> None:
     """The advantage of a distilled token is what its teacher says, so +1 would be learnt from without end."""
     rows, scores = random_rows(problems=1)
     taught = {row.trajectory_id: [-1.0] * len(row.token_ids) for row in rows}
-    taught["t002"] = [told] * len(rows[2].token_ids)
+    taught["t002"] = [wrong] * len(rows[2].token_ids)
     trainer = make_trainer(save_tiny(tmp_path), type="opd")
     before = weights(trainer)
     with pytest.raises(

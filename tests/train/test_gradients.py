@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.algorithms import PPO
-from configs.score import Reward
 from tasks.train.batches import batching_for
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
@@ -191,7 +190,7 @@ def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
     """
     folder = save_tiny(tmp_path)
     rows, scores = random_rows(samples=12, vocabulary=8, longest=4)
-    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)  # a critic estimates the rest
+    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
     trainers: dict[bool, Trainer] = {}
     metrics: dict[bool, dict[str, Any]] = {}
@@ -200,7 +199,7 @@ def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
             monkeypatch.setattr(
                 f"tasks.train.{module}.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
             )
-        trainers[trees] = make_trainer(folder, reward=Reward(unfinished="leave-out"), micro_batch_tokens=160, **options)
+        trainers[trees] = make_trainer(folder, micro_batch_tokens=160, **options)
         metrics[trees] = trainers[trees].update(rows, scores, version=2)
     assert_near(gradients(trainers[True]), gradients(trainers[False]), 1e-5)
     assert metrics[False].pop("tokens/shared_share") == 0 < 0.3 < metrics[True].pop("tokens/shared_share")

@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 
 from configs.score import Reward
 from configs.train import Optimizer, Train
-from tasks.train.batches import Batching, Segment, arrange, batching_for, cut, find_places, pieces
+from tasks.train.batches import Batching, Segment, arrange, cut, find_places, pieces
 from tasks.train.kernels import PACKED, CopiedLinear, accelerate, float32_logits, suits, use_copies
-from tasks.train.passes import logprob_scorer, score_action_tokens
+from tasks.train.optimizer import make_adamw
 from tasks.train.samples import build_samples
-from tasks.train.train_state import make_adamw
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
@@ -67,23 +66,6 @@ def packing(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_packed_rows_and_trees_give_the_logprobs_of_each_sequence_alone(kind: str) -> None:
-    """No sequence of a row sees another one, and a tree obeys its mask with this attention, too."""
-    model = packing(tiny_model(kind))
-    samples = build_samples(*random_rows(problems=2, samples=8, vocabulary=8, longest=4), Reward())
-    assert batching_for(model, Train()).packed
-    assert not batching_for(tiny_model(kind), Train()).packed
-    for trees in (False, True):
-        batching = Batching(90, CPU, trees=trees, packed=True)
-        logprobs = score_action_tokens(logprob_scorer(model, 0.9), samples, range(len(samples)), batching)
-        for index, sample in enumerate(samples):
-            with torch.no_grad():
-                logits = (tiny_model(kind)(torch.from_numpy(sample.token_ids)[None]).logits[0] / 0.9).log_softmax(-1)
-            expected = logits[sample.actions - 1, sample.token_ids[sample.actions]]
-            torch.testing.assert_close(torch.from_numpy(logprobs[index]), expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,9 +82,9 @@ def test_packed_rows_give_the_same_gradient(
 ) -> None:
     """Gradients and metrics are those of padded rows, with rewritten history and values after a cut episode."""
     rows, scores = random_rows(samples=6)
-    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)  # a critic estimates the rest
+    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
-    shared = {"reward": Reward(unfinished="leave-out"), "micro_batch_tokens": 100, **options}
+    shared = {"micro_batch_tokens": 100, **options}
     padded = make_trainer(save_tiny(tmp_path), **shared)
     expected = padded.update(rows, scores, version=2)
     monkeypatch.setattr("tasks.train.policy.suits", lambda device, train: True)

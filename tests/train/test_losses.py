@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from configs.algorithms import PPO, KLEstimator
+from configs.algorithm_parts import KLEstimator
+from configs.algorithms import PPO
 from configs.train import Train
-from tasks.train.kl import adapt_kl_coefficient
-from tasks.train.losses import PolicyLoss, behaviour_weights, kl_estimate, policy_loss, value_loss
+from tasks.train.components import LossOutputs, behaviour_weights, kl_estimate, policy_loss, value_loss
 from tasks.train.policy import OneDNNLinear, load_policy, use_onednn
+from tasks.train.train_state import adapt_kl_coefficient
 from tests.experiments.limits import CASES, DRAWS, errors
 from tests.support.train_helpers import assert_near, save_tiny, tiny_model
 
@@ -21,7 +22,7 @@ def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def loss_of(ratio: float, advantage: float, weight: float = 1.0, **knobs: Any) -> tuple[PolicyLoss, float]:
+def loss_of(ratio: float, advantage: float, weight: float = 1.0, **knobs: Any) -> tuple[LossOutputs, float]:
     """Return the loss at one token of probability 0.1 before the update, and its gradient by logp."""
     proximal = tensor(math.log(0.1))
     logp = (proximal + math.log(ratio)).requires_grad_()
@@ -51,9 +52,9 @@ def test_loss_and_gradient_by_hand(
     out, slope = loss_of(ratio, advantage, weight)
     assert out.loss.item() == pytest.approx(loss)
     assert slope == pytest.approx(gradient)
-    assert bool(out.clipped) is clipped
-    assert not out.dual_clipped
-    assert out.ratio.item() == pytest.approx(ratio)
+    assert bool(out.metrics["clipped"]) is clipped
+    assert not out.metrics["dual_clipped"]
+    assert out.metrics["ratio"].item() == pytest.approx(ratio)
 
 
 @pytest.mark.parametrize(
@@ -73,14 +74,14 @@ def test_asymmetric_and_dual_clip_by_hand(
     """A higher upper bound lets rare good tokens rise further; max(min(r A, clip(r) A), 3 A) for A < 0, times w."""
     out, slope = loss_of(ratio, advantage, weight=2.0, eps_clip_higher=0.28, c_clip=3.0)
     assert (out.loss.item(), slope) == pytest.approx((2 * loss, 2 * gradient))
-    assert bool(out.dual_clipped) is dual
+    assert bool(out.metrics["dual_clipped"]) is dual
 
 
 def test_only_the_loss_carries_a_gradient() -> None:
     """Values for the metrics must not hold the autograd graph."""
     out, _ = loss_of(1.1, 1.0, c_clip=2.0)
     assert out.loss.requires_grad
-    assert not any(value.requires_grad for value in out[1:])
+    assert not any(value.requires_grad for value in out.metrics.values())
 
 
 ROWS = torch.tensor([0, 0, 2])
@@ -136,7 +137,7 @@ def test_value_loss_by_hand(value: float, old: float, expected: float, gradient:
     out = value_loss(values, tensor(old), tensor(1.0), 0.2)
     (slope,) = torch.autograd.grad(out.loss.sum(), values)
     assert (out.loss.item(), slope.item()) == pytest.approx((expected, gradient))
-    assert bool(out.clipped) is clipped
+    assert bool(out.metrics["value_clipped"]) is clipped
 
 
 @pytest.mark.parametrize(("estimator", "at_half"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)])

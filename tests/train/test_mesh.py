@@ -125,7 +125,7 @@ def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> Knobs:
 
 
 def start(folder: Path, chosen: Knobs, mesh: Mesh, *, adapted: bool = False) -> Trainer:
-    trainer = Trainer(*chosen, OPTIMIZER, Reward(unfinished="leave-out"), mesh=mesh)  # a critic estimates what was cut
+    trainer = Trainer(*chosen, OPTIMIZER, Reward(), mesh=mesh)
     teacher = (folder / "teacher", None) if chosen[0].knobs.type == "opd" else None
     trainer.load(folder, None, seed=1, adapter=folder / "adapter" if adapted else None, teacher=teacher)
     return trainer

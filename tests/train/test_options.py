@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from configs.algorithms import PPO
 from configs.score import Reward
 from configs.train import Train
-from tasks.train.advantages import Observed, group, register_advantage
+from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.components import LossInputs, LossOutputs
 from tasks.train.samples import Sample
@@ -71,14 +71,6 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path, logprob: float,
         bold = make_trainer(tmp_path, objective="behaviour", early_stop_imp_ratio=None)
         assert bold.update(far, scores, version=2)["policy/early_stopped"] == 0.0
         assert not is_unchanged(bold, before)
-
-
-def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> None:
-    """A custom estimator must return returns if there is a critic."""
-    register_advantage("no-returns", group)
-    trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
-    with pytest.raises(ValueError, match="no-returns gives no returns for the critic"):
-        trainer.update(*random_rows(), version=2)
 
 
 def test_the_coefficient_of_a_kl_in_the_reward_adapts(tmp_path: Path) -> None:

@@ -223,18 +223,18 @@ def test_what_is_no_range_is_refused(run: TrainingRun, asked: str) -> None:
 
 @pytest.mark.parametrize(("asked", "unknown"), [("smoke@4..9", "smoke/checkpoints/000006"), ("smoek@0..1", "smoek")])
 def test_an_unknown_checkpoint_is_refused_before_any_work(run: TrainingRun, asked: str, unknown: str) -> None:
-    told = list[str]()
+    lines = list[str]()
     with pytest.raises(ValueError, match=f"there is no runs/{unknown}"):
-        replay(run.store, asked, "cache", told.append)
-    assert told == []
+        replay(run.store, asked, "cache", lines.append)
+    assert lines == []
 
 
 def test_a_train_state_that_was_not_kept_comes_back(run: TrainingRun, copied: TrainingRun) -> None:
     """A run that goes on after its fifth update makes the same sixth one as a trainer that never stopped."""
     assert [has_state(run, number) for number in range(6)] == [False, False, False, True, False, False]
-    told = list[str]()
-    copied.train(VersionTrainer(copied.config("train.state_every=1")), 5, told)
-    assert [line.split(" was kept")[0] for line in told if "making it again" in line] == [run.policy(4), run.policy(5)]
+    lines = list[str]()
+    copied.train(VersionTrainer(copied.config("train.state_every=1")), 5, lines)
+    assert [line.split(" was kept")[0] for line in lines if "making it again" in line] == [run.policy(4), run.policy(5)]
     whole = TrainingRun(copied.folder / "whole", 6, options=[*OPTIONS, *EVERY, "train.state_every=1"])
     train_in_turns(whole, [[]] * 6)
     assert_same(copied, whole)

@@ -35,14 +35,9 @@ def test_rewards_by_hand(reward: Reward, expected: list[float]) -> None:
 
 
 def test_a_turn_that_answers_nothing_earns_nothing() -> None:
-    """A call of a tool is no wrong answer: without a score its reward is 0 or, if it is too long, the penalty.
-
-    In runs that leave unfinished episodes out, it is 0 whatever the length.
-    """
+    """A call of a tool is no wrong answer: without a score its reward is 0 or, if it is too long, the penalty."""
     reward = Reward(bias=0.5, overlong_tokens=20)
     assert turn_rewards([None, 1.0, None], reward, [100, 10, 10], limit=100) == [-1.0, 0.5, 0.0]
-    before = reward.model_copy(update={"unfinished": "leave-out"})
-    assert turn_rewards([None, 1.0, None], before, [100, 10, 10], limit=100) == [0.0, 0.5, 0.0]
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), max_size=6))
@@ -94,7 +89,6 @@ def test_leaving_turns_unplayed_never_pays(
     assert turn_returns(rewards[:played], discount, left)[0] <= turn_returns(rewards, discount)[0] + 1e-9
 
 
-BEFORE = Reward(shape="success", unfinished="leave-out")
 ENVIRONMENT = Scoring(type="environment")
 
 
@@ -105,7 +99,7 @@ def after(
     fault: Fault = "",
     reward: Reward | None = None,
     **cut: Any,
-) -> float | None:
+) -> float:
     """Compute the return after the last turn of a trajectory."""
     row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
     (sample,) = build_samples([replace(row, fault=fault)], make_scores("t", *successes), reward or Reward())
@@ -119,29 +113,24 @@ def test_nothing_follows_an_answer_that_was_scored() -> None:
     assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores that lack the column
 
 
-@pytest.mark.parametrize("reward", [Reward(), BEFORE], ids=["now", "before"])
-def test_turns_without_room_count_as_wrong_ones(reward: Reward) -> None:
+def test_turns_without_room_count_as_wrong_ones() -> None:
     """Five wrong turns earn -5; two that fill the context earn no more, stored or discounted."""
-    assert after(0, 0, unplayed_turns=3, fault="policy", reward=reward) == -3
-    assert after(0, 0, unplayed_turns=3, discount=0.5, reward=reward) == -1.75
+    assert after(0, 0, unplayed_turns=3, fault="policy") == -3
+    assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
     rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
     rows.append(make_trajectory("short", [[10]] * 5))
     scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
-    long, short = build_samples(rows, scores, reward)
+    long, short = build_samples(rows, scores, Reward())
     assert long.returns.tolist() == short.returns[:2].tolist() == [-5, -4]
 
 
 def test_an_unknown_number_of_turns_without_room_counts_once() -> None:
-    """Filling the context, too many requests and the deadline are worth no more than one more wrong answer.
-
-    In runs that leave such episodes out, their return is not known: only a critic can estimate it.
-    """
+    """Filling the context, too many requests and the deadline are worth no more than one more wrong answer."""
     assert after(0, 0) == -1  # of stores that lack the fault
     assert after(0, 0, fault="policy") == -1
     assert after(0, 0, fault="policy", status="failed") == -1
     assert after(0, fault="policy", reward=Reward(bias=0.5, scaling=2)) == -3
-    assert after(0, 0, reward=BEFORE) is None
-    assert after(0, 0, finish_reason="length", reward=BEFORE) is None  # the agent asked for another turn
+    assert after(0, 0, finish_reason="length") == -1  # the agent asked for another turn
 
 
 def test_an_episode_that_was_right_already_owes_nothing() -> None:
@@ -166,8 +155,6 @@ def test_the_fault_decides_what_is_trained_on() -> None:
     scores = [score for row in rows for score in make_scores(row.trajectory_id, 0)]
     played = {"completed", "completed policy", "truncated", "truncated policy"}
     assert {sample.trajectory_id for sample in build_samples(rows, scores, Reward())} == played | {"failed policy"}
-    before = {sample.trajectory_id for sample in build_samples(rows, scores, BEFORE)}
-    assert before == played | {"completed set-up", "truncated set-up"}
 
 
 def test_the_least_reward_is_that_of_the_scorer() -> None:
@@ -197,5 +184,5 @@ def test_a_least_reward_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match="least=-2.0 has no effect where all scorers give verdicts"):
         load("smoke", ["reward.least=-2"])
     with pytest.raises(ConfigError, match="least=-2.0 has no effect without"):
-        load("smoke", ["reward.least=-2", "reward.unfinished=leave-out", "score.type=environment"])
+        load("smoke", ["reward.least=-2", "reward.shape=success", "score.type=environment"])
     assert load("smoke", ["reward.least=-2", "score.type=environment"]).reward.least == -2

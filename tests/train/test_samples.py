@@ -12,7 +12,7 @@ from configs.score import Reward
 from configs.score import Score as Scoring
 from storage.records import Score, Trajectory, VerdictName
 from tasks.train.advantages import Observed, against_group
-from tasks.train.losses import ValueLoss, policy_loss
+from tasks.train.components import LossOutputs, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
 from tasks.train.samples import build_samples, within_staleness
@@ -83,10 +83,8 @@ def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
     (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
     assert sample.rewards.tolist() == [0.0, 1.0]
     row = replace(row, sampling='{"max_new_tokens": 4}', limits=[2, 4])
-    for unfinished, rewards in (("least", [0.0, 1.0]), ("leave-out", [1.0, 1.0])):
-        reward = Reward(overlong_tokens=1, unfinished=unfinished)  # type: ignore[arg-type]
-        (sample,) = build_samples([row], make_scores("t", 1, 1), reward)
-        assert sample.rewards.tolist() == rewards
+    (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
+    assert sample.rewards.tolist() == [0.0, 1.0]
 
 
 def test_turns_cut_by_the_limit_may_be_masked() -> None:
@@ -130,8 +128,6 @@ def advantages(rows: list[Trajectory], scores: list[Score], reward: Reward, scor
 def test_a_grader_that_fails_is_no_zero(verdict: VerdictName, scorer: str) -> None:
     """Its episode gets no advantage and moves no baseline, whichever of its turns has no verdict."""
     rows, scores = graded(0.8, 0.9, 0.7, verdict)
-    before = advantages(rows, scores, Reward(shape="raw", failed="least"), scorer)
-    assert before == pytest.approx({"t0": 0.2, "t1": 0.3, "t2": 0.1, "t3": -0.6})
     raw, success = (advantages(rows, scores, Reward(shape=shape), scorer) for shape in ("raw", "success"))
     assert raw == pytest.approx({"t0": 0.0, "t1": 0.1, "t2": -0.1})
     assert success == pytest.approx({"t0": 0.0, "t1": 0.2, "t2": -0.2})
@@ -146,9 +142,6 @@ def test_an_answer_that_meets_a_limit_is_the_policys_doing() -> None:
     for scorer, expected in (("my.module:score", -1), ("math-verify", -1), ("environment", 0)):
         slow, _ = build_samples(rows, scores, Reward(), scorers=Scoring(type=scorer))
         assert slow.rewards.tolist() == [expected]
-    before = Reward(shape="raw", unfinished="leave-out", failed="least")
-    kind = [replace(scores[0], reward=0.5, reason=""), scores[1]]
-    assert build_samples(rows, kind, before, scorers=Scoring(type="my.module:score"))[0].rewards.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(("reason", "gains"), [(SLOW, False), ("answer '((': RecursionError", True)])
@@ -221,7 +214,7 @@ def test_unobserved_rates_are_left_out() -> None:
     assert {k: v for k, v in sample_metrics(called, 5).items() if k.startswith("success/")} == {"success/turn_1": 1.0}
 
 
-def outcome(name: str, ratio: float, weight: float | None = None, value: ValueLoss | None = None) -> OfTokens:
+def outcome(name: str, ratio: float, weight: float | None = None, value: LossOutputs | None = None) -> OfTokens:
     """Return one token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour.
 
     Without a weight the objective has none, and the proximal logprob is that of sampling.
@@ -232,10 +225,11 @@ def outcome(name: str, ratio: float, weight: float | None = None, value: ValueLo
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
     weights = torch.tensor([weight or 1.0])
-    loss = policy_loss(logp, proximal, weights, advantages, 0.2)._asdict()
+    found = policy_loss(logp, proximal, weights, advantages, 0.2)
+    loss = {"loss": found.loss, **found.metrics}
     given = {"samples": zero, "sampled": zero + 1, "behaviour": behaviour, "logp": logp, "proximal": proximal}
     given |= {} if weight is None else {"weight": weights}
-    values = {"value_loss": value.loss, "value_clipped": value.clipped} if value else {}
+    values = {"value_loss": value.loss, **value.metrics} if value else {}
     given["gradient"] = torch.tensor([0.5])
     columns = loss | given | {"entropy": torch.tensor([0.25]), "reference": behaviour} | values
     return gathered([{name: column.double() for name, column in columns.items()}], ALONE)
@@ -260,7 +254,7 @@ def test_rewards_that_reach_a_limit_are_counted() -> None:
 
 def test_step_metrics_by_hand() -> None:
     """Ratios, weights, differences, k3 and values of two tokens of two minibatches."""
-    value = ValueLoss(torch.tensor([0.5]), torch.tensor([True]))
+    value = LossOutputs(torch.tensor([0.5]), {"value_clipped": torch.tensor([True])})
     steps = [
         step(outcome("a", 1.5, 3.0, value), grad_norm=1.0, early_stopped=False),
         step(outcome("b", 1.0, 1.0, value), grad_norm=3.0, early_stopped=True),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.train import Optimizer
-from tasks.train.schedules import factor
+from tasks.train.optimizer import factor
 from tasks.train.trainer import Trainer
 from tests.support.train_helpers import GAE, divided, random_rows, save_tiny, weights
 

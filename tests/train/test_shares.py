@@ -92,7 +92,7 @@ def test_equal_weights_have_equal_shares(name: str, case: str) -> None:
     ],
 )
 def test_without_sharing_rewards_and_lengths_decide(name: str, case: str, first: float) -> None:
-    """What `problems.shares=draws` keeps, as mixtures began earlier."""
+    """What the shares of the learning are there for."""
     assert sizes(name, mixture(*CASES[case], shares=False))[0] == pytest.approx(first, abs=0.03)
 
 
@@ -120,7 +120,7 @@ def test_a_mixture_is_normalised_as_each_member_alone() -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "rft", "dpo", "kto"])
 def test_the_log_shows_each_members_share_of_the_gradient(tmp_path: Path, name: str) -> None:
-    """By the gradients of the tokens' logprobs; also where only the draws are shared, but not for a single source."""
+    """By the gradients of the tokens' logprobs; but not for a single source."""
     rows, scores = random_rows()
     long = [row for row in rows if row.problem_id in ("p0", "p1")]
     mixed = [replace(row, source="sums" if row in long else "game") for row in rows]

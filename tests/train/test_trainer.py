@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from configs.score import Reward
 from configs.train import Optimizer
-from tasks.train.train_state import make_adamw
+from tasks.train.optimizer import make_adamw
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 from tests.support.train_helpers import (
@@ -174,29 +173,6 @@ def test_an_update_that_options_leave_empty_keeps_the_policy(tmp_path: Path, cap
     trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0, chosen=True)  # a part of stored data
 
 
-def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
-    """A group baseline leaves trajectories with unknown returns out, counts them and says why; a critic uses them.
-
-    By default they have the least reward, so nothing is unknown.
-    """
-    rows = [make_trajectory(name, [[10, 11]]) for name in "ab"]
-    cut = make_trajectory("cut", [[12, 13]], status="truncated")
-    scores = make_scores("a", 1) + make_scores("b", 0) + make_scores("cut", 0)
-    reward = Reward(unfinished="leave-out")
-    save_tiny(tmp_path)
-    for options, used, left_out in (
-        ({"reward": reward}, 2, 1),
-        ({}, 3, 0),
-        ({"reward": reward, **GAE, "critic": {}}, 3, 0),
-    ):
-        lines = list[str]()
-        metrics = make_trainer(tmp_path, **options).update([*rows, cut], scores, 0, lines.append)
-        assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (used, left_out)
-        assert lines[0].startswith("1 trajectories left out: the context had no room") == bool(left_out)
-    metrics = make_trainer(tmp_path, reward=reward).update([cut], scores, version=0)
-    assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (0, 1)
-
-
 def test_what_graders_failed_on_is_left_out_and_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is counted, and named if it is more than a few: a policy may make graders fail."""
     save_tiny(tmp_path)
@@ -209,7 +185,6 @@ def test_what_graders_failed_on_is_left_out_and_an_alarm(tmp_path: Path, caplog:
         assert (metrics["trajectories"], metrics["trajectories/failed_verdict"]) == (60 - failed, failed)
         told = f"ALARM: graders failed on {failed} of 60 trajectories, such as t0 (no number)"
         assert (told in caplog.text) == (failed > 1)
-    assert make_trainer(tmp_path, reward=Reward(failed="least")).update(rows, now, version=0)["trajectories"] == 60
 
 
 def test_only_matrices_decay() -> None:

@@ -20,7 +20,7 @@ from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 from tasks.tables.sets import Case
 
 if TYPE_CHECKING:
-    from tasks.train.recompute import NumberFormat
+    from tasks.train.policy import NumberFormat
 
 _WORST = 100.0
 """The difference in nats that replaces NaN and infinity."""
@@ -131,7 +131,7 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     Return id, differences to the stored logprobs, and those between float32 and the number format of the engine.
     Stored NaN and infinity are left out, because the check `bad_logprobs` reports them.
     """
-    from tasks.train.recompute import StoredTokens, recompute
+    from tasks.train.policy import StoredTokens, recompute
 
     rows = evidence.database.all(
         """select trajectory_id, token_ids, action_mask, sequence_starts, experts, logprobs, versions from trajectories
@@ -164,7 +164,7 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
 
 def _served_format(evidence: AuditEvidence, played: _Played) -> "NumberFormat":
     """Return the number format of the engine that played a data set."""
-    from tasks.train.recompute import NumberFormat
+    from tasks.train.policy import NumberFormat
 
     manifest = evidence.data_sets[played.number].manifest
     served = manifest.knob("inference.dtype") if manifest else None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.algorithms import OPD, PPO, OwnAlgorithm, read_algorithm
 from configs.algorithms import Algorithm as AlgorithmKnobs
+from configs.algorithms import read_algorithm
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from storage.records import Score, Trajectory
@@ -23,7 +23,7 @@ from tasks.audit.reader.library import Library
 from tasks.tables.sets import DataSet
 from tasks.train.advantages import Observed
 from tasks.train.returns import settled
-from tasks.train.samples import build_samples, with_known_returns, within_staleness
+from tasks.train.samples import build_samples, within_staleness
 
 if TYPE_CHECKING:
     from tasks.train.algorithms.algorithm import Algorithm
@@ -218,16 +218,12 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     try:
         knobs, reward = read_algorithm(manifest.knob("algorithm")), Reward.model_validate(manifest.knob("reward"))
         scorers = ScoreSettings.model_validate(manifest.knob("score"))
-        normalised = isinstance(knobs, PPO) and knobs.advantage.normalisation == "batch"
-        if isinstance(knobs, PPO) and normalised:
-            undivided = knobs.advantage.model_copy(update={"normalisation": "none"})
-            knobs = knobs.model_copy(update={"advantage": undivided})
-        algorithm = _algorithm(knobs, int(manifest.number("sampling.max_new_tokens")))
+        algorithm = _algorithm(knobs.undivided, int(manifest.number("sampling.max_new_tokens")))
         rows, scores, reward = _group(library, data_set, row.problem_id, reward)
         masked = bool(manifest.knob("train.mask_truncated"))
-        built = build_samples(*(rows, scores, reward), scorers=scorers, credit=knobs.credit, mask_truncated=masked)
+        built = build_samples(rows, scores, reward, scorers=scorers, mask_truncated=masked)
         oldest = int(manifest.number("rollout.max_head_offpolicyness"))
-        samples = with_known_returns(within_staleness(built, data_set.iteration, oldest))
+        samples = within_staleness(built, data_set.iteration, oldest)
         observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
         assigned = algorithm.assign(samples, observed)
     except ValueError as error:
@@ -236,7 +232,7 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     if row.trajectory_id not in by_id:
         raise NoAdvantageError(
             f"This trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
-            "was too old or a grader failed on it, or because it has no sampled tokens or an unknown return."
+            "was too old or a grader failed on it, or because it has no sampled tokens."
         )
     index, in_policy_loss = by_id[row.trajectory_id], "rl" in assigned.weights
     numbers = assigned.advantages if in_policy_loss else assigned.weights["ce"]
@@ -247,9 +243,9 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     says = "" if in_policy_loss else "Weights in the cross-entropy. "
     says += f"Computed by this version's algorithm {knobs.type} from the {len(samples):,} trajectories of the group "
     says += "that were trained on"
-    if normalised:
+    if knobs.undivided is not knobs:
         says += "; not divided by their root mean square over the batch, as the update did"
-    if knobs.type == "reinforce_pp":
+    if knobs.over_batch:
         says += "; normalised over this group, where the update did so over the batch"
     if knobs.kl.in_reward:
         says += "; without the KL penalty, which needs the reference policy"
@@ -263,9 +259,9 @@ def _algorithm(knobs: AlgorithmKnobs, max_new_tokens: int) -> "Algorithm":
     Raises:
         NoAdvantageError: it needs what is not stored.
     """
-    if isinstance(knobs, OwnAlgorithm):
+    if knobs.own:
         raise NoAdvantageError(f"They are computed by {knobs.type}, which is no part of this program.")
-    if knobs.critic is not None or isinstance(knobs, OPD):
+    if knobs.critic is not None or knobs.taught:
         needed = "a critic's values" if knobs.critic else "the teacher's logprobs"
         raise NoAdvantageError(f"The algorithm {knobs.type} needs {needed}, which are not stored.")
     from tasks.train.algorithms import make_algorithm  # torch, which takes seconds

@@ -9,6 +9,7 @@ for 100 tokens:
     right      1 + 1     0.67, 0.67                1/100, 1/100
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 
 from configs.algorithms import Algorithm as Knobs
+from configs.knobs import nearest
+from tasks.registry import described_with_place
 from tasks.train.advantages import Observed
 from tasks.train.algorithms import OWN_LOSSES
 from tasks.train.components import (
@@ -26,12 +29,14 @@ from tasks.train.components import (
     LossInputs,
     LossOutputs,
     Normaliser,
+    checked,
     critic_loss,
-    find_component,
+    cross_entropy,
+    policy_loss,
     reference_kl,
 )
-from tasks.train.losses import PolicyLoss, policy_loss
 from tasks.train.passes import broken, refuse_broken
+from tasks.train.returns import chain
 from tasks.train.samples import Floats, Ints, Logprobs, Sample, by_member
 
 
@@ -79,24 +84,15 @@ class Algorithm:
     "versions". With "logprobs", those of sampling, `flows.fit` also refuses data of another temperature."""
     needs_current: bool = False
     """True if `reweigh` needs the logprobs under the weights before each optimizer step."""
+    recomputes: bool = False
+    """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
+    entropy_gradient: bool = False
+    """True if the loss has a gradient through the entropy."""
+    early_stop: float | None = None
+    """The mean ratio above which a minibatch changes nothing; None: no limit."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         self.knobs, self.max_new_tokens = context.knobs, context.max_new_tokens
-
-    @property
-    def recomputes(self) -> bool:
-        """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
-        return False
-
-    @property
-    def entropy_gradient(self) -> bool:
-        """True if the loss has a gradient through the entropy."""
-        return False
-
-    @property
-    def early_stop(self) -> float | None:
-        """The mean ratio above which a minibatch changes nothing; None: no limit."""
-        return None
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         """Decide what each token gets, once for the whole update.
@@ -115,7 +111,7 @@ class Algorithm:
         """
         clips: Any = (getattr(self.knobs, name, None) for name in ("eps_clip", "eps_clip_higher", "c_clip"))
         ones = torch.ones_like(inputs.logp)
-        return outputs_of(policy_loss(inputs.logp, inputs.behaviour, ones, inputs.advantages, *clips))
+        return policy_loss(inputs.logp, inputs.behaviour, ones, inputs.advantages, *clips)
 
     def reweigh(self, samples: Mapping[int, Sample], current: ByIndex, reference: ByIndex) -> Reweighed:
         """Compute the factor [A] of each sample's weights in one minibatch, and metrics of it.
@@ -137,12 +133,19 @@ class Algorithm:
         if name == "rl":
             own: str | None = getattr(self.knobs, "loss", None)
             return Component(cast(Loss, OWN_LOSSES.find(own)) if own else self.loss, self.per)
-        if name == "ref_kl" and kl.in_loss:
-            return Component(partial(reference_kl, estimator=kl.chosen_estimator), self.per, kl.kl_ctl)
+        if name == "ce":
+            return Component(cross_entropy)
+        if name == "ref_kl":
+            penalty = Component(partial(reference_kl, estimator=kl.chosen_estimator), self.per, kl.kl_ctl)
+            return penalty if kl.in_loss else Component(reference_kl)
         if name == "value" and critic:
             coefficient = critic.value_loss_coefficient if critic.model == "value-head" else 1.0
             return Component(partial(critic_loss, value_eps_clip=critic.value_eps_clip), "tokens", coefficient)
-        return find_component(name, self.knobs.type)
+        known = ["ce", "ref_kl", "rl", "value"]
+        hint = f"{nearest(name, known)}; there are {', '.join(known)}, and your class's `component` may return others"
+        raise ValueError(
+            f"algorithm.type={self.knobs.type} gives weights of the component {name!r}, which is unknown{hint}"
+        )
 
     def share(
         self, advantages: list[Floats], weights: list[Floats] | None = None, returns: list[Floats] | None = None
@@ -158,11 +161,6 @@ class Algorithm:
         if self.knobs.critic:
             parts["value"] = ones
         return Assignment(advantages, parts, returns)
-
-
-def outputs_of(found: PolicyLoss) -> LossOutputs:
-    """Return a policy loss with its metrics."""
-    return LossOutputs(found.loss, {name: getattr(found, name) for name in ("ratio", "clipped", "dual_clipped")})
 
 
 def by_episode(samples: Sequence[Sample]) -> list[Floats]:
@@ -223,3 +221,58 @@ def check_assignment(algorithm: Algorithm, samples: Sequence[Sample], assigned: 
         refuse_broken(quantity, samples, broken(enumerate(arrays)), by=named)
     of_observations = [each.weights for each in assigned.observations or ()]
     refuse_broken("weights of observations", samples, broken(enumerate(of_observations)), by=named)
+
+
+def try_algorithm(algorithm: Algorithm) -> None:
+    """Try an algorithm or a loss of the user's on four made-up episodes, before anything expensive starts.
+
+    It assigns, and computes the losses of its components; the logprobs of sampling are NaN if it `uses` none.
+
+    Raises:
+        ValueError: its code raised an exception, with the line, or returned what cannot be trained on.
+    """
+    named, known = f"algorithm.type={algorithm.knobs.type}", 1.0 if "logprobs" in algorithm.uses else math.nan
+    samples = [_sample(number, known) for number in range(4)]
+    observed = [Observed(np.zeros(4), teacher=np.full(4, -1.0, np.float32)) for _ in samples]
+    try:
+        assigned = algorithm.assign(samples, observed)
+        check_assignment(algorithm, samples, assigned)
+        for name, weights in assigned.weights.items():
+            given = _inputs(len(weights[0]), known)
+            outputs = checked(algorithm.component(name).loss(given), given, name)
+            if math.isnan(known) and not outputs.loss.isfinite().all():
+                raise ValueError(f"{named}: its loss reads the logprobs of sampling: name them in its attribute `uses`")
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{named} failed on made-up episodes: {described_with_place(error)}") from error
+
+
+def _sample(number: int, known: float) -> Sample:
+    """Make an episode of two turns of two tokens; of each problem one is right in its second turn."""
+    rewards = np.array([-1.0, 1.0 if number % 2 else -1.0])
+    return Sample(
+        trajectory_id=f"made-up {number}",
+        problem_id=f"made-up problem {number // 2}",
+        token_ids=np.arange(7),
+        starts=np.array([0]),
+        actions=np.array([1, 2, 4, 5]),
+        truncated=False,
+        turn_of_action=np.array([0, 0, 1, 1]),
+        behaviour=known * np.array([-0.1, -0.5, -1.0, -2.0], np.float32),
+        versions=np.zeros(4, np.int64),
+        in_loss=np.ones(4, np.bool_),
+        graded=np.ones(2, np.bool_),
+        successes=(rewards + 1) / 2,
+        rewards=rewards,
+        returns=np.cumsum(rewards[::-1])[::-1],
+        turn_discount=1.0,
+        causes=chain(2),
+    )
+
+
+def _inputs(tokens: int, known: float) -> LossInputs:
+    reference = torch.linspace(-2.0, -0.1, tokens)
+    logp, behaviour = (reference + 0.1).requires_grad_(), known * reference
+    others = torch.ones(tokens), behaviour, behaviour, torch.linspace(-1.0, 1.0, tokens), torch.zeros(tokens).long()
+    return LossInputs(logp, *others, reference=reference)

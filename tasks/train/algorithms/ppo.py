@@ -3,7 +3,7 @@
     loss = -w min(ratio A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) A),   ratio = policy / proximal
 
 The proximal policy has the weights before the update; w = proximal / behaviour corrects for tokens that another policy
-sampled, with limits. `losses.policy_loss` and `behaviour_weights` there have the formulas, `advantages` the estimators.
+sampled, with limits. `components` has the formulas `policy_loss` and `behaviour_weights`, `advantages` the estimators.
 Sources: arXiv 1707.06347 (equation 7), 2505.24298 (decoupled), 1912.09729 (dual clip).
 
 Example: A = 1, logp = log 0.6, proximal log 0.4, behaviour log 0.5, eps_clip 0.2: ratio 1.5, clipped to 1.2, w = 0.8,
@@ -16,26 +16,19 @@ import torch
 
 from configs import algorithms
 from tasks.train.advantages import Observed, estimate
-from tasks.train.algorithms.algorithm import Algorithm, Assignment, outputs_of
-from tasks.train.components import LossInputs, LossOutputs
-from tasks.train.losses import behaviour_weights, policy_loss
+from tasks.train.algorithms.algorithm import Algorithm, AlgorithmContext, Assignment
+from tasks.train.components import LossInputs, LossOutputs, behaviour_weights, policy_loss
 from tasks.train.samples import Sample
 
 
 class PPO(Algorithm):
     knobs: algorithms.PPO
 
-    @property
-    def recomputes(self) -> bool:
-        return self.knobs.objective != "behaviour"
-
-    @property
-    def entropy_gradient(self) -> bool:
-        return self.knobs.entropy_coefficient > 0
-
-    @property
-    def early_stop(self) -> float | None:
-        return self.knobs.early_stop_imp_ratio
+    def __init__(self, context: AlgorithmContext) -> None:
+        super().__init__(context)
+        self.recomputes = self.knobs.objective != "behaviour"
+        self.entropy_gradient = self.knobs.entropy_coefficient > 0
+        self.early_stop = self.knobs.early_stop_imp_ratio
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         estimated = estimate(samples, observed, self.knobs.advantage)
@@ -47,7 +40,7 @@ class PPO(Algorithm):
             given = inputs.proximal, inputs.behaviour, inputs.sequences
             weight = behaviour_weights(*given, **knobs.behaviour_weight.model_dump())
         clips = knobs.eps_clip, knobs.eps_clip_higher, knobs.c_clip
-        loss, metrics = outputs_of(policy_loss(inputs.logp, inputs.proximal, weight, inputs.advantages, *clips))
+        loss, metrics = policy_loss(inputs.logp, inputs.proximal, weight, inputs.advantages, *clips)
         if knobs.objective == "decoupled":
             metrics = {**metrics, "weight": weight}
         if knobs.entropy_coefficient:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 
@@ -12,32 +13,27 @@ from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.tool_calling import call, played, the_calls
 
-FOLDER = "tests.agents.frameworks"
+EXAMPLES = "tests.agents.frameworks.examples"
 CALLS, ANSWER = call("calculator", expression="1 + 2"), r"\boxed{3}"
-FIRST = [
-    ("openai", "plain_client:solve"),
-    ("openai", "plain_client:solve_in_a_stream"),
-    ("agents", "openai_sdk:solve"),
-    ("agents", "openai_sdk:solve_in_a_stream"),
-    ("langchain", "langgraph_react:solve"),
-    ("langchain", "langgraph_react:solve_in_a_stream"),
-]
-LONG = [
-    ("ag2", "ag2_agent:solve"),
-    ("agno", "agno_agent:solve"),
-    ("agno", "agno_agent:solve_in_a_stream"),
-    ("google.adk", "adk_agent:solve"),
-    ("haystack", "haystack_agent:solve"),
-    ("litellm", "litellm_client:solve"),
-    ("llama_index", "llama_index_agent:solve"),
-    ("pydantic_ai", "pydantic_ai_agent:solve"),
-    ("pydantic_ai", "pydantic_ai_agent:solve_in_a_stream"),
-    ("strands", "strands_agent:solve"),
-]
+FIRST = {
+    "openai": "openai",
+    "openai_in_a_stream": "openai",
+    "openai_sdk": "agents",
+    "openai_sdk_in_a_stream": "agents",
+    "langgraph": "langchain",
+    "langgraph_in_a_stream": "langchain",
+}
+"""The functions of `examples.py`, and the packages that they need."""
+LONG = {
+    **{name: name for name in ("ag2", "agno", "haystack", "litellm", "llama_index", "pydantic_ai", "strands")},
+    "agno_in_a_stream": "agno",
+    "google_adk": "google.adk",
+    "pydantic_ai_in_a_stream": "pydantic_ai",
+}
 """Seconds each, mostly for their imports."""
 ONE_SEQUENCE = [
-    *(pytest.param(*case, id=case[1]) for case in FIRST),
-    *(pytest.param(*case, id=case[1], marks=pytest.mark.long) for case in LONG),
+    *(pytest.param(*case, id=case[0]) for case in FIRST.items()),
+    *(pytest.param(*case, id=case[0], marks=pytest.mark.long) for case in LONG.items()),
 ]
 
 
@@ -47,11 +43,11 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "true")
 
 
-@pytest.mark.parametrize(("package", "entry"), ONE_SEQUENCE)
-def test_calls_and_answer_are_one_sequence(qwen3: Chat, verifier: Verifier, package: str, entry: str) -> None:
+@pytest.mark.parametrize(("name", "package"), ONE_SEQUENCE)
+def test_calls_and_answer_are_one_sequence(qwen3: Chat, verifier: Verifier, name: str, package: str) -> None:
     """The framework sends back what it got, so the second prompt begins with the tokens of the first turn."""
     pytest.importorskip(package, reason="make setup-agents")
-    row = played(qwen3, verifier, "openai", [CALLS, ANSWER], {"entry": f"{FOLDER}.{entry}"})
+    row = played(qwen3, verifier, "openai", [CALLS, ANSWER], {"entry": f"{EXAMPLES}:{name}"})
     output = '{"result": "3"}' if package == "google.adk" else "3"
     check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', output, "answered"))
 
@@ -66,24 +62,23 @@ STEPS = [
     fields(next_thought="It is 3.", next_tool_name="finish", next_tool_args="{}"),
     fields(reasoning="1 + 2 is 3.", answer=ANSWER),
 ]
-STRUCTURED: dict[str, tuple[str, list[str], int]] = {
-    "pydantic_ai_agent:solve_structured": ("pydantic_ai", [CALLS, call("final_result", answer=ANSWER)], 1),
-    "instructor_client:solve": ("instructor", [call("Sum", answer=ANSWER)], 1),
-    "instructor_client:solve_with_json": ("instructor", [json.dumps({"answer": ANSWER})], 1),
-    "dspy_react:solve": ("dspy", STEPS, 3),
-}
-"""The package, what the policy says, and the number of sequences."""
+STRUCTURED: list[tuple[str, dict[str, str], list[str], int]] = [
+    ("pydantic_ai_structured", {}, [CALLS, call("final_result", answer=ANSWER)], 1),
+    ("instructor", {}, [call("Sum", answer=ANSWER)], 1),
+    ("instructor", {"mode": "JSON"}, [json.dumps({"answer": ANSWER})], 1),
+    ("dspy", {}, STEPS, 3),
+]
+"""A function, its arguments, what the policy says, and the number of sequences."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("entry", "case"), STRUCTURED.items(), ids=STRUCTURED)
+@pytest.mark.parametrize(("name", "given", "says", "sequences"), STRUCTURED)
 def test_an_answer_in_a_form_of_the_framework(
-    qwen3: Chat, verifier: Verifier, entry: str, case: tuple[str, list[str], int]
+    qwen3: Chat, verifier: Verifier, name: str, given: dict[str, str], says: list[str], sequences: int
 ) -> None:
     """In a call, in JSON or in fields of a text: the completion that has it is graded."""
-    package, says, sequences = case
-    pytest.importorskip(package, reason="make setup-agents")
-    arguments = {"entry": f"{FOLDER}.{entry}", "response_format": "ignore"}
+    pytest.importorskip(name.removesuffix("_structured"), reason="make setup-agents")
+    arguments = {"entry": f"{EXAMPLES}:{name}", "arguments": given, "response_format": "ignore"}
     row = played(qwen3, verifier, "openai", says, arguments)
     assert (row.status, row.reason) == ("completed", "")
     assert [turn.verdict for turn in row.turns] == [""] * (len(says) - 1) + ["correct"]
@@ -91,15 +86,13 @@ def test_an_answer_in_a_form_of_the_framework(
     assert len(row.sequence_starts) == sequences
 
 
-@pytest.mark.parametrize(
-    ("package", "file", "most"), [("agents", "openai_sdk", 2), ("langchain", "langgraph_react", 4)]
-)
+@pytest.mark.parametrize(("package", "name", "most"), [("agents", "openai_sdk", 2), ("langchain", "langgraph", 4)])
 def test_a_policy_that_only_calls_does_not_escape(
-    qwen3: Chat, verifier: Verifier, package: str, file: str, most: int
+    qwen3: Chat, verifier: Verifier, package: str, name: str, most: int
 ) -> None:
     """The framework ends it by an error of its own, which is the policy's fault and keeps its turns."""
     pytest.importorskip(package, reason="make setup-agents")
-    arguments = {"entry": f"{FOLDER}.{file}:solve", "arguments": {"most": most}}
+    arguments = {"entry": f"{EXAMPLES}:{name}", "arguments": {"most": most}}
     row = played(qwen3, verifier, "openai", [CALLS] * 9, arguments)
     assert (row.status, row.fault, len(row.turns)) == ("failed", "policy", 2)
 
@@ -117,7 +110,7 @@ def test_the_errors_that_are_the_policys_exist(qwen3: Chat, verifier: Verifier) 
         kinds += kind.__subclasses__()
     assert found >= faults._FRAMEWORKS
     says = ["I do not know."] * 9
-    row = played(qwen3, verifier, "openai", says, {"entry": f"{FOLDER}.dspy_react:solve", "response_format": "ignore"})
+    row = played(qwen3, verifier, "openai", says, {"entry": f"{EXAMPLES}:dspy", "response_format": "ignore"})
     assert (row.status, row.fault) == ("failed", "policy")
 
 
@@ -133,20 +126,20 @@ def check_answered(row: Trajectory, made: Call) -> None:
 FINAL = call("final_answer", answer=r"\boxed{3}")
 ADDS = "Thought: I add.\n<code>\nprint(add(1, 2))\n</code>"
 ENDS = 'Thought: It is 3.\n<code>\nfinal_answer("\\\\boxed{3}")\n</code>'
-SMOLAGENTS: list[tuple[str, list[str], list[str]]] = [
-    ("solve", [call("add", first=1, second=2), FINAL], ["add", "final_answer"]),
-    ("solve_in_a_stream", [call("add", first=1, second=2), FINAL], ["add", "final_answer"]),
-    ("solve_with_code", [ADDS, ENDS], []),
+SMOLAGENTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({}, [call("add", first=1, second=2), FINAL], ["add", "final_answer"]),
+    ({"streams": True}, [call("add", first=1, second=2), FINAL], ["add", "final_answer"]),
+    ({"kind": "CodeAgent"}, [ADDS, ENDS], []),
 ]
 
 
-@pytest.mark.parametrize(("function", "says", "called"), SMOLAGENTS, ids=[function for function, _, _ in SMOLAGENTS])
+@pytest.mark.parametrize(("given", "says", "called"), SMOLAGENTS, ids=["calls", "stream", "code"])
 def test_smolagents_has_a_sequence_for_each_step(
-    qwen3: Chat, verifier: Verifier, function: str, says: list[str], called: list[str]
+    qwen3: Chat, verifier: Verifier, given: dict[str, Any], says: list[str], called: list[str]
 ) -> None:
     """It tells the policy its earlier steps in words of its own, so each step begins a sequence."""
     pytest.importorskip("smolagents", reason="make setup-agents")
-    row = played(qwen3, verifier, "openai", says, {"entry": f"{FOLDER}.smol_agents:{function}"})
+    row = played(qwen3, verifier, "openai", says, {"entry": f"{EXAMPLES}:smolagents", "arguments": given})
     assert (row.status, row.reason) == ("completed", "")
     assert [(each.name, each.status) for each in row.calls] == [(name, "unanswered") for name in called]
     assert (row.ungraded, row.follows, len(row.sequence_starts)) == ([0], [-1, -1], 2)
