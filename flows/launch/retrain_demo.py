@@ -18,7 +18,7 @@ from storage import interrupts
 from storage.commands.program import Parser
 from storage.objects.store import Store
 from storage.versions import aliases
-from tasks.problems.arithmetic import generate
+from tasks.problems.generated import generate
 from tasks.retrain.commands import explain, nights, roll_back
 
 NAME = "retrain-demo"

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-from tasks.problems.arithmetic import expression, generate
+from tasks.problems.generated import expression, generate
 from tests.support.tiny_tokenizer import build_tokenizer, taught_texts
 
 LR = 1e-3

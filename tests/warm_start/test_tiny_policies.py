@@ -15,7 +15,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.openai_agent import OpenAIAgent
 from tasks.inference.location import POLICIES, locate
-from tasks.problems.arithmetic import generate
+from tasks.problems.generated import generate
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
 from tasks.tools.interface import ToolContext

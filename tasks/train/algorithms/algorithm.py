@@ -80,7 +80,7 @@ class Algorithm:
     per: Normaliser = "tokens"
     """The normaliser of the policy loss and of a KL penalty in the loss."""
     uses: tuple[str, ...] = ("logprobs",)
-    """What `assign` and the losses read that stored data may lack, in words of `LACKED` (`tasks.audit.checks`), such as
+    """What `assign` and the losses read that stored data may lack, in words of `LACKED` (`tasks.tables.sets`), such as
     "versions". With "logprobs", those of sampling, `flows.fit` also refuses data of another temperature."""
     needs_current: bool = False
     """True if `reweigh` needs the logprobs under the weights before each optimizer step."""
