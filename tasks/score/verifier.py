@@ -83,7 +83,7 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
     The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each. `function` grades an
-    answer: by the contract, or as math-verify alone reads it (`tasks.score.library:grade`).
+    answer; only tests give another one than the contract.
     """
 
     def __init__(
