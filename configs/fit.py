@@ -15,7 +15,7 @@ class Fit(Knobs):
     """Versions of scores, at most one for each data set, if they shall not be those of this configuration's scorer. A
     run keeps those that it began with."""
     where: str | None = None
-    """SQL condition (DuckDB) on the columns of `episodes` in `tasks/audit/tables.sql`, such as `best > 0.5`: one
+    """SQL condition (DuckDB) on the columns of `episodes` in `tasks/tables/tables.sql`, such as `best > 0.5`: one
     expression without queries, which reaches neither files nor the network; empty: all trajectories."""
     epochs: PositiveInt = 1
     """Number of passes over the data sets."""

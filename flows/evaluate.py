@@ -9,15 +9,14 @@ from prefect import flow
 
 from flows.launch.cli import main
 from flows.run.configuration import resolve
-from flows.run.progress import tell_last
-from flows.run.report import report_evaluations
+from flows.run.progress import report_evaluations, tell_last
 from flows.run.resources import open_workers
 from flows.run.workspace import open_unleased
 from flows.stages.evaluate import evaluate_sets
 from flows.stages.problems import import_sets
 from storage import layout
 from storage.versions import checkpoints
-from tasks.inference.server import servers_begun
+from tasks.inference.ahead import servers_begun
 
 
 @flow(name="evaluate")

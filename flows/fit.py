@@ -7,8 +7,7 @@ from prefect import flow
 
 from flows.launch.cli import main
 from flows.run.configuration import resolve
-from flows.run.progress import iterations, newest_policy
-from flows.run.report import report
+from flows.run.progress import iterations, newest_policy, report
 from flows.run.resources import open_trainer, open_workers
 from flows.run.workspace import open_run
 from flows.stages.evaluate import evaluate

@@ -16,8 +16,7 @@ from prefect import flow
 from flows.launch.cli import main
 from flows.run.check import check
 from flows.run.configuration import resolve
-from flows.run.progress import iterations, newest_policy
-from flows.run.report import report
+from flows.run.progress import iterations, newest_policy, report
 from flows.run.resources import open_trainer, open_workers
 from flows.run.workspace import open_run
 from flows.stages.evaluate import evaluate
@@ -27,7 +26,7 @@ from flows.stages.score import score
 from flows.stages.train import train
 from flows.stages.warm_start import first_policy
 from storage.telemetry.spans import span
-from tasks.inference.server import servers_begun
+from tasks.inference.ahead import servers_begun
 from tasks.train.orders import Part
 
 

@@ -14,7 +14,7 @@ from flows.stages.problems import import_problems
 from flows.stages.rollout import Rollouts
 from flows.stages.warm_start import first_policy
 from storage import layout
-from tasks.inference.server import servers_begun
+from tasks.inference.ahead import servers_begun
 
 
 @flow(name="rollout")

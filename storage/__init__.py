@@ -1,6 +1,6 @@
 """Versions in object storage: the contract between the stages.
 
-errors, layout, records   every error, every name of an object, and every row that stages exchange; experts: a column
+errors, layout, records   every error, every name of an object, and every row that stages exchange
 processes/                how processes are started, and how they end with this one; interrupts.py ends this one
 objects/                  whole objects by key, in a local folder or on S3, with put-if-absent
 logs/                     numbered entries that are created once: catalog, leases, nights

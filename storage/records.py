@@ -6,9 +6,12 @@ the record.
 """
 
 import dataclasses
+import io
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 Int64 = Annotated[int, "64 bits"]
@@ -160,7 +163,7 @@ class Trajectory:
     # K, how many completions the agent had when this turn's reward was given, which pays all of them; 0: none was given
     paid: list[int] = field(default_factory=list)
     # received, asked and paid are [] in a chain, where turn k is asked with k completions and paid with k + 1
-    experts: bytes = b""  # of a mixture of experts, that the engine chose for each token (`storage.experts`), or empty
+    experts: bytes = b""  # of a mixture of experts, that the engine chose for each token (`pack_experts`), or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,3 +350,35 @@ def to_trajectory(row: dict[str, Any]) -> Trajectory:
 def to_score(row: dict[str, Any]) -> Score:
     """Convert a row of a Parquet file to a record; in files before schema 4 the reward is the success."""
     return Score(**{"reward": row["success"], **row, "parts": dict(row.get("parts", ()))})
+
+
+Experts = npt.NDArray[np.int16]
+"""The numbers of the experts, [T, layers, experts per token]; -1: unknown, as that of the last token of a sequence."""
+
+
+def pack_experts(experts: Experts) -> bytes:
+    """Return a value of the column `experts` of trajectories: a file in NumPy's format .npy.
+
+    Example of reading it: `numpy.load(io.BytesIO(row["experts"]))`
+    """
+    with io.BytesIO() as file:
+        np.save(file, experts, allow_pickle=False)
+        return file.getvalue()
+
+
+def unpack_experts(stored: bytes) -> Experts:
+    """Read a value of the column `experts`.
+
+    Raises:
+        ValueError: it is not such a file, or has other numbers than those of experts.
+    """
+    try:
+        read = np.lib.format.read_array(io.BytesIO(stored), allow_pickle=False)  # type: ignore[no-untyped-call]
+    except (ValueError, MemoryError) as error:
+        raise ValueError(f"experts are not a file in NumPy's format .npy: {error}") from None
+    if read.ndim != 3:
+        raise ValueError(f"experts of the shape {read.shape}, not [tokens, layers, experts per token]")
+    if read.dtype.kind not in "iu" or (read.size and not -1 <= read.min() <= read.max() < 2**15):
+        raise ValueError("experts that are no numbers from -1 (unknown) to 32767")  # in 16 bits they would be others
+    experts: Experts = read.astype(np.int16)
+    return experts

@@ -13,8 +13,8 @@ from tasks.audit.checks.texts import personal, secret
 from tasks.audit.checks.tools import stands_alone
 from tasks.audit.checks.verdicts import compare, opinion, stated
 from tasks.audit.report import wording
-from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import tokens
+from tasks.problems.rows import is_placeholder
 from tasks.score.by_model import _own_number
 from tasks.score.code import program_in
 from tasks.score.contract import grade

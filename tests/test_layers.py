@@ -14,8 +14,8 @@ LAYERS = ["configs", "storage", "tasks", "flows"]
 STORAGE = ["telemetry", "processes", "objects", "logs", "versions", "maintenance", "commands", "__main__"]
 """The order inside of storage/. Modules directly in it (errors, layout, records, …) come before all of these."""
 TASKS = [
-    *("inference", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),
-    *("annotate", "metrics", "evaluate", "tracking", "provenance", "audit", "fit", "watch", "retrain"),
+    *("inference", "tables", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster"),
+    *("warm_start", "annotate", "metrics", "evaluate", "tracking", "provenance", "audit", "fit", "watch", "retrain"),
 ]
 """The order inside of tasks/."""
 FLOWS = ["run", "stages"]

@@ -18,7 +18,7 @@ from storage import interrupts
 from storage.commands.program import Parser
 from storage.objects.store import Store
 from storage.versions import aliases
-from tasks.problems.arithmetic import generate
+from tasks.problems.generated import generate
 from tasks.retrain.commands import explain, nights, roll_back
 
 NAME = "retrain-demo"
@@ -29,7 +29,6 @@ SETTINGS = [
     f"run.name={NAME}",
     f"retrain.champion={NAME}/champion",
     f"problems.train.path={FOLDER}/*.jsonl",
-    "policy.warm_start.target_accuracy=0.3",  # low, so that the nights can improve the policy clearly
 ]
 
 

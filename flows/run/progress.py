@@ -1,25 +1,38 @@
-"""The progress of a run: its newest policy, its iterations with their lines and budget, the last line of a stage."""
+"""The progress of a run: its newest policy, its iterations with their lines and budget, the last line, and reports.
+
+A report of a run, or of evaluations of policies, is tables, a learning curve, summary.json and Prefect artifacts.
+"""
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
-from prefect import get_client, get_run_logger, runtime
+from prefect import get_client, get_run_logger, runtime, task
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from flows.run.workspace import Workspace, finished_iterations
 from storage import layout
+from storage.errors import counted
+from storage.processes.folder import TemporaryFolder
 from storage.telemetry.metrics import ITERATION
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, manifests
 from storage.visible import Fleeting
+from tasks.evaluate import summary as tables
+from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
+from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
+from tasks.inference.location import model_fingerprints
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
 from tasks.metrics.show import cells, iteration_line, paid_for_something_else, seconds_left
+from tasks.score.scoring import scorer_fingerprint
 
 _SHOWN = 20
 """Newest iterations in the table that Prefect's pages show."""
@@ -90,3 +103,59 @@ def tell_last(workspace: Workspace, versions: Iterable[str], module: str, *words
     before = [given["config"], *(given["overrides"] or ())] if module.startswith("flows.") else ["--root", store.root]
     command = shlex.join(["python", "-m", module, *before, *map(str, words)])
     get_run_logger().info("%s%s. Next: %s", stage, "; ".join(lines), command)
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
+    """Write the report to the run's folder in the store and show it; return the URI of the report's folder."""
+    config, store = workspace.config, workspace.store
+    scorer = scorer_fingerprint(config.score, model_fingerprints(config))
+    history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
+    numbers = summary(history)
+    folder = f"runs/{workspace.name}/report"
+    with TemporaryFolder() as scratch:
+        curve = scratch / "learning_curve.png"
+        plot(history, curve)
+        store.put(f"{folder}/{curve.name}", curve)
+    store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())
+    title = f"Run {workspace.name}: {counted(len(history.iterations), 'iteration')}"
+    _show("accuracy", title, tables.accuracy_rows(numbers))
+    if rewards := tables.reward_rows(numbers):
+        _show("rewards", "Rewards of training episodes, by their scores", rewards)
+    _show("stages", "Stages", tables.stage_rows(numbers))
+    if faults := tables.fault_rows(numbers):
+        _show("faults", "Training episodes without a verdict", faults)
+    uri = store.uri(folder)
+    get_run_logger().info("report in %s", uri)
+    return uri
+
+
+@task(name="report-evaluations", cache_policy=NO_CACHE)
+def report_evaluations(
+    workspace: Workspace, evaluations: dict[PolicyVersion, dict[str, list[ScoresVersion]]]
+) -> dict[str, Any]:
+    """Show the accuracies of policies on each set, and how the first differs from the others; return the numbers.
+
+    Args:
+        workspace: holds store and cache.
+        evaluations: by policy and set the versions of scores. The first policy is compared with the others.
+    """
+    store, cache, numbers = workspace.store, workspace.cache, dict[str, Any]()
+    policy, *others = evaluations
+    for name, versions in evaluations[policy].items():
+        key = f"evaluation-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
+        numbers[name] = {evaluated: summary_of(store, sets[name]) for evaluated, sets in evaluations.items()}
+        for evaluated, accuracies in numbers[name].items():
+            _show(key, f"{name}: {evaluated}", tables.evaluation_rows(accuracies))
+        for other in others:
+            against = outcomes_of(store, evaluations[other][name][0], cache)
+            comparison = compare(against, outcomes_of(store, versions[0], cache))
+            numbers[name]["comparison"] = comparison
+            _show(key, f"{name}: {policy} against {other}", tables.comparison_rows(comparison))
+    return numbers
+
+
+def _show(key: str, title: str, rows: list[tables.Row]) -> None:
+    """Print a table, and keep it as an artifact of the flow run."""
+    print(tables.rendered(tables.table(title, rows)), end="")
+    create_table_artifact(key=key, table=rows, description=title)

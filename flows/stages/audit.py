@@ -14,13 +14,13 @@ from flows.run.configuration import resolve
 from flows.run.workspace import Workspace
 from storage import layout
 from storage.visible import Fleeting, printable
-from tasks.audit.data_sets import DataSet, TargetError, parse_since, select
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.report.plots import pictures
 from tasks.audit.report.wording import check_rows, headline, summary
 from tasks.audit.run import audit as run_checks
 from tasks.evaluate.summary import table
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import DataSet, TargetError, parse_since, select
 
 EVENTS = "math-mt-ppo.audit"
 """Prefix of the events: `.pass`, `.warn`, `.fail`, `.skipped`."""

@@ -19,8 +19,8 @@ from storage.version_names import select as select_names
 from storage.versions import checkpoints, manifests
 from storage.versions.fetch import fetch_folder
 from tasks.agents.chat import differing_token
-from tasks.audit.data_sets import DataSet, select
 from tasks.fit.plan import check_condition, plan_updates, select_data
+from tasks.tables.sets import DataSet, select
 from tasks.train.orders import Part, read_order
 
 _Result = TypeVar("_Result")

@@ -9,7 +9,7 @@ from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment, verdict_of
-from tasks.problems.messages import first_messages, with_instructions
+from tasks.problems.rows import first_messages, with_instructions
 from tasks.thoughts import split
 
 WRONG_FEEDBACK = "Your answer is wrong. Try again."

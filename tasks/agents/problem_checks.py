@@ -15,8 +15,8 @@ from tasks.agents.interface import AgentContext
 from tasks.agents.template import Message
 from tasks.inference.api import GenerationConfig
 from tasks.problems import ProblemError
-from tasks.problems.messages import first_messages
 from tasks.problems.mixture import naming
+from tasks.problems.rows import first_messages
 
 _ANSWER_DIVISOR = 16
 """A prompt must leave room for a sixteenth of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""

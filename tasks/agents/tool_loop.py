@@ -5,7 +5,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.problems.messages import with_instructions
+from tasks.problems.rows import with_instructions
 from tasks.tools.toolbox import Toolbox
 
 

@@ -1,6 +1,6 @@
-"""The data sets of an audit as tables of DuckDB.
+"""The data sets of an audit as tables of DuckDB: `tasks.tables`, and what only the audit and its reader ask of them.
 
-`tables.sql` describes and makes the tables. The checks, the numbers of the report and the reader stand on them.
+`views.sql` has the queries that several checks, the numbers of the report or the reader share.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from configs.audit import Audit
 from storage.grouping import grouped
-from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call
-from storage.version_names import PolicyVersion, ProblemsVersion, select
-from tasks.audit.data_sets import DataSet, Intake
-from tasks.audit.results import Case, Unit
-from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
+from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, Call
+from tasks.tables.db import TrajectoryDb, open_tables
+from tasks.tables.sets import Case, DataSet, Intake, Unit
+
+_VIEWS = Path(__file__).with_name("views.sql")
 
 
 class AuditDatabase(TrajectoryDb):
@@ -81,47 +81,20 @@ class AuditDatabase(TrajectoryDb):
 
 @contextmanager
 def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit) -> Iterator[AuditDatabase]:
-    """Open the tables of `data_sets`. They are deleted when the block ends.
+    """Open the tables of `data_sets`, with the queries of the audit. They are deleted when the block ends.
 
     Raises:
         DatabaseError: memory or disk ran out, here or in the block.
     """
-    with open_trajectory_db(settings.memory_gib) as opened:
+    with open_tables(data_sets, intake, settings.memory_gib) as opened:
         database = AuditDatabase(opened.connection, opened.folder)
-        database.add_view("trajectories", TRAJECTORY_SCHEMA, intake.trajectories)
-        database.add_view("scores", SCORE_SCHEMA, intake.scores)
-        database.connection.execute(_EMPTY_TABLES)
-        if data_sets:  # executemany refuses an empty list
-            database.connection.executemany(
-                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
-                [_row(each) for each in data_sets],
-            )
+        columns = "check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar"
+        database.create("cases", columns, [])
         database.set("left_out", [])
         database.set("highest_logprob", HIGHEST_LOGPROB)
         database.set("lowest_logprob", LOWEST_LOGPROB)
-        database.connection.execute(_TABLES.read_text(encoding="utf-8"))
+        database.connection.execute(_VIEWS.read_text(encoding="utf-8"))
         yield database
-
-
-def _row(data_set: DataSet) -> tuple[Any, ...]:
-    manifest, scorer = data_set.manifest, data_set.scorer
-    parents = manifest.parent_names if manifest else []
-    policies, problem_sets = select(PolicyVersion, parents), select(ProblemsVersion, parents)
-    scorers = scorer if isinstance(scorer, dict) else {"default": scorer}  # as in `Score.by_source`
-    return (
-        *(data_set.number, data_set.version, data_set.run, data_set.iteration, data_set.is_evaluation),
-        int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
-        *(next(iter(policies), ""), policies, next(iter(problem_sets), ""), data_set.tries),
-        *(list(scorers), list(scorers.values())),
-    )
-
-
-_TABLES = Path(__file__).parent / "tables.sql"
-_EMPTY_TABLES = """
-    create table data_sets (data_set integer, version varchar, run varchar, iteration integer, evaluation boolean,
-        allowed integer, policy varchar, policies varchar[], problem_set varchar, tries varchar,
-        scorers map(varchar, varchar));
-    create table cases (check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar);"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from storage.versions.datasets import write_parquet
 from storage.versions.drafts import Provenance, stage
 from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
-from tasks.audit.data_sets import DataSet
 from tasks.audit.database import StoredConversation, read_conversations
 from tasks.audit.report import page
 from tasks.audit.results import AuditResult, from_dict
 from tasks.audit.run import Audited
+from tasks.tables.sets import DataSet
 
 RESULT, REPORT, CASES = "audit.json", "report.html", "cases.parquet"
 

@@ -9,26 +9,11 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from tasks.tables.sets import Case, Unit
+
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
 """Worst first."""
-
-Unit = Literal["trajectory", "turn", "call", "group", "problem", "data set", "object"]
-"""The kind of thing that a case points at, and so what its id is: a trajectory id (also for a turn or a call, whose
-number is in the detail), a problem id (also for a group), a version for a data set, or the key of an object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One thing that a check points at.
-
-    Example: Case(unit="turn", id="demo/000003/12+7/0", data_set="runs/demo/trajectories/000003", detail="turn 1: …")
-    """
-
-    unit: Unit
-    id: str
-    data_set: str  # version; empty if the case belongs to no single data set
-    detail: str  # what is wrong, in words
 
 
 @dataclass(frozen=True, slots=True)

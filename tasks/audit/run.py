@@ -13,10 +13,10 @@ from configs.audit import Audit, Checks
 from storage.errors import counted
 from storage.objects.store import Store
 from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_checks
-from tasks.audit.data_sets import DataSet, fetch_data_sets
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.results import AuditResult, CheckResult, Histogram, SetNumbers, Verdict, worst
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import DataSet, fetch_data_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ _HISTOGRAMS = (
     (
         "Success of a group, first turn",
         "share of its episodes",
-        "select avg(success) from turns where answer = 0 and success is not null group by data_set, problem_id",
+        "select avg(success) from first_turns where success is not null group by data_set, problem_id",
     ),
     (
         "Reward of a turn",

@@ -1,7 +1,6 @@
 """Outcomes of stored episodes: join trajectories with their scores, summarise them, and compare two policies."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from tasks.evaluate.statistics import (
     proportion,
     sign_flip,
 )
+from tasks.tables.words import any_turn, by_turn, first_turn, graded
 
 _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns without their texts
 COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status", "source"]
@@ -30,9 +30,6 @@ COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.li
 _SCORE = ["trajectory_id", "turn", "verdict", "success", "reward", "parts"]  # before schema 4 without the last two
 
 _DEFAULTS = ScoreSettings()
-
-TurnScores = dict[int, dict[str, Any]]
-"""The scores of one trajectory by turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +52,12 @@ class Outcome:
     @property
     def first(self) -> float:
         """The success of the first graded turn."""
-        return self.success[0] if self.success else 0.0
+        return first_turn(self.success)
 
     @property
     def any(self) -> float:
         """The best success of all turns."""
-        return max(self.success, default=0.0)
+        return any_turn(self.success)
 
     @property
     def total(self) -> float:
@@ -95,23 +92,13 @@ def join(
     Raises:
         ValueError: a turn has two scores.
     """
-    scores_by_turn: dict[str, TurnScores] = defaultdict(dict)
-    for score in scores:
-        name, turn = score["trajectory_id"], score["turn"]
-        if turn in scores_by_turn[name]:
-            raise ValueError(f"two scores for turn {turn} of {name}: give the rows of one scorer")
-        scores_by_turn[name][turn] = score
-    rows = [
-        (row["trajectory_id"], _outcome(row, scores_by_turn.get(row["trajectory_id"], {}), settings))
-        for row in trajectories
-    ]
-    rows.sort(key=lambda row: (row[1].problem_id, row[1].sample, row[0]))
-    return [outcome for _, outcome in rows]
+    of_rows = graded(scores)
+    rows = sorted(trajectories, key=lambda row: (row["problem_id"], row["sample"], row["trajectory_id"]))
+    return [_outcome(row, of_rows.get(row["trajectory_id"], []), settings) for row in rows]
 
 
-def _outcome(row: dict[str, Any], scores_by_turn: TurnScores, settings: ScoreSettings) -> Outcome:
+def _outcome(row: dict[str, Any], graded: Sequence[Mapping[str, Any]], settings: ScoreSettings) -> Outcome:
     calls = [call["status"] for call in row.get("calls", ())]
-    graded = [scores_by_turn[turn] for turn in sorted(scores_by_turn) if scores_by_turn[turn]["verdict"] != "none"]
     success = [score["success"] for score in graded]
     rewards: list[float] = [score["reward" if "reward" in score else "success"] for score in graded]
     return Outcome(
@@ -159,13 +146,14 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
     failed_verdicts = [n < each.failed_verdicts for each in greedy for n in range(len(each.success))]
     failed_calls = [n < each.failed_calls for each in greedy for n in range(each.calls)]
     pairs = [(now > 0.5, after > 0.5) for each in greedy for now, after in pairwise(each.success)]
-    longest = max((len(each.success) for each in greedy), default=0)
-    reached = [[each.success[turn] for each in greedy if len(each.success) > turn] for turn in range(longest)]
     return {
         "episodes": len(greedy),
         "first_turn": proportion([each.first for each in greedy])._asdict(),
         "any_turn": proportion([each.any for each in greedy])._asdict(),
-        "by_turn": [proportion(successes)._asdict() | {"episodes": len(successes)} for successes in reached],
+        "by_turn": [
+            proportion(successes)._asdict() | {"episodes": len(successes)}
+            for successes in by_turn(each.success for each in greedy)
+        ],
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),

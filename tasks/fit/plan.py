@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from configs import Config
-from configs.loader import read_stored
+from configs.score import Score as ScoreSettings
 from configs.stored import lost
 from storage import layout
 from storage.errors import first_few
@@ -24,13 +24,12 @@ from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.manifests import Manifest
-from tasks.audit.checks import LACKED
-from tasks.audit.data_sets import DataSet, Intake, TargetError, fetch_data_sets, select
-from tasks.audit.database import AuditDatabase, open_database
 from tasks.inference.location import identities, model_fingerprints
 from tasks.own_code import own_code
 from tasks.score.scorers import identity
 from tasks.score.scoring import scorer_fingerprint
+from tasks.tables.db import TrajectoryDb, open_tables
+from tasks.tables.sets import LACKED, DataSet, Intake, TargetError, fetch_data_sets, select
 from tasks.train.algorithms import make_algorithm
 from tasks.train.orders import Part
 from tasks.train.samples import Ints
@@ -42,8 +41,7 @@ _MIXED = 4
 def select_data(store: Store, config: Config) -> list[DataSet]:
     """Return the data sets that `fit.data` names, if the algorithm can be trained on all of them.
 
-    Each has one version of scores: the one in `fit.scores`, else the one by the configuration's scorer. Runs that were
-    begun before there was `fit.scores` keep those that readers prefer.
+    Each has one version of scores: the one in `fit.scores`, else the one by the configuration's scorer.
 
     Raises:
         ValueError: a name is unknown, a data set lacks what is needed, or another scorer judged it.
@@ -60,9 +58,6 @@ def select_data(store: Store, config: Config) -> list[DataSet]:
     named = {layout.trajectories(each.run, each.number): each for each in map(ScoresVersion, config.fit.scores)}
     if unknown := named.keys() - {each.version for each in data_sets}:
         raise ValueError(f"fit.scores: {named[min(unknown)]} are scores of nothing in fit.data")
-    begun = manifests.find(store, layout.run(config.run.name))
-    if begun and begun.knob("fit.data") and not begun.knob("fit.scores"):
-        return data_sets
     fingerprint = scorer_fingerprint(config.score, model_fingerprints(config))
 
     def scored(each: DataSet) -> DataSet:
@@ -82,8 +77,10 @@ def _uses(config: Config) -> set[str]:
     """
     uses = {"tokens", *make_algorithm(config.algorithm, config.sampling.max_new_tokens).uses}
     if unknown := sorted(uses - LACKED.keys()):
-        told = f"declares that it uses {first_few(unknown, 3)}: give a tuple with words of {', '.join(LACKED)}"
-        raise ValueError(f"algorithm.type={config.algorithm.type} {told}")
+        raise ValueError(
+            f"algorithm.type={config.algorithm.type} declares that it uses {first_few(unknown, 3)}: give a tuple with "
+            f"words of {', '.join(LACKED)}"
+        )
     return uses
 
 
@@ -120,16 +117,17 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
     if [] in differing:
         return data_set.scores[-1 - differing.index([])]
     most_alike = min(differing, key=lambda lines: lines[0].startswith("score.type"))
-    told = ", ".join(most_alike)
+    differences = ", ".join(most_alike)
     raise ValueError(
-        f"{data_set.version} was scored by another scorer than this configuration's: {told}. Set that, score it again "
-        "by `python -m flows.score` with the section `score` of this configuration, or name its scores in fit.scores"
+        f"{data_set.version} was scored by another scorer than this configuration's: {differences}. Set that, score "
+        "it again by `python -m flows.score` with the section `score` of this configuration, or name its scores in "
+        "fit.scores"
     )
 
 
 def _differences(scores: Manifest, config: Config) -> list[str]:
     """Return how the scorer of stored scores differs from the configuration's."""
-    was = read_stored(scores.settings, scores.version).score
+    was = ScoreSettings.model_validate(scores.knob("score"))
     if was.by_source != config.score.by_source:
         return [f"score.type={was.type}, not {config.score.type}"]
     models = model_fingerprints(config)
@@ -157,7 +155,7 @@ def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: 
     for version in intake.collected_scores:
         raise ValueError(f"{version} cannot be trained on: gc has deleted its scores; leave it out")
     files = [path.name for _, path in intake.trajectories]
-    with open_database(data_sets, intake, config.audit) as database:
+    with open_tables(data_sets, intake, config.audit.memory_gib) as database:
         of_scores = _score_files(database, [path.name for _, path in intake.scores])
         rows, groups = _chosen(database, config.fit.where)
     numbers = [number for number, _ in intake.trajectories]  # of each file's data set
@@ -171,11 +169,11 @@ def check_condition(config: Config) -> None:
     Raises:
         ValueError: it is none.
     """
-    with open_database([], Intake(), config.audit) as database:
+    with open_tables([], Intake(), config.audit.memory_gib) as database:
         _choose(database, config.fit.where)
 
 
-def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
+def _chosen(database: TrajectoryDb, where: str | None) -> tuple[Ints, Ints]:
     """Return for each chosen trajectory its `row` (the file's number, and its place in it), and that of its group."""
     _choose(database, where)
     rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
@@ -184,7 +182,7 @@ def _chosen(database: AuditDatabase, where: str | None) -> tuple[Ints, Ints]:
     return rows, groups
 
 
-def _choose(database: AuditDatabase, where: str | None) -> None:
+def _choose(database: TrajectoryDb, where: str | None) -> None:
     """Create the table `chosen`; from then on the database reads and writes no file, and reaches no network.
 
     Raises:
@@ -209,7 +207,7 @@ def _choose(database: AuditDatabase, where: str | None) -> None:
         raise ValueError(f"fit.where={where!r}: {error}") from None
 
 
-def _score_files(database: AuditDatabase, files: Sequence[str]) -> dict[int, list[str]]:
+def _score_files(database: TrajectoryDb, files: Sequence[str]) -> dict[int, list[str]]:
     """Return for each file of trajectories those with their scores."""
     pairs = database.all(
         """select distinct t.row >> 32, s.row >> 32 from scores s
@@ -229,13 +227,9 @@ def _batches(rows: Ints, groups: Ints, files: int, config: Config) -> list[Ints]
         order = np.lexsort((draw.random(len(first)), turn[rows[first] >> 32]))
         ends = np.cumsum(size[order])
         number = (ends - 1) // config.fit.episodes_per_update  # of the update in which a group ends
-        batches += [np.concatenate([members[group] for group in of_update]) for of_update in _runs(order, number)]
+        updates = np.split(order, np.flatnonzero(np.diff(number)) + 1)  # where the number changes
+        batches += [np.concatenate([members[group] for group in of_update]) for of_update in updates]
     return batches
-
-
-def _runs(values: Ints, keys: Ints) -> list[Ints]:
-    """Split `values` where the sorted `keys` change."""
-    return np.split(values, np.flatnonzero(np.diff(keys)) + 1)
 
 
 def _parts(

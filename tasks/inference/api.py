@@ -81,7 +81,7 @@ class Completion:
     versions: list[int]  # N, policy version that sampled each token
     finish_reason: str  # stop | length
     limit: int | None = None  # its most tokens, by request, context and time; None: the engine does not say
-    experts: bytes = b""  # of prompt and completion, without the last token (`storage.experts`); empty: not asked for
+    experts: bytes = b""  # of prompt and completion, without the last token (`pack_experts`); empty: not asked for
 
 
 @dataclass(frozen=True, slots=True)

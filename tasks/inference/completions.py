@@ -9,7 +9,7 @@ from base64 import b64decode
 from typing import Any
 
 from configs.inference import RETURN_EXPERTS
-from storage.experts import pack, unpack
+from storage.records import pack_experts, unpack_experts
 from storage.visible import visible, without_secrets
 from tasks.inference.api import Completion, InferenceError
 
@@ -52,7 +52,7 @@ def completion_of(choice: dict[str, Any], limit: int, experts: bytes) -> Complet
 
 
 def experts_of(choice: dict[str, Any], prompt: int, *, cut: bool = False) -> bytes:
-    """Return the experts of a choice of a server's answer, as `storage.experts` packs them.
+    """Return the experts of a choice of a server's answer, as `storage.records.pack_experts` packs them.
 
     Args:
         choice: an entry of `choices`.
@@ -68,11 +68,11 @@ def experts_of(choice: dict[str, Any], prompt: int, *, cut: bool = False) -> byt
             "a server answered without the experts that it chose, which train.routing_replay=true needs: start it with "
             f"{RETURN_EXPERTS} (and prefix caching, on a GPU), or leave the knob out"
         )
-    experts = unpack(b64decode(encoded, validate=True))
+    experts = unpack_experts(b64decode(encoded, validate=True))
     missing = prompt + len(choice["token_ids"]) - 1 - len(experts)
     if missing < 0 or (missing and not cut):
         raise ValueError(
             f"the experts of {len(experts)} tokens for a prompt of {prompt} and a completion of "
             f"{len(choice['token_ids'])}: expected one less than both"
         )
-    return pack(experts)
+    return pack_experts(experts)

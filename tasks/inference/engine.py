@@ -27,11 +27,12 @@ from storage.telemetry.metrics import REGISTRY, labelled
 from storage.telemetry.spans import span
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.model_files import read_adapter
+from tasks.inference.ahead import take_servers
 from tasks.inference.api import Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import LOST, Client, retrying
 from tasks.inference.devices import deal, refuse_without_runner, visible_devices
 from tasks.inference.proof import Proof, Proven, adapter_name, holds_base
-from tasks.inference.server import Server, bring_in, take_servers
+from tasks.inference.server import Server, bring_in
 from tasks.inference.weight_sums import sums_of_folder
 
 logger = logging.getLogger(__name__)

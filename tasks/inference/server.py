@@ -1,8 +1,4 @@
-"""A vLLM server that the pipeline starts and always ends, on a Unix socket that only the pipeline's user can open.
-
-Its process may begin before an engine needs it, since nothing in a flow's start takes as long as vLLM's imports
-(`servers_begun`). Until an engine says what it serves, it uses neither a GPU nor a policy.
-"""
+"""A vLLM server that the pipeline starts and always ends, on a Unix socket that only the pipeline's user can open."""
 
 import asyncio
 import contextlib
@@ -11,18 +7,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TextIO
 
-from configs import Config
-from configs.inference import Inference, Servers
+from configs.inference import Servers
 from storage.processes.child import Child
 from tasks.inference import launch
 from tasks.inference.api import InferenceError
 from tasks.inference.client import SILENT_S, Client
-from tasks.inference.devices import check_split, cpu_build, deal, visible_devices
+from tasks.inference.devices import check_split, cpu_build
 
 logger = logging.getLogger(__name__)
 _PROJECT = str(Path(__file__).parents[2])
@@ -190,42 +185,6 @@ class Server(Child):
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point
         }
-
-
-_begun: list[Server] = []
-
-
-@contextlib.contextmanager
-def servers_begun(config: Config) -> Iterator[None]:
-    """Begin the servers of the engine that this process will open in the block. What it does not take ends with it.
-
-    What prevents them, such as too few GPUs, is left to the engine, which reports it in its turn.
-    """
-    knobs, logs = config.servers, Path(config.storage.cache) / "logs" / config.run.name
-    try:
-        with contextlib.suppress(InferenceError, OSError):
-            if not config.plays_apart and not knobs.urls:
-                dealt = deal(visible_devices(), knobs.replicas, knobs.ranks)
-                _begun.extend(Server(knobs, logs / f"vllm-{i}.log", devices) for i, devices in enumerate(dealt))
-                for server in _begun:
-                    server.begin()
-        yield
-    finally:
-        _end_begun()
-
-
-def take_servers(settings: Inference) -> list[Server]:
-    """Return the servers that have begun, for an engine, which ends them; if they have other settings, end them."""
-    if not all(server.settings == settings for server in _begun):
-        _end_begun()
-    taken = list(_begun)
-    _begun.clear()
-    return taken
-
-
-def _end_begun() -> None:
-    while _begun:
-        _begun.pop().close()
 
 
 Restart = Callable[[Sequence[Server]], None]

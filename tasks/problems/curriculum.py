@@ -21,6 +21,7 @@ from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import trained_on
 from tasks.problems.problem_set import Row, key, setting
+from tasks.tables.words import any_turn, first_turn, graded
 
 LEAST_EPISODES = 16
 """A problem with fewer episodes has no known success rate yet; it is drawn like a problem of the middle."""
@@ -121,12 +122,7 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
         trajectories: rows of a trajectory data set.
         scores: rows of its scores.
     """
-    first, solved = dict[str, tuple[int, bool]](), set[str]()  # the first graded turn of a trajectory, and its success
-    for score in scores:
-        if score["verdict"] != "none":
-            name, result = score["trajectory_id"], (score["turn"], score["success"] > 0)
-            first[name] = min(first.get(name, result), result)
-            solved |= {name} if score["success"] > 0 else set()
+    successes = {name: [score["success"] for score in of_row] for name, of_row in graded(scores).items()}
     played: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in trajectories:
         if row["status"] != "failed" or row.get("fault") == "policy":
@@ -135,15 +131,15 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
             played[row["problem_id"], row["sample"]].append(row)
     counted: dict[str, ProblemHistory] = {}
     for episode in sorted(played):
-        row, names = played[episode][0], [each["trajectory_id"] for each in played[episode]]
+        row, of_rows = played[episode][0], [successes.get(each["trajectory_id"], []) for each in played[episode]]
         content = key(Problem(row["problem_id"], row["prompt"], row["solutions"], metadata=row["metadata"]))
         about = {name: row[name] for name in _OF_PROBLEM}
         found = counted.get(content) or ProblemHistory(content, **about, episodes=0, first_turn=0, any_turn=0)
         counted[content] = replace(
             found,
             episodes=found.episodes + 1,
-            first_turn=found.first_turn + any(first[name][1] for name in names if name in first),
-            any_turn=found.any_turn + any(name in solved for name in names),
+            first_turn=found.first_turn + any(map(first_turn, of_rows)),
+            any_turn=found.any_turn + any(map(any_turn, of_rows)),
         )
     return [counted[content] for content in sorted(counted)]
 

@@ -185,8 +185,8 @@ def setting(problem: Problem) -> str:
     """
     metadata = json.loads(problem.metadata)
     counted = {SEED} if problem.solutions else metadata.keys() - {HIDDEN_TESTS}
-    told = {name: value for name, value in metadata.items() if name in counted}
-    return json.dumps(told, sort_keys=True, separators=(",", ":")) if told else ""
+    kept = {name: value for name, value in metadata.items() if name in counted}
+    return json.dumps(kept, sort_keys=True, separators=(",", ":")) if kept else ""
 
 
 SETTING_SQL = f"""case

@@ -21,19 +21,17 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.problems import (
-    ArithmeticSource,
     FileSource,
     GuessSource,
     HubSource,
     Source,
     StoredSource,
-    WordProblemSource,
 )
 from configs.safety import brief, open_regular
 from storage.records import Problem
-from tasks.problems import arithmetic, guess_number, word_problems
-from tasks.problems.presets import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
+from tasks.problems.generated import Generated, generate
 from tasks.problems.problem_set import NoFilesError, PartOfRow, ProblemError, ProblemSet, Row, RowError, Where, collect
+from tasks.problems.rows import COLUMNS, MAPPINGS, PRESETS, columns_of, from_fields
 
 LONGEST_MB = 16
 """A longer line is an error, and a longer row of a Parquet file is a bad row: a file without line ends would fill the
@@ -73,14 +71,10 @@ def load_problems(
         ProblemError: the source cannot be read, holds no usable problem or too few, or a larger fraction of its rows
             than `max_bad_share` is bad.
     """
-    if isinstance(source, ArithmeticSource):
-        return ProblemSet(arithmetic.generate(source), bad=[])
-    if isinstance(source, WordProblemSource):
-        return ProblemSet(word_problems.generate(source), bad=[])
-    if isinstance(source, GuessSource):
-        if use_of_solutions("") == "needs":
-            raise ProblemError("games have no solutions, and their scorer reads them: set score.type=environment")
-        return ProblemSet(guess_number.generate(source), bad=[])
+    if isinstance(source, GuessSource) and use_of_solutions("") == "needs":
+        raise ProblemError("games have no solutions, and their scorer reads them: set score.type=environment")
+    if isinstance(source, Generated):
+        return ProblemSet(generate(source), bad=[])
     assert not isinstance(source, StoredSource)  # it is read from the store
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     fields = MAPPINGS.get(source.preset or "", source.fields)

@@ -37,15 +37,14 @@ from storage.errors import DamagedError
 from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
-from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
 from storage.version_names import PolicyVersion, select
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
-from tasks.problems.exclusions import read_exclusions
+from tasks.problems.exclusions import Excluded, read_exclusions
 from tasks.problems.problem_set import SETTING_SQL, key
-from tasks.score.verdict import FAILED, LIMIT_MET
+from tasks.tables.db import TrajectoryDb, open_trajectory_db
 from tasks.train.orders import read_order
-from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4
 _SQL = Path(__file__).with_name("index.sql").read_text("utf-8")
@@ -67,7 +66,7 @@ class Update:
     data_sets: Sequence[str]  # trajectories; empty for policy version 0
     scores: Sequence[str]
     exclusions: Sequence[str]  # versions that the update honoured
-    oldest: int = 0  # policy version; trajectories with an older token were left out
+    allowed: int | None = None  # staleness, beyond which trajectories were left out; None: any
     cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
     failed_too: bool = True  # also trained on trajectories that graders failed on
     unfinished_too: bool = False  # also trained on trajectories that failed by the policy's fault
@@ -84,7 +83,7 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
     try:
         if (manifest := manifests.find(store, version)) is None:
             return None
-        known, parents = _told(manifest), manifest.parent_names
+        known, parents = _rules(manifest), manifest.parent_names
     except DamagedError as error:
         known = {"problem": str(error)}
     return Update(
@@ -97,13 +96,17 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
     )
 
 
-def _told(manifest: Manifest) -> dict[str, Any]:
-    """Return what a manifest tells of its update; raise DamagedError if its configuration cannot be read."""
-    knob, parents, number = manifest.knob, manifest.parent_names, layout.number_of(manifest.version) or 0
+def _rules(manifest: Manifest) -> dict[str, Any]:
+    """Return by which rules an update left trajectories out, and where its policy came from.
+
+    Raises:
+        DamagedError: its configuration cannot be read.
+    """
+    knob, parents = manifest.knob, manifest.parent_names
     selects = layout.SELECTION in {file.name for file in manifest.files}
     known = {
         "selects": selects,
-        "oldest": 0 if selects else number - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
+        "allowed": None if selects else int(manifest.number("rollout.max_head_offpolicyness")),
         "failed_too": not manifest.metrics.get("trajectories/failed_verdict"),
         "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": "reward.unfinished" not in formerly(manifest.config),
@@ -189,18 +192,16 @@ class TrainingIndex:
             chosen, problem_sets = self.data_sets, [each.version for each in self.entries if each.kind == "problems"]
         needed = {each for update in self.updates.values() if not update.failed_too for each in update.data_sets}
         needed = {version for version in chosen if scored or version in needed} & self.scores.keys()
-        scores = {version: self.scores[version] for version in sorted(needed)}
-        trajectory_files = self._fetch(chosen, "trajectories")
-        score_files = self._fetch(scores.values(), "scores")
-        problem_files = self._fetch(problem_sets, "problems")
         numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
-        scores_by_data_set = {version: score_files.get(name, []) for version, name in scores.items()}
+        trajectory_files = self._fetch({version: numbers[version] for version in chosen}, "trajectories")
+        score_files = self._fetch({self.scores[each]: numbers[each] for each in sorted(needed)}, "scores")
+        problem_files = self._fetch({version: numbers[version] for version in problem_sets}, "problems")
         with open_trajectory_db(Audit().memory_gib) as self.database:
             sets = [(number, version) for version, number in numbers.items()]
-            _create(self.database, "sets", "data_set integer, version varchar", sets)
-            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, _numbered(numbers, trajectory_files))
-            self.database.add_view("scores", SCORE_SCHEMA, _numbered(numbers, scores_by_data_set))
-            self.database.add_view("problems", PROBLEM_SCHEMA, _numbered(numbers, problem_files))
+            self.database.create("sets", "data_set integer, version varchar", sets)
+            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, trajectory_files)
+            self.database.add_view("scores", SCORE_SCHEMA, score_files)
+            self.database.add_view("problems", PROBLEM_SCHEMA, problem_files)
             _create_problem_tables(self.database)
             yield
 
@@ -209,29 +210,32 @@ class TrainingIndex:
 
         Record which of them entered which of `updates`, by default of all updates of the store.
         """
-        words = {"setting": SETTING_SQL, "failed": FAILED, "limit_met": LIMIT_MET, "last_turn_cut": LAST_TURN_CUT}
-        _select(self.database, "played", *parameters, condition=condition, **words)
+        _select(self.database, "played", *parameters, condition=condition, setting=SETTING_SQL)
         # An update may leave out trajectories by status, fault, age, unknown return, failed verdict or exclusion.
         updates, database = self.updates.values() if updates is None else updates, self.database
-        told = attrgetter("oldest", *_FLAGS)
-        rows = [(each.checkpoint, data_set, *told(each)) for each in updates for data_set in each.data_sets]
+        rules = attrgetter("allowed", *_FLAGS)
+        rows = [
+            (each.checkpoint, data_set, each.checkpoint.number - 1, *rules(each))
+            for each in updates
+            for data_set in each.data_sets
+        ]
         flags = ", ".join(f"{flag} boolean" for flag in _FLAGS)
-        _create(database, "updates", f"checkpoint varchar, version varchar, oldest integer, {flags}", rows)
+        columns = f"checkpoint varchar, version varchar, trained integer, allowed integer, {flags}"
+        database.create("updates", columns, rows)
         honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
-        _create(database, "honoured", "checkpoint varchar, exclusions varchar", honoured)
-        trajectories, problems = list[tuple[str, ...]](), list[tuple[str, ...]]()
+        database.create("honoured", "checkpoint varchar, exclusions varchar", honoured)
+        excluded = dict[str, Excluded]()
         for version in dict.fromkeys(version for _, version in honoured):
             try:
-                excluded = read_exclusions(self.store, [version], self.cache)
+                excluded[version] = read_exclusions(self.store, [version], self.cache)
             except DamagedError as error:  # too many trajectories are then reported as trained on, never too few
                 self.unknown[version] = str(error)
-                continue
-            trajectories += [(version, *pair) for pair in excluded.trajectories]
-            problems += [(version, name) for name in excluded.problems]
+        trajectories = [(version, *pair) for version, each in excluded.items() for pair in each.trajectories]
+        problems = [(version, name) for version, each in excluded.items() for name in each.problems]
         columns = "exclusions varchar, version varchar, trajectory_id varchar"
-        _create(database, "excluded_trajectories", columns, trajectories)
-        _create(database, "excluded_problems", "exclusions varchar, key varchar", problems)
-        _create(database, "chosen", "checkpoint varchar, row bigint", [*self._chosen(updates)])
+        database.create("excluded_trajectories", columns, trajectories)
+        database.create("excluded_problems", "exclusions varchar, key varchar", problems)
+        database.create("chosen", "checkpoint varchar, row bigint", [*self._chosen(updates)])
         _select(database, "update_inputs")
 
     def _chosen(self, updates: Iterable[Update]) -> Iterator[tuple[str, int]]:
@@ -261,10 +265,10 @@ class TrainingIndex:
         drawn_from = {version: self.problem_sets_of(version) for version in self.unknown if version in self.data_sets}
         return {data_set for data_set, sets in drawn_from.items() if not sets or not versions.isdisjoint(sets)}
 
-    def _fetch(self, versions: Iterable[str], kind: str) -> dict[str, list[Path]]:
-        """Return the local Parquet files of each readable version. Add the reason for each other one to `unknown`.
+    def _fetch(self, versions: Mapping[str, int], kind: str) -> list[tuple[int, Path]]:
+        """Return the local Parquet files of each readable version, each with the number that the version has.
 
-        An attempt that was never committed has no files.
+        Add the reason for each other version to `unknown`. An attempt that was never committed has no files.
         """
 
         def fetch(version: str) -> list[Path] | str:
@@ -280,10 +284,10 @@ class TrainingIndex:
             found = [contents.parquet(path, kind, count) for path, count in zip(paths, rows, strict=True)]
             return "; ".join(chain.from_iterable(found)) or paths
 
-        distinct = list(dict.fromkeys(versions))
-        fetched = dict(zip(distinct, in_parallel(fetch, distinct, _FETCHED_AT_ONCE), strict=True))
+        fetched = dict(zip(versions, in_parallel(fetch, versions, _FETCHED_AT_ONCE), strict=True))
         self.unknown |= {version: why for version, why in fetched.items() if isinstance(why, str)}
-        return {version: paths for version, paths in fetched.items() if not isinstance(paths, str)}
+        readable = {version: paths for version, paths in fetched.items() if not isinstance(paths, str)}
+        return [(versions[version], path) for version, paths in readable.items() for path in paths]
 
 
 def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) -> list[str]:
@@ -297,16 +301,6 @@ def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) ->
     return list(reached)
 
 
-def _numbered(numbers: Mapping[str, int], files: Mapping[str, Sequence[Path]]) -> list[tuple[int, Path]]:
-    return [(numbers[version], path) for version, paths in files.items() for path in paths]
-
-
-def _create(database: TrajectoryDb, table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Create a table with these rows."""
-    database.connection.execute(f"create table {table} ({columns})")
-    database.insert(table, rows)
-
-
 def _select(database: TrajectoryDb, table: str, *parameters: Any, **words: object) -> None:
     """Create a table by its query in `index.sql`, into which `words` are put."""
     database.connection.execute(f"create table {table} as {_QUERIES[table].format(**words)}", parameters)
@@ -317,6 +311,6 @@ def _create_problem_tables(database: TrajectoryDb) -> None:
     union = "select {columns} from trajectories union select {columns} from problems"
     distinct = database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
     keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
-    _create(database, "problem_contents", "prompt varchar, solutions varchar[], setting varchar, key varchar", keyed)
+    database.create("problem_contents", "prompt varchar, solutions varchar[], setting varchar, key varchar", keyed)
     with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
     _select(database, "problem_ids", with_ids=with_ids)

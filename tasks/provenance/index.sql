@@ -8,16 +8,14 @@ from ({with_ids}) m join problem_contents a using (prompt, solutions, setting) j
 with found as (
     select t.data_set, t.row, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
            coalesce(t.fault, '') as fault,
-           list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
-           coalesce(t.status = 'truncated' and t.reason <> '{last_turn_cut}', false)
-               and coalesce(t.unplayed_turns, -1) < 0 as cut,
-           list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
+           sampled_tokens(t.action_mask) as tokens,
+           coalesce(t.status = 'truncated' and misses_answers(-1, t.reason), false) and coalesce(t.unplayed_turns, -1) < 0 as cut,
+           oldest_version(t.versions) as oldest
     from (select *, {setting} as setting from trajectories) t
     join problem_contents a using (prompt, solutions, setting) join sets s using (data_set)
     where {condition}
 ), scored as (
-    select data_set, trajectory_id, max(success) as best,
-           bool_or(verdict in {failed} and not starts_with(reason, '{limit_met}')) as failed
+    select data_set, trajectory_id, any_turn(success) as best, bool_or(has_failed(verdict, reason)) as failed
     from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
 )
 select f.*, j.best, coalesce(j.failed, false) as failed
@@ -25,11 +23,8 @@ from found f left join scored j using (data_set, trajectory_id)
 
 -- table: update_inputs
 select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens,
-       -- the condition of `tasks.train.returns.is_trainable`
-       (p.status in ('completed', 'truncated')
-           or o.unfinished_too and p.status = 'failed' and p.fault = 'policy')
-       and not (o.unfinished_too and p.fault = 'set-up')
-       and p.tokens > 0 and coalesce(p.oldest, 0) >= o.oldest and not o.idle
+       is_trainable(p.status, p.fault, p.tokens, o.unfinished_too) and not is_stale(p.oldest, o.trained, o.allowed)
+       and not o.idle
        and (o.checkpoint not in (select checkpoint from chosen) or (o.checkpoint, p.row) in (from chosen))
        and (o.cut_too or o.unfinished_too or not p.cut) and (o.failed_too or not p.failed)
        and not exists (from honoured h join excluded_trajectories e using (exclusions)

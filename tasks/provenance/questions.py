@@ -22,7 +22,7 @@ from storage.records import Exclusion
 from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, TrajectoriesVersion, select
 from storage.versions import aliases, manifests
 from storage.visible import visible
-from tasks.problems.arithmetic import generate
+from tasks.problems.generated import generate
 from tasks.problems.problem_set import key
 from tasks.provenance.index import TrainingIndex
 

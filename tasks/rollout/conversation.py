@@ -15,8 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from storage import interrupts
-from storage.experts import pack, unpack
-from storage.records import Problem, Status, Trajectory
+from storage.records import Problem, Status, Trajectory, pack_experts, unpack_experts
 from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import EpisodeSpec, QueueAgent
@@ -214,13 +213,13 @@ def with_experts(trajectory: Trajectory, exchanges: Sequence[BundledGenerationOu
         begin = max(start for start in trajectory.sequence_starts if start <= turn.start)
         if (completion := _find(exchanges, ids[begin : turn.start], ids[turn.start : turn.end])) is None:
             continue
-        experts = unpack(completion.experts)[: turn.end - begin]
+        experts = unpack_experts(completion.experts)[: turn.end - begin]
         if table is None:
             table = np.full((len(ids), *experts.shape[1:]), -1, np.int16)
         rows = table[begin : begin + len(experts)]
         unknown = rows < 0
         rows[unknown] = experts[unknown]
-    return trajectory if table is None else replace(trajectory, experts=pack(table))
+    return trajectory if table is None else replace(trajectory, experts=pack_experts(table))
 
 
 def _find(exchanges: Sequence[BundledGenerationOutputs], prompt: list[int], sampled: list[int]) -> Completion | None:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from configs import Config
-from storage.grouping import grouped
 from storage.records import Score, Trajectory
 from storage.visible import Fleeting, visible
 from tasks.rollout.plan import Group
 from tasks.score.scorers import SAID, SuccessRule
-from tasks.train.returns import is_trainable
+from tasks.tables.words import any_turn, first_turn, is_trainable, without_variance
 from tasks.train.samples import Sample, build_samples
 
 _DIGITS = 6  # rewards are stored with seven
@@ -99,8 +98,8 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     if len(faults) > 1 and config.reward.shape_of(scorer) == "raw" and config.reward.least is None:
         return False
     pairs = (pair for sample in samples for pair in sample.by_position)
-    returns = grouped((position, round(value, _DIGITS)) for position, value in pairs)
-    return bool(returns) and all(len({*values}) == 1 for values in returns.values())
+    alike = without_variance((position, round(value, _DIGITS)) for position, value in pairs)
+    return bool(alike) and all(alike.values())
 
 
 def _samples(group: Sequence[Trajectory], config: Config) -> list[Sample]:
@@ -158,8 +157,8 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
     rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
-    `("graded", None)` counts those with a graded turn, `("fault", f)` episodes without a verdict, `("reason", r)` those
-    of them by the set-up's fault. `("source", (name, what))` counts by source what `_by_source` reports.
+    `("fault", f)` counts episodes without a verdict, `("reason", r)` those of them by the set-up's fault, and
+    `("source", (name, what))` by source what `_of_source` does: episodes with a graded turn, with a right one …
     """
     counts = Counts()
     for trajectory in trajectories:
@@ -178,13 +177,9 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
         counts.update(("call", call.status) for call in trajectory.calls)
         answers = answered(trajectory)
         right = [rule.of(trajectory, turn) == "correct" for turn in answers]
-        counts["solved", None] += any(right)
-        counts["graded", None] += bool(answers)
         counts.update(_of_source(trajectory, answers, right))
-        for index, turn in enumerate(answers):
-            counts["turn", index] += 1
-            counts["success", index] += right[index]
-            counts["reward", None] += trajectory.turns[turn].reward  # type: ignore[assignment]  # a Counter adds floats, too
+        counts.update(("turn", index) for index in range(len(answers)))
+        counts.update(("success", index) for index, is_right in enumerate(right) if is_right)
         for name, value in (part for parts in trajectory.reward_parts for part in parts.items()):
             counts["part", name] += value  # type: ignore[assignment]
             counts["parts", name] += 1
@@ -195,7 +190,7 @@ def _of_source(trajectory: Trajectory, answers: Sequence[int], right: Sequence[b
     """Count a trajectory for its source, given its graded turns and which of them are right."""
     reward = sum(trajectory.turns[turn].reward for turn in answers)
     numbers = {"episodes": 1, "rejected": trajectory.status == "rejected", "graded": bool(answers), "reward": reward}
-    numbers |= {"first": any(right[:1]), "any": any(right)}
+    numbers |= {"first": first_turn(right), "any": any_turn(right)}
     return Counts({("source", (trajectory.source, name)): number for name, number in numbers.items()})
 
 
@@ -238,7 +233,7 @@ class Tally:
             return
         self._reported = now
         done = self._done
-        rate, solved = self._rate(now), self._sum("solved") / max(1, done)
+        rate, solved = self._rate(now), self._of_sources("any") / max(1, done)
         self._progress(Fleeting(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved"))
 
     def check(self, max_failed_share: float) -> None:
@@ -278,6 +273,10 @@ class Tally:
     def _sum(self, kind: str) -> int:
         return self.counts[kind, None]
 
+    def _of_sources(self, what: str) -> float:
+        """Return the sum over all sources of problems."""
+        return sum(count for (_, name), count in self._of("source").items() if name == what)
+
     def _rate(self, now: float) -> float:
         return (self._sum("generated") - self._resumed_tokens) / (now - self.started)
 
@@ -296,10 +295,10 @@ class Tally:
             "tokens": self._sum("tokens"),
             "generated_tokens": self._sum("generated"),
             "tokens_per_second": self._rate(now),
-            "solved": self._sum("solved") / max(1, self._done),
+            "solved": self._of_sources("any") / max(1, self._done),
             "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
-            "reward": self._sum("reward") / max(1, turns.total()),
-            "return_mean": self._sum("reward") / max(1, self._sum("graded")),
+            "reward": self._of_sources("reward") / max(1, turns.total()),
+            "return_mean": self._of_sources("reward") / max(1, self._of_sources("graded")),
             "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
             "parts": {name: self.counts["part", name] / count for name, count in sorted(self._of("parts").items())},
             "seconds": now - self.started,

@@ -67,7 +67,7 @@ class OpenDataSet:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of its groups; a spare problem that an older program played has none."""
+        """The numbers of its groups; a spare problem that was played without a stream has none."""
         before = [note["group"] for note in self.adopted if note["group"] is not None]
         return sorted([*before, *self.entered])
 

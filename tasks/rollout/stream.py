@@ -266,18 +266,16 @@ class Stream(SharedGroups):
                 groups = noted["groups"] if noted else range(index * size, (index + 1) * size)
             elif Log(self._store, layout.journal(version)).length():
                 data_set = self._open_data_sets[index] = self._open(index)
-                for note in data_set.adopted:  # programs before the stream stored no numbers: a data set was one draw
-                    if "group" not in note:
-                        note["group"] = self._number_of(index, note["problem_id"])
+                drawn = [problem.problem_id for problem in self._draw(index)]
+                for note in data_set.adopted:
+                    if "group" not in note:  # played without `run.overlap`, where a data set is one draw
+                        known = note["problem_id"] in drawn  # a spare problem has no number
+                        note["group"] = index * size + drawn.index(note["problem_id"]) if known else None
                 groups = data_set.numbers
             self._data_set_of |= dict.fromkeys(groups, index)
         self._begun = max([begun, *(number + 1 for number in self._data_set_of)])
         self._unplayed += sorted({*later, *range(begun, self._begun)} - self._data_set_of.keys())
         self._data_set_of |= dict.fromkeys(self._unplayed)
-
-    def _number_of(self, draw: int, problem_id: str) -> int | None:
-        ids = [problem.problem_id for problem in self._draw(draw)]
-        return draw * self._size + ids.index(problem_id) if problem_id in ids else None
 
 
 def _noted(store: Store, version: TrajectoriesVersion) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from tasks.problems.columns import is_placeholder
+from tasks.problems.rows import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 from tasks.score.reading import BETWEEN_DOLLARS, final_statement

@@ -21,6 +21,7 @@ exception if the sandbox is.
 """
 Annotations = Mapping[tuple[str, int], Annotation]
 """What a model beside the policy said, by trajectory and turn."""
+"""What is graded: the answer that the environment got, read by `tasks.score.contract`, or the text, by math-verify."""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
 

@@ -1,4 +1,4 @@
-r"""What is left to math-verify: whether two expressions are equal.
+r"""What is left to math-verify: whether expressions are equal.
 
 math-verify calls two equations equal if both have no solution, and two numbers if they
 differ by less than 1e-15. So a pair that it calls equal is checked again: equations must be multiples of each other,
@@ -57,16 +57,11 @@ def _with_i(parsed: Any) -> Any:
     return parsed.subs(unit, I) if isinstance(parsed, Expr) and unit in parsed.free_symbols else parsed
 
 
-@lru_cache(maxsize=1024)  # a group shares its solutions, and short answers recur in other problems
+@lru_cache(maxsize=1024)
 def parsed(latex: str) -> list[Any]:
     """Return what math-verify reads in LaTeX: an expression and its text; nothing if it cannot read it."""
     boxed = "\\boxed{" + _BARE.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", in_ascii(latex))) + "}"
-    try:
-        return read(boxed)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
-        return []
+    return _read(boxed)
 
 
 def _is_meant(gold: Any, answer: Any) -> bool:
@@ -112,8 +107,18 @@ def _are_same_values(gold: Expr, answer: Expr) -> bool:
     return bool(abs(N(difference, 30)) <= scale * 10**-decimals)
 
 
-def read(text: str) -> list[Any]:
-    """Return what math-verify finds in a text; nothing if brackets are too deep. It may take for ever, or raise."""
+def _read(text: str) -> list[Any]:
+    """Return what math-verify reads in a text; nothing if it cannot read it."""
+    try:
+        return _parse(text)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
+        return []
+
+
+@lru_cache(maxsize=1024)  # a group shares its solutions, and short answers recur in other problems
+def _parse(text: str) -> list[Any]:
     # math-verify's time doubles with each bracket in another one, and grows with the square of a run of blanks.
     if max(accumulate(_NO_BRACKETS.sub("", text), _depth, initial=0)) > _DEEPEST:
         return []

@@ -14,11 +14,8 @@ from tasks.registry import described_with_place
 from tasks.score.interface import Answer
 from tasks.score.verdict import Verdict, checked, storable
 
-CONTRACT = "tasks.score.contract:grade"
-"""The function that grades an answer."""
-
 _MB = 2**20
-_timeout_s, _grade = 0.0, CONTRACT
+_timeout_s, _grade = 0.0, ""
 _idle = _memory = 0  # bytes of an idle worker, and bytes that a call may use in addition
 
 
@@ -26,7 +23,7 @@ def prepare(parent: int, timeout_s: float, memory_mb: int, grade: str) -> None:
     """Prepare a new worker, once: it ends with the process `parent`, and gets its limits.
 
     A call of `judge_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle worker.
-    `grade` is the function that grades an answer; all others are users'.
+    `grade` is the function that grades answers; all others are users'.
     """
     global _timeout_s, _grade, _idle, _memory
     prepare_for_limits(parent)
@@ -57,10 +54,10 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]], code: Code) -> list[V
 def _judge(name: str, code: frozenset[tuple[str, str]]) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
     function = resolve_name(name)
-    if name == _grade:
-        return function, _memory + _idle
-    refuse_other(files_of(name), dict(code))
-    return partial(_call, function), _memory + address_space()
+    if name != _grade:
+        refuse_other(files_of(name), dict(code))
+        function = partial(_call, function)
+    return function, _memory + (_idle if name == _grade else address_space())
 
 
 def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any]) -> Verdict:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from configs.train import Train
-from storage.experts import Experts as StoredExperts
+from storage.records import Experts as StoredExperts
 from tasks.train.experts import Experts
 from tasks.train.kernels import PACKED
 from tasks.train.mesh import ALONE, Mesh, deal_out

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from storage.grouping import grouped
+from tasks.tables.words import by_turn, without_variance
 from tasks.train.components import kl_estimate, sequence_means
 from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import OfTokens, Step
@@ -35,7 +35,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token. None:
     the policies that sampled are not those of the run.
     """
-    returns = grouped(((each.problem_id, position), value) for each in samples for position, value in each.by_position)
+    returns = (((each.problem_id, position), value) for each in samples for position, value in each.by_position)
     answers = [sample.successes[_graded(sample)] for sample in samples]
     now, after = (np.concatenate([a[part] for a in answers]) > 0.5 for part in (slice(-1), slice(1, None)))
     lengths = np.array([len(sample.token_ids) for sample in samples])
@@ -54,7 +54,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
         **_by_turn(samples),
         **{name: float(values.mean()) for name, values in observed.items() if values.size},
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
-        "share/zero_variance": 1 - float(np.mean([len({*values}) > 1 for values in returns.values()])),
+        "share/zero_variance": float(np.mean([*without_variance(returns).values()])),
         **({} if version is None else {f"staleness/{name}": float(version - of) for name, of in newest_first.items()}),
         "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
         "tokens/action": float(len(versions)),
@@ -194,13 +194,13 @@ def histograms(
 
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
-    answers = grouped(
-        (f"{name}/turn_{number}", of_turns[turn])
-        for sample in samples
-        for number, turn in enumerate(_graded(sample), 1)
-        for name, of_turns in (("success", sample.successes), ("reward", sample.rewards))
-    )
-    return {name: float(np.mean(values)) for name, values in answers.items()}
+    paid = {"success": [each.successes for each in samples], "reward": [each.rewards for each in samples]}
+    turns = [_graded(sample) for sample in samples]
+    return {
+        f"{name}/turn_{number}": float(np.mean(values))
+        for name, numbers in paid.items()
+        for number, values in enumerate(by_turn(n[own].tolist() for n, own in zip(numbers, turns, strict=True)), 1)
+    }
 
 
 def _graded(sample: Sample) -> Ints:

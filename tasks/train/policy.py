@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from configs.policy import LoRA
 from configs.train import Train
-from storage.experts import unpack
+from storage.records import unpack_experts
 from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import attach, empty_model, load_model, save, stored_name
@@ -161,7 +161,7 @@ class StoredTokens:
     token_ids: list[int]  # T
     action_mask: list[bool]  # T
     sequence_starts: list[int]  # 1 or more
-    experts: bytes | None = None  # that the engine chose (`storage.experts`); empty or None: unknown
+    experts: bytes | None = None  # that the engine chose (`records.pack_experts`); empty or None: unknown
 
 
 def recompute(
@@ -214,7 +214,7 @@ def _usable(row: StoredTokens, vocabulary: int) -> bool:
 
 def _tokens(row: StoredTokens, *, replayed: bool) -> Tokens:
     starts, actions = np.array(row.sequence_starts), np.flatnonzero(row.action_mask)
-    experts = unpack(row.experts) if replayed and row.experts else None
+    experts = unpack_experts(row.experts) if replayed and row.experts else None
     return Tokens(row.trajectory_id, "", np.array(row.token_ids), starts, actions, experts=experts)
 
 

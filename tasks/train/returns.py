@@ -42,14 +42,13 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.score import Reward
-from storage.records import LAST_TURN_CUT, Score, Trajectory
+from storage.records import Score, Trajectory
 from tasks.score.verdict import has_failed
+from tasks.tables.words import misses_answers
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-_PLAYED = ("completed", "truncated")
 
 
 def settled(reward: Reward, scorer: str, scored: Iterable[float]) -> Reward:
@@ -124,16 +123,6 @@ def turn_returns(rewards: Sequence[float], turn_discount: float, after: float = 
     return returns[::-1]
 
 
-def is_trainable(row: Trajectory) -> bool:
-    """Return whether the trajectory has action tokens and ended in a way that is trained on.
-
-    An episode that failed by the policy's fault is trained on.
-    """
-    if not (row.turns and any(row.action_mask)):
-        return False
-    return row.fault != "set-up" and (row.status in _PLAYED or (row.status == "failed" and row.fault == "policy"))
-
-
 def failed_by_graders(scores: Iterable[Score]) -> dict[str, str]:
     """Return the trajectories that are left out because a grader failed on a turn, with its reason.
 
@@ -144,9 +133,7 @@ def failed_by_graders(scores: Iterable[Score]) -> dict[str, str]:
 
 def is_unfinished(row: Trajectory) -> bool:
     """Return whether the policy's own behaviour ended a trainable episode before its last answer."""
-    # A row without a count and with another reason was stored before unplayed turns were counted.
-    missing = row.unplayed_turns > 0 or (row.unplayed_turns < 0 and row.reason != LAST_TURN_CUT)
-    return missing and (row.status == "truncated" or row.fault == "policy")
+    return misses_answers(row) and (row.status == "truncated" or row.fault == "policy")
 
 
 def return_after(row: Trajectory, least: float, *, once: bool = False) -> float:

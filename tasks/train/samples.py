@@ -26,9 +26,9 @@ import numpy.typing as npt
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from storage.errors import first_few
-from storage.experts import Experts, unpack
 from storage.grouping import grouped
-from storage.records import HIGHEST_LOGPROB, Score, Trajectory
+from storage.records import HIGHEST_LOGPROB, Experts, Score, Trajectory, unpack_experts
+from tasks.tables.words import is_stale, is_trainable
 from tasks.train import returns
 from tasks.train.returns import Bools as Bools
 from tasks.train.returns import Causes
@@ -97,7 +97,7 @@ def build_samples(
     mask_truncated: bool = False,
     replay: bool = False,
 ) -> list[Sample]:
-    """Build a sample from each trainable trajectory (`returns.is_trainable`) that graders could judge, and its scores.
+    """Build a sample from each trainable trajectory (`words.is_trainable`) that graders could judge, and its scores.
 
     The samples are sorted by trajectory id, so the order of the input does not matter. What an agent's row says of
     itself was checked when it was admitted (`tasks.rollout.admission`); of all rows `check_sampled` asks again.
@@ -119,7 +119,7 @@ def build_samples(
         if by_turn.setdefault((score.trajectory_id, score.turn), score) is not score:
             raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
     failed = returns.failed_by_graders(by_turn.values())
-    graded = (row for row in trajectories if row.trajectory_id not in failed and returns.is_trainable(row))
+    graded = (row for row in trajectories if row.trajectory_id not in failed and is_trainable(row))
     rows = sorted(graded, key=lambda row: row.trajectory_id)
     scored = [_scores_of(row, by_turn) for row in rows]
     _refuse_faulty(rows, scored, replay=replay)
@@ -189,7 +189,7 @@ def _routed(sample: Sample, row: Trajectory) -> Sample:
         ValueError: they are damaged.
     """
     try:
-        experts = unpack(row.experts)
+        experts = unpack_experts(row.experts)
     except ValueError as error:
         raise ValueError(f"{row.trajectory_id}: {error}") from None
     if len(experts) != len(row.token_ids):
@@ -249,7 +249,7 @@ def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicy
 
     The version stored with each token counts, not the start time of an episode or rollout.
     """
-    return [sample for sample in samples if version - int(sample.versions.min()) <= max_head_offpolicyness]
+    return [sample for sample in samples if not is_stale(int(sample.versions.min()), version, max_head_offpolicyness)]
 
 
 def _scores_of(row: Trajectory, by_turn: Mapping[tuple[str, int], Score]) -> list[Score]:

@@ -19,6 +19,7 @@ from configs.train import Optimizer, Train
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from storage.visible import Fleeting
+from tasks.tables.words import is_trainable
 from tasks.train.algorithms import make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Batching, Columns, batching_for, draw_minibatches, make_minibatch
@@ -29,7 +30,7 @@ from tasks.train.orders import Progress
 from tasks.train.passes import broken, logprob_scorer, mean_kl, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
-from tasks.train.returns import failed_by_graders, is_trainable
+from tasks.train.returns import failed_by_graders
 from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, within_staleness
 from tasks.train.step import Step, Stepper, terms_of
 from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state, set_knobs

@@ -21,14 +21,14 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
 from tasks.audit.checks import all_checks
-from tasks.audit.data_sets import parse_since, select
 from tasks.audit.record import commit_audit, read_audit
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
 from tasks.audit.results import CheckResult, from_dict
 from tasks.audit.run import Audited, audit
 from tasks.score.verifier import Verifier
-from tasks.trajectory_db import open_trajectory_db
+from tasks.tables.db import open_trajectory_db
+from tasks.tables.sets import parse_since, select
 from tests.support.chain_helpers import commit_rows, key, rewrite
 from tests.support.train_helpers import make_scores, make_trajectory
 

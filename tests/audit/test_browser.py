@@ -22,10 +22,10 @@ from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Call
 from storage.versions.drafts import Provenance
-from tasks.audit.data_sets import select
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import select
 from tests.conftest import commit_policy
 from tests.support.metrics_run import commit_iteration, commit_run
 from tests.support.paths import ROOT

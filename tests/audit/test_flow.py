@@ -15,7 +15,7 @@ from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import manifests
-from tasks.audit.data_sets import TargetError
+from tasks.tables.sets import TargetError
 from tests.support.chain_helpers import key
 
 pytestmark = pytest.mark.usefixtures("prefect_api")

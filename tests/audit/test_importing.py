@@ -29,14 +29,14 @@ from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.agents.template import Template
 from tasks.audit.__main__ import _compare
-from tasks.audit.data_sets import select
 from tasks.audit.importing import command
 from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, read_row, to_trajectory
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
-from tasks.problems.messages import MESSAGES
 from tasks.problems.problem_set import BadRow, ProblemError, RowError
+from tasks.problems.rows import MESSAGES
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import select
 from tests.support.audit_play import FEEDBACK, Play
 from tests.support.chain_helpers import commit_rows
 from tests.support.chat_formats import FORMATS, chat_of

@@ -19,12 +19,12 @@ from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.records import CASE_SCHEMA, Call, Score, Trajectory, VerdictName
 from tasks.audit.__main__ import _read, unreadable
-from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
 from tasks.audit.reader.library import Library
 from tasks.audit.reader.serving import require_key
 from tasks.audit.reader.tokens import NoAdvantageError, compute_advantages
 from tasks.audit.reader.views import create_app
+from tasks.tables.sets import fetch_data_sets, select
 from tests.conftest import commit_policy
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
 from tests.support.train_helpers import make_scores, make_trajectory

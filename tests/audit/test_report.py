@@ -19,7 +19,8 @@ from tasks.audit.report import wording
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
 from tasks.audit.report.wording import check_rows, summary
-from tasks.audit.results import AuditResult, Case, CheckResult, Histogram, SetNumbers, Unit, Verdict, worst
+from tasks.audit.results import AuditResult, CheckResult, Histogram, SetNumbers, Verdict, worst
+from tasks.tables.sets import Case, Unit
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
 SHOWN = [

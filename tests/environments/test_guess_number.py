@@ -9,7 +9,7 @@ from configs.problems import GuessSource
 from storage.records import Problem
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
-from tasks.problems.guess_number import generate
+from tasks.problems.generated import generate
 from tasks.score.verifier import Verifier
 
 GAMES = generate(GuessSource(kind="guess-number", low=1, high=7, count=50))

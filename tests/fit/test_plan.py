@@ -27,11 +27,11 @@ from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
 from tasks.agents.chat import Chat, load_tokenizer
 from tasks.audit.__main__ import main as audit_main
-from tasks.audit.data_sets import Intake, TargetError
 from tasks.audit.database import open_database
 from tasks.fit.plan import _batches, _choose, plan_updates, select_data
 from tasks.provenance.questions import training_data
 from tasks.score.scoring import scorer_fingerprint
+from tasks.tables.sets import Intake, TargetError
 from tasks.train.advantages import Observed, against_group
 from tasks.train.algorithms import check_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment

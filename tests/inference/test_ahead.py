@@ -7,7 +7,7 @@ import pytest
 
 from configs import Config, load
 from tasks.inference import launch
-from tasks.inference.server import servers_begun, take_servers
+from tasks.inference.ahead import servers_begun, take_servers
 from tests.support.sandbox_helpers import wait_gone
 
 

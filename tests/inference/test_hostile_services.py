@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from storage.experts import pack
+from storage.records import pack_experts
 from tasks.inference import client as clients
 from tasks.inference.api import AbortedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client, FailedError, MalformedError
@@ -214,7 +214,7 @@ def test_what_is_right_is_read() -> None:
 def test_experts_that_do_not_belong_to_the_tokens_are_no_answer() -> None:
     from base64 import b64encode
 
-    of_others = b64encode(pack(np.zeros((9, 2, 2), np.int16))).decode()
+    of_others = b64encode(pack_experts(np.zeros((9, 2, 2), np.int16))).decode()
     for routed in ("%", of_others):
         body = {"choices": [choice(routed_experts=routed), choice(index=1, routed_experts=routed)]}
         with pytest.raises(MalformedError, match="cannot be read"):

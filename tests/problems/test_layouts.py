@@ -12,9 +12,8 @@ import pytest
 from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.columns import as_text, solutions
-from tasks.problems.messages import first_messages
 from tasks.problems.problem_set import RowError, Where
+from tasks.problems.rows import as_text, first_messages, solutions
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}

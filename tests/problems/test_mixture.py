@@ -26,8 +26,9 @@ from storage import layout
 from storage.records import CurriculumEntry, Problem, ProblemHistory
 from storage.version_names import ProblemsVersion
 from storage.versions import datasets, manifests
-from tasks.problems import ProblemError, guess_number
+from tasks.problems import ProblemError
 from tasks.problems.contamination import find_overlaps
+from tasks.problems.generated import generate
 from tasks.problems.mixture import Turns, by_member, load_part, of_member
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import Pool, draw_from
@@ -120,7 +121,7 @@ def test_a_member_with_too_few_problems_leaves_places_empty() -> None:
 
 
 def mixture(*overrides: str) -> Config:
-    return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", "policy.warm_start.two_turn_share=0", *overrides])
+    return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", *overrides])
 
 
 def test_the_problems_of_a_member_have_its_name() -> None:
@@ -160,7 +161,7 @@ def test_problems_are_divided_by_member() -> None:
 def test_games_of_both_splits_differ() -> None:
     """They have one prompt; the seed decides which game it is, for contamination, too."""
     source = GuessSource(kind="guess-number", count=20)
-    train, held_out = map(guess_number.generate, (source, source.model_copy(update={"split": "held-out"})))
+    train, held_out = map(generate, (source, source.model_copy(update={"split": "held-out"})))
     assert len({key(each) for each in [*train, *held_out]}) == 40
     assert find_overlaps(train, {"held-out": held_out}) == []
     assert len(find_overlaps(of_member("a", held_out), {"held-out": of_member("b", held_out)})) == 20
@@ -245,7 +246,7 @@ def test_the_curriculum_works_within_each_member(
     """Games that are never won are left out, but games have their share of the draws."""
 
     def history(store: Any, versions: Any, cache: Any) -> list[ProblemHistory]:
-        games = guess_number.generate(GuessSource(kind="guess-number", count=5))
+        games = generate(GuessSource(kind="guess-number", count=5))
         return [ProblemHistory(key(each), each.problem_id, each.prompt, [], "r", 0, 0, 64, 0, 0) for each in games]
 
     monkeypatch.setattr("tasks.problems.curriculum.read_history", history)

@@ -17,9 +17,9 @@ from configs.problems import ArithmeticSource, Fields, FileSource, HubSource
 from configs.score import Score
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.arithmetic import split_of
-from tasks.problems.presets import MAPPINGS, PRESETS
+from tasks.problems.generated import split_of
 from tasks.problems.problem_set import Where
+from tasks.problems.rows import MAPPINGS, PRESETS
 from tasks.score.scorers import use_of_solutions
 
 FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}

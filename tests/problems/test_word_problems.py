@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from configs.problems import WordProblemSource
 from storage.records import Problem
 from tasks.problems import ProblemError, load_problems
-from tasks.problems.word_problems import words_of
+from tasks.problems.generated import words_of
 
 
 def generate(**knobs: object) -> list[Problem]:

@@ -150,10 +150,12 @@ def test_trajectories_that_graders_failed_on_were_not_trained_on(place: Place, t
     assert {use.run: use.trained for use in uses} == {"before": 3, "after": 2}
 
 
-def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
-    """A warm start trains on the problems of its generator, with exactly their answers."""
-    source = {"kind": "arithmetic", "split": "train", "low": 0, "high": 3}
-    config = {"policy": {"warm_start": {"teaches": None}}, "problems": {"train": source}}
+@pytest.mark.parametrize("members", [False, True])
+def test_a_warm_start_is_training_too(place: Place, tmp_path: Path, members: bool) -> None:
+    """An older program's warm start trained on the problems of its generators, with exactly their answers."""
+    source: dict[str, object] = {"kind": "arithmetic", "split": "train", "low": 0, "high": 3}
+    mixture = [{"name": "game", "source": {"kind": "guess-number"}}, {"name": "sums", "source": source}]
+    config = {"policy": {"warm_start": {"teaches": None}}, "problems": {"train": mixture if members else source}}
     place.begin("w", config=config)
     place.begin("x", config={"policy": {"path": "elsewhere"}})
     taught = Problem("mine", "What is 1 + 2?", ["3"])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from storage.experts import Experts, pack, unpack
+from storage.records import Experts, pack_experts, unpack_experts
 from tasks.inference.api import BundledGenerationOutputs, Completion, InferenceError
 from tasks.inference.completions import experts_of
 from tasks.rollout.conversation import with_experts
@@ -28,7 +28,8 @@ def numbered(first: int, count: int) -> Experts:
 
 def answer(prompt: list[int], *sampled: tuple[list[int], Experts]) -> BundledGenerationOutputs:
     completions = [
-        Completion(ids, [-0.5] * len(ids), [0] * len(ids), "stop", experts=pack(experts)) for ids, experts in sampled
+        Completion(ids, [-0.5] * len(ids), [0] * len(ids), "stop", experts=pack_experts(experts))
+        for ids, experts in sampled
     ]
     return BundledGenerationOutputs("q", prompt, completions, [0] * len(sampled), 0.0)
 
@@ -46,7 +47,7 @@ def test_each_token_gets_the_experts_of_the_first_answer_that_read_it() -> None:
     ids, before = row.token_ids, first.start
     others = answer(ids[:before], ([1], numbered(90, before)), (ids[before : first.end], numbered(1, before + 1)))
     later = answer(ids[: second.start], (ids[second.start : second.end], numbered(51, second.start)))
-    experts = unpack(with_experts(row, [others, later]).experts)
+    experts = unpack_experts(with_experts(row, [others, later]).experts)
     known = [*range(1, before + 2), *range(51 + before + 1, 51 + second.start), -1]
     assert experts[:, 0, 0].tolist() == [n if n < 0 else 10 * n for n in known]
 
@@ -57,7 +58,7 @@ def test_each_sequence_begins_its_own_prompt() -> None:
     row = replace(row, sequence_starts=[0, end])
     first = answer(row.token_ids[: row.turns[0].start], ([7, 8], numbered(1, end - 1)))
     other = answer(row.token_ids[end : second.start], ([9, 9], numbered(31, len(row.token_ids) - end - 1)))
-    experts = unpack(with_experts(row, [other, first]).experts)[:, 0, 0].tolist()
+    experts = unpack_experts(with_experts(row, [other, first]).experts)[:, 0, 0].tolist()
     assert experts[: end - 1] == [10 * n for n in range(1, end)]
     assert experts[end - 1] == experts[-1] == -1
     assert experts[end:-1] == [10 * n for n in range(31, 31 + len(row.token_ids) - end - 1)]
@@ -67,13 +68,13 @@ def test_a_beginning_of_a_completion_keeps_its_experts_and_what_no_answer_read_h
     row = make_trajectory("t", [[7, 8]])
     start = row.turns[0].start
     longer = answer(row.token_ids[:start], ([7, 8, 4], numbered(1, start + 2)))
-    assert (unpack(with_experts(row, [longer]).experts) >= 0).all()
+    assert (unpack_experts(with_experts(row, [longer]).experts) >= 0).all()
     assert with_experts(row, [answer([1], ([7, 8], numbered(1, 2)))]) == row
     assert with_experts(row, [replace(longer, completions=[replace(longer.completions[0], experts=b"")])]) == row
 
 
 def test_the_answer_of_vllm_is_read() -> None:
-    experts = unpack(experts_of({"routed_experts": REPLY, "token_ids": [1, 2, 3, 4]}, prompt=3))
+    experts = unpack_experts(experts_of({"routed_experts": REPLY, "token_ids": [1, 2, 3, 4]}, prompt=3))
     assert experts.tolist() == [
         [[4, 0], [0, 7]],
         [[1, 4], [0, 7]],
@@ -101,4 +102,4 @@ def test_other_answers_are_refused(routed: str | None, message: str) -> None:
 
 def test_a_completion_that_was_cut_may_lack_the_last_ones() -> None:
     short = {"routed_experts": encoded(np.zeros((5, 2, 2), np.uint8)), "token_ids": [1, 2, 3, 4]}
-    assert len(unpack(experts_of(short, prompt=3, cut=True))) == 5
+    assert len(unpack_experts(experts_of(short, prompt=3, cut=True))) == 5

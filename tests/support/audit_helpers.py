@@ -14,7 +14,7 @@ from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems import fingerprint
-from tasks.problems.arithmetic import generate
+from tasks.problems.generated import generate
 
 
 @cache

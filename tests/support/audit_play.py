@@ -15,9 +15,9 @@ from storage.versions import checkpoints
 from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
 from tasks.audit.checks import AuditEvidence, Measured, all_checks
-from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import fetch_data_sets, select
 from tests.support.audit_scene import play
 from tests.support.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
 from tests.support.train_helpers import make_trajectory

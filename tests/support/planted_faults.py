@@ -19,10 +19,10 @@ from storage.records import Call, CallStatus, Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
-from tasks.audit.data_sets import select
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import select
 from tests.support import audit_helpers as helpers
 from tests.support.audit_scene import Cast, Scene, compute_logprobs, grade, logprobs, set_scene, spec_of
 from tests.support.branching import Branching

@@ -15,8 +15,7 @@ from configs.algorithms import read_algorithm
 from configs.policy import LoRA
 from configs.score import Reward
 from configs.train import Optimizer, Train
-from storage.experts import pack
-from storage.records import Score, Status, Trajectory, Turn
+from storage.records import Score, Status, Trajectory, Turn, pack_experts
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import load_model, make_adapter, save
 from tasks.train.algorithms import make_algorithm
@@ -157,7 +156,7 @@ def save_tiny(folder: Path, kind: str = "qwen3", tied: bool = False) -> Path:
 def with_random_experts(row: Trajectory, seed: int = 0) -> Trajectory:
     """Add the experts of a `tiny_model` of two layers that an engine might have chosen: others than the trainer's."""
     scores = np.random.default_rng(seed).random((len(row.token_ids), 2, EXPERTS))
-    return replace(row, experts=pack(scores.argsort(-1)[..., :CHOSEN].astype(np.int16)))
+    return replace(row, experts=pack_experts(scores.argsort(-1)[..., :CHOSEN].astype(np.int16)))
 
 
 def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.experts import pack, unpack
+from storage.records import pack_experts, unpack_experts
 from tests.support.train_helpers import EXPERTS, is_unchanged, make_trainer, random_rows, save_tiny, weights
 from tests.support.train_helpers import with_random_experts as routed
 
@@ -60,9 +60,9 @@ def test_experts_that_the_policy_does_not_have_are_refused(tmp_path: Path) -> No
     given = [routed(row, seed) for seed, row in enumerate(rows)]
     trainer = make_trainer(save_tiny(tmp_path, "qwen3_moe"), routing_replay=True)
     for number in (EXPERTS, -2, 2**16, 40_000):
-        experts: Any = unpack(given[1].experts).astype(np.int64)
+        experts: Any = unpack_experts(given[1].experts).astype(np.int64)
         experts[1, 0, 0] = number
-        wrong = replace(given[1], experts=pack(experts))
+        wrong = replace(given[1], experts=pack_experts(experts))
         with pytest.raises(
             ValueError, match=r"t001(: experts that are no numbers from -1| have experts outside of -1 to 4)"
         ):

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from configs.score import Reward
 from configs.train import Train
-from storage.experts import pack
-from storage.records import Trajectory
+from storage.records import Trajectory, pack_experts
 from tasks.train.batches import Batching
 from tasks.train.experts import FileNames, chosen_weights, give_experts, replay_routing
 from tasks.train.passes import logprob_scorer, score_action_tokens
@@ -97,7 +96,7 @@ def test_the_drift_is_rounding_alone_when_routing_is_forced_alike() -> None:
         for layer in layers_of(trainer):
             layer.mlp.gate.weight += 3e-3 * torch.randn(layer.mlp.gate.weight.shape, generator=draw)
         routed = [
-            replace(row, experts=pack(choices(engine, torch.tensor(row.token_ids)).numpy().astype(np.int16)))
+            replace(row, experts=pack_experts(choices(engine, torch.tensor(row.token_ids)).numpy().astype(np.int16)))
             for row in rows
         ]
     samples = samples_of(routed, [*scores])

@@ -21,7 +21,7 @@ from tasks.agents.faults import PolicyError, fault_of, reason_of
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.environments.interface import Environment, StepResult, verdict_of
 from tasks.inference.api import ContextLengthError
-from tasks.problems.messages import first_messages
+from tasks.problems.rows import first_messages
 
 
 class Reward(NamedTuple):

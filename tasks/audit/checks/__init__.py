@@ -2,7 +2,7 @@
 
 The files of this folder have the checks by subject: `integrity` of the store, `templates` around tokens, `verdicts`
 with a second checker, `problems`, `tools` and `texts`. A check has the name of its knob in `configs/audit.py`, also in
-reports. It notes its cases in the database (`tables.sql`) and returns
+reports. It notes its cases in the database (`views.sql`) and returns
 one value, which `tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence
 is declared in a file of SQL (`_declare`); another one is a function below `check`.
 """
@@ -20,10 +20,9 @@ from storage import layout
 from storage.logs.leases import is_held
 from storage.objects.store import Store
 from storage.versions import manifests
-from tasks.audit.data_sets import DataSet, Intake
 from tasks.audit.database import AuditDatabase
-from tasks.audit.results import Unit
 from tasks.score.verifier import Verifier
+from tasks.tables.sets import LACKED, DataSet, Intake, Unit
 
 
 @dataclass(frozen=True)
@@ -109,17 +108,6 @@ class SkippedError(Exception):
 
 
 Run = Callable[[AuditEvidence], Measured]
-LACKED = {
-    "scores": "graded turns",
-    "tokens": "token ids",
-    "logprobs": "logprobs",
-    "versions": "policy versions",
-    "seeds": "seeds",
-    "ends": "statuses of episodes (completed, cut or failed)",
-    "golds": "gold answers",
-    "rewards": "rewards",
-}
-"""Names for people of what a data set may lack: scores or, if it was imported (`tasks.audit.importing`), the others."""
 _NEEDS = {"nothing", "rows", "calls", "scored", *LACKED}
 """Needs of a check, separated by blanks: at least one row, and also any score, a call of a tool, or what a data set may
 lack, which is then left out."""

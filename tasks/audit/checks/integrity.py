@@ -17,7 +17,7 @@ from storage.errors import StorageError, UnavailableError
 from storage.versions import manifests
 from storage.versions.checkpoints import open_checkpoint
 from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
-from tasks.audit.results import Case
+from tasks.tables.sets import Case
 
 if TYPE_CHECKING:
     from tasks.train.policy import NumberFormat
@@ -178,7 +178,7 @@ def _distance(left: Any, right: Any) -> Nats:
 
 @check("damaged_objects", "object", needs="nothing")
 def damaged_objects(evidence: AuditEvidence) -> Measured:
-    """Count the objects that differ from their manifests, and those that no manifest names (`tasks.audit.data_sets`).
+    """Count the objects that differ from their manifests, and those that no manifest names (`tasks.tables.sets`).
 
     Damaged objects are left out of all other checks; objects that no manifest names are never read.
     """

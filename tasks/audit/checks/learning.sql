@@ -36,7 +36,7 @@ from played_groups
 -- Seeds may have no effect, or the policy explores no more. Right answers of fewer than 16 tokens are often the same.
 select problem_id, data_set, 'all ' || count(*) || ' first answers are the same',
     count(distinct text) = 1 and (min("end" - "start") >= 16 or coalesce(max(success), 1) = 0)
-from turns where answer = 0 group by problem_id, data_set having count(*) >= 4
+from first_turns group by problem_id, data_set having count(*) >= 4
 
 -- check: broken_answers
 -- unit: turn

@@ -21,11 +21,11 @@ from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 from tasks.audit.checks.templates import create_distinct_prompts
 from tasks.audit.checks.verdicts import stated
 from tasks.audit.decoding import Decoders
-from tasks.audit.results import Case
-from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.problem_set import SETTING_SQL
+from tasks.problems.rows import is_placeholder
 from tasks.score.verdict import Verdict
+from tasks.tables.sets import Case
 
 MOST_PROBLEMS = 0.5
 """A share of the problems. The same words about many problems may be an example or a fixed phrase. They count as a leak

@@ -13,12 +13,12 @@ from itertools import pairwise
 from typing import Literal
 
 from tasks.audit.checks import AuditEvidence, Measured, check
-from tasks.audit.results import Case
 from tasks.evaluate.statistics import proportion
-from tasks.problems.columns import is_placeholder
+from tasks.problems.rows import is_placeholder
 from tasks.score.golds import Listed, read_list
 from tasks.score.numbers import DECIMAL, LONGEST, Number, is_denied, read_number
 from tasks.score.plain_text import in_ascii, unmarked, unstyled
+from tasks.tables.sets import Case
 from tasks.thoughts import without_thoughts
 
 Opinion = Literal["right", "wrong", "cannot say"]

@@ -26,12 +26,13 @@ from storage.version_names import TrajectoriesVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat, engine_ends, load_tokenizer
-from tasks.audit.checks import LACKED, all_checks
+from tasks.audit.checks import all_checks
 from tasks.audit.importing.rollout import FORMATS, Rollout, add_tokens, problem_of, read_row, to_trajectory
 from tasks.problems import fingerprint
 from tasks.problems.problem_set import BadRow, Where, listed, refuse_bad_rows
 from tasks.problems.sources import find, read_jsonl, read_parquet
 from tasks.rollout.admission import check_ids
+from tasks.tables.sets import LACKED
 
 _ROWS_PER_SHARD = 5_000
 _STEP = re.compile(

@@ -29,9 +29,8 @@ from tasks.agents.answers import read_arguments
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.protocol import message_of
 from tasks.agents.endpoint.tree import number_calls
-from tasks.problems.columns import as_json, solutions
-from tasks.problems.messages import MESSAGES
 from tasks.problems.problem_set import Row, RowError, key
+from tasks.problems.rows import MESSAGES, as_json, solutions
 from tasks.thoughts import opened_by
 
 _Number = Annotated[float, Field(ge=-3e38, le=3e38)]
@@ -186,7 +185,7 @@ class Rollout(BaseModel):
 
     @property
     def lacks(self) -> set[str]:
-        """What the episode lacks, in the words of `tasks.audit.checks.LACKED`. No format has versions and seeds."""
+        """What the episode lacks, in the words of `tasks.tables.sets.LACKED`. No format has versions and seeds."""
         there = {
             "tokens": all(turn.token_ids for turn in self.turns),
             "logprobs": all(turn.logprobs for turn in self.turns),

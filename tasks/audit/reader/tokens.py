@@ -18,9 +18,9 @@ from configs.score import Reward
 from configs.score import Score as ScoreSettings
 from storage.records import Score, Trajectory
 from storage.visible import visible
-from tasks.audit.data_sets import DataSet
 from tasks.audit.decoding import NO_TOKEN, Decoder
 from tasks.audit.reader.library import Library
+from tasks.tables.sets import DataSet
 from tasks.train.advantages import Observed
 from tasks.train.returns import settled
 from tasks.train.samples import build_samples, within_staleness

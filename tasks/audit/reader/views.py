@@ -16,7 +16,6 @@ from fastapi.responses import FileResponse
 from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, select
-from tasks.audit.data_sets import DataSet
 from tasks.audit.database import AuditDatabase, read_conversations
 from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
@@ -24,6 +23,7 @@ from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, parse
 from tasks.audit.reader.serving import HEADERS, Render, create_site
 from tasks.audit.reader.tokens import Advantages, NoAdvantageError, Token, compute_advantages
 from tasks.audit.record import CASES, REPORT
+from tasks.tables.sets import DataSet
 
 LINES = 50
 """Trajectories on one page of the list."""

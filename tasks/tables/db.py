@@ -1,6 +1,7 @@
-"""Parquet files of trajectories, scores and problems as views in DuckDB, for the audit, the reader and provenance.
+"""Stored data sets as tables of DuckDB, for the audit, the reader, provenance and training from stored data.
 
-The database is a temporary file, which bounds memory use; it is removed at the end of the block.
+`open_trajectory_db` has the words of `words.sql`, and views of Parquet files; `open_tables` also the tables of
+`tables.sql`. The database is a temporary file, which bounds memory use; it is removed at the end of the block.
 """
 
 import glob
@@ -16,11 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.processes.folder import TemporaryFolder
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from storage.version_names import PolicyVersion, ProblemsVersion, select
+from tasks.tables.sets import DataSet, Intake
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _THREADS = 2
+_WORDS, _TABLES = (Path(__file__).with_name(name) for name in ("words.sql", "tables.sql"))
 
 
 class DatabaseError(RuntimeError):
@@ -68,6 +73,11 @@ class TrajectoryDb:
         """Count the rows of a table or of a subquery in brackets."""
         return int(self.number(f"select count(*) from {rows}"))
 
+    def create(self, table: str, columns: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Create a table with these rows."""
+        self.connection.execute(f"create table {table} ({columns})")
+        self.insert(table, rows)
+
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert all rows at once: DuckDB's `executemany` takes a millisecond per row."""
         if rows:
@@ -83,8 +93,8 @@ class TrajectoryDb:
         the view is empty, with the same types. The table `<name>_files` has the columns file, data_set and filename.
         """
         self.connection.register(f"no_{name}", schema.empty_table())
-        self.connection.execute(f"create table {name}_files (file bigint, data_set integer, filename varchar)")
-        self.insert(f"{name}_files", [(file, data_set, str(path)) for file, (data_set, path) in enumerate(files)])
+        rows = [(file, data_set, str(path)) for file, (data_set, path) in enumerate(files)]
+        self.create(f"{name}_files", "file bigint, data_set integer, filename varchar", rows)
         query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
         if files:
             # DuckDB takes paths for patterns.
@@ -100,7 +110,7 @@ class TrajectoryDb:
 
 @contextmanager
 def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
-    """Open an empty database.
+    """Open a database without tables.
 
     Args:
         memory_gib: DuckDB writes data beyond this limit to the disk, or fails if it cannot.
@@ -116,6 +126,7 @@ def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
             connection.execute(f"set memory_limit = '{memory_gib}GiB'; set temp_directory = '{folder}/spill'")
             connection.execute(f"set threads = {_THREADS}; set preserve_insertion_order = false")
             connection.execute("set enable_progress_bar = false")
+            connection.execute(_WORDS.read_text(encoding="utf-8"))
             yield TrajectoryDb(connection, folder)
         except duckdb.Error as error:
             raise DatabaseError(
@@ -124,3 +135,39 @@ def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
             ) from error
         finally:
             connection.close()
+
+
+@contextmanager
+def open_tables(data_sets: Sequence[DataSet], intake: Intake, memory_gib: float) -> Iterator[TrajectoryDb]:
+    """Open the tables of `data_sets`, which `tables.sql` describes. They are deleted when the block ends.
+
+    Raises:
+        DatabaseError: see `open_trajectory_db`.
+    """
+    with open_trajectory_db(memory_gib) as database:
+        database.add_view("trajectories", TRAJECTORY_SCHEMA, intake.trajectories)
+        database.add_view("scores", SCORE_SCHEMA, intake.scores)
+        columns = """data_set integer, version varchar, run varchar, iteration integer, evaluation boolean,
+            allowed integer, policy varchar, policies varchar[], problem_set varchar, tries varchar,
+            scorers map(varchar, varchar)"""
+        database.create("data_sets", columns, [])
+        if data_sets:  # executemany refuses an empty list
+            database.connection.executemany(
+                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
+                [_row(each) for each in data_sets],
+            )
+        database.connection.execute(_TABLES.read_text(encoding="utf-8"))
+        yield database
+
+
+def _row(data_set: DataSet) -> tuple[Any, ...]:
+    manifest, scorer = data_set.manifest, data_set.scorer
+    parents = manifest.parent_names if manifest else []
+    policies, problem_sets = select(PolicyVersion, parents), select(ProblemsVersion, parents)
+    scorers = scorer if isinstance(scorer, dict) else {"default": scorer}  # as in `Score.by_source`
+    return (
+        *(data_set.number, data_set.version, data_set.run, data_set.iteration, data_set.is_evaluation),
+        int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
+        *(next(iter(policies), ""), policies, next(iter(problem_sets), ""), data_set.tries),
+        *(list(scorers), list(scorers.values())),
+    )

@@ -1,13 +1,6 @@
--- The data sets of an audit as tables of DuckDB, besides those that `database.py` fills:
---
--- data_sets      data_set (number), version, run, iteration, evaluation, allowed (staleness), policies (those among its
---                parents), policy (the first of them), problem_set, tries (`score.tries`), scorers (a map from sources of
---                problems to scorers)
--- trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
--- scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
--- cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
---
--- `row` is a number that is unique to each trajectory row, even if two rows have the same id.
+-- Queries that several checks, the numbers of the report or the reader share, on the tables of `tasks/tables/tables.sql`
+-- and on `cases`, which `database.py` makes: one row for each case of a check: check_name, unit, id, data_set (version),
+-- detail.
 
 -- Whether a data set, or each of several, lacks what the present check needs.
 create macro is_left_out(data_set) as coalesce(list_contains(getvariable('left_out'), data_set), false);
@@ -16,123 +9,6 @@ create macro all_left_out(data_sets) as list_has_all(getvariable('left_out'), da
 create macro turn_name(turn) as 'turn ' || (turn + 1);
 create macro call_name(turn, number, name) as
     turn_name(turn) || ', call ' || (number + 1) || ' of ' || if(name = '', 'no tool', left(name, 40));
-
--- One row for each call of a tool: row, data_set, trajectory_id, problem_id, turn, number (among the calls of its turn,
--- from 0 on), id, name, arguments, output, status.
-create table calls as
-    select row, data_set, trajectory_id, problem_id, call.turn,
-        (row_number() over (partition by row, call.turn order by position) - 1)::integer as number,
-        call.id, call.name, call.arguments, call.output, call.status
-    from (
-        select row, data_set, trajectory_id, problem_id, unnest(calls) as call,
-            generate_subscripts(calls, 1) as position
-        from trajectories
-    );
-
--- One row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last", "start",
--- "end", text, given (what the environment got as the answer), environment_verdict, reward, finish_reason, feedback,
--- seed; follows (the turn that it follows, -1: none); calls (number); answer (its number among the graded turns, null
--- for calls of tools and others that answer nothing); parts (a map of its reward's parts, those of the score if it has
--- any); scorer (its name in `score.type`); from its score, null without one: verdict, success (null, too, if it answers
--- nothing), extracted, solution, verdict_reason, scored_reward. If a turn has several scores, the first is used; the
--- check `orphan_scores` reports the others.
-create table turns as
-    with spoken as (
-        select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
-            generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts, answers,
-            follows, coalesce(scorers[source], scorers['default']) as scorer
-        from trajectories join (select data_set, scorers from data_sets) using (data_set)
-    ), scored as (
-        select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
-            solution, reason, coalesce(reward, success) as scored_reward, parts
-        from scores order by row
-    ), joined as (
-        select s.*, scored.* exclude (data_set, trajectory_id, turn),
-            coalesce(verdict = 'none', list_contains(ungraded, s.turn) or t.verdict = 'none', false) as silent
-        from spoken s left join scored using (data_set, trajectory_id, turn)
-    )
-    select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
-        s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
-        coalesce(s.answers[s.turn + 1], s.t.text) as given,
-        s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
-        s.t.feedback as feedback, s.t.seed as seed,
-        coalesce(s.follows[s.turn + 1], s.turn - 1)::integer as follows, coalesce(c.calls, 0)::integer as calls,
-        if(silent, null, row_number() over (partition by s.row, silent order by s.turn) - 1)::integer as answer,
-        if(cardinality(parts) > 0, parts, reward_parts[s.turn + 1]) as parts, scorer, verdict,
-        if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
-    from joined s left join (select row, turn, count(*) as calls from calls group by 1, 2) c using (row, turn);
-
--- What each episode earned, in the units of its scorer (a right answer is 1, a wrong one 0): row, earned. It is
--- `tasks.train.samples.Sample.earned` without discount and penalties: the sum of the rewards of its graded turns (from
--- the score, or from the environment without one) or, where only that is paid, of its last answer; and where the policy
--- ended it, the least reward for each missing answer, by the rules of `tasks.train.returns` and `samples.bounded`. Null
--- if nothing was graded and nothing is missing.
-create macro is_verdicts(scorer) as scorer in ('math-verify', 'code');
-create table earnings as
-    with placed as materialized (
-        -- position: of the turn among the completions that the agent got, or would have got next; moment: how many it
-        -- had when the turn's reward was given.
-        select t.row, t.data_set, t.problem_id, t.scorer, t.success, coalesce(t.scored_reward, t.reward) as reward,
-            coalesce(if(r.received[t.turn + 1] >= 0, r.received[t.turn + 1], r.asked[t.turn + 1]), t.turn) as position,
-            coalesce(
-                nullif(r.paid[t.turn + 1], 0), nullif(len(list_filter(r.received, lambda k: k >= 0)), 0), t.turn + 1
-            ) as moment,
-            t.answer is not null and coalesce(r.received[t.turn + 1], 0) >= 0 as graded,
-            coalesce(d.tries = 'last', not is_verdicts(t.scorer) and t.scorer <> 'environment') as last,
-            coalesce(r.unplayed_turns, -1) as unplayed, coalesce(r.fault, '') as fault,
-            fault <> 'set-up' and (r.status in ('completed', 'truncated') or fault = 'policy') and r.status <> 'rejected'
-                and not bool_or(coalesce(t.verdict in ('timeout', 'error')
-                    and not starts_with(t.verdict_reason, 'needs more than'), false)) over (partition by t.row)
-                as trained,
-            trained and (unplayed > 0 or (unplayed < 0 and r.reason <> 'the last turn reached sampling.max_new_tokens'))
-                and (r.status = 'truncated' or fault = 'policy') as unfinished
-        from turns t join trajectories r using (row) join data_sets d on d.data_set = t.data_set
-    ), lowest as (
-        select data_set, scorer, if(is_verdicts(scorer), 0, least(0, min(reward) filter (graded and trained))) as lowest
-        from placed group by data_set, scorer
-    ), paid as materialized (
-        select *, unfinished and not ((last or is_verdicts(scorer))
-                and coalesce(bool_or(graded and success > 0.5) over of_row, false)) as ended,
-            graded and not (last and (ended or moment < max(if(graded, moment, 0)) over of_row)) as pays
-        from placed join lowest using (data_set, scorer) window of_row as (partition by row)
-    ), summed as (
-        select row, data_set, problem_id, trained, ended, ended and unplayed <= 0 as uncounted,
-            if(ended, if(unplayed > 0 and not last, unplayed, 1) * lowest, 0) as missing,
-            coalesce(sum(reward) filter (pays), 0) as rewards, rewards + missing as total,
-            bool_or(graded) as graded, max(position) as latest
-        from paid group by row, data_set, problem_id, trained, ended, unplayed, last, lowest
-    ), groups as (
-        select data_set, problem_id, min(total) as worst from summed where trained
-        group by data_set, problem_id having bool_or(uncounted)
-    ), ahead as (
-        select data_set, problem_id, p.row, p.position, any_value(s.missing) + coalesce(sum(l.reward), 0) as earned
-        from (select distinct data_set, problem_id, row, position from paid semi join groups using (data_set, problem_id)) p
-        join summed s using (data_set, problem_id, row)
-        left join paid l on l.row = p.row and l.pays and l.moment > p.position where s.trained
-        group by data_set, problem_id, p.row, p.position
-    ), floors as (
-        select data_set, problem_id, position, min(earned) as floor from ahead group by data_set, problem_id, position
-    )
-    select s.row, if(s.graded or s.ended, s.total + if(s.uncounted, least(worst - s.total, floor - a.earned), 0), null)
-        as earned
-    from summed s left join groups using (data_set, problem_id)
-    left join floors f on (f.data_set, f.problem_id, f.position) = (s.data_set, s.problem_id, s.latest)
-    left join ahead a on a.row = s.row and a.position = s.latest;
-
--- One row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id, sample,
--- status, reason, turns, sampled (tokens), policy_version, calls (number), branches (number of turns that follow the
--- same turn as an earlier one, or begin another conversation); first and best: success of the first and of the best
--- graded turn, null without scores; earned, as in `earnings`.
-create table episodes as
-    select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
-        len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
-        t.policy_version, coalesce(len(t.calls), 0)::integer as calls,
-        coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best, e.earned
-    from trajectories t
-    left join (
-        select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row
-    ) g using (row)
-    left join earnings e using (row);
 
 -- One row for each graded turn that comes after another one in its conversation: row, data_set, trajectory_id, turn,
 -- success, before (the graded turn before it), was (the success of that). The query climbs from each graded turn up its
@@ -200,30 +76,13 @@ create temp view other_parents as
         join data_sets d using (data_set)
     ) t join data_sets d using (data_set) where other_policy or other_set;
 
--- Groups of two or more episodes: `same` is true if in each turn all episodes earned the same.
-create view played_groups as
-    select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
-        select t.data_set, t.problem_id, t.turn, max(t.success) as best, count(distinct t.row) as episodes,
-            min(t.scored_reward) = max(t.scored_reward)
-                and bool_or(t.verdict = 'none') = bool_and(t.verdict = 'none') as alike
-        from turns t join episodes e using (row)
-        where t.verdict is not null and e.status in ('completed', 'truncated') group by all
-    ) group by 1, 2 having max(episodes) > 1;
-
--- Each trajectory that is no evaluation's, with how many versions its oldest token was behind, and how many are
--- allowed.
-create temp view staleness as
-    select trajectory_id, data_set, allowed,
-        d.iteration - list_min(list_filter(versions, lambda v: v >= 0)) as behind
-    from trajectories join data_sets d using (data_set) where not d.evaluation;
-
 -- Data sets with 100 or more first turns in groups with right and wrong answers: how many, and the correlation of their
 -- length with their success, both minus their group's mean.
 create view correlations as
     select version, data_set, count(*) as turns, corr(length, success) as correlation from (
         select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
             success - avg(success) over grouped as success, stddev_pop(success) over grouped as spread
-        from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
+        from first_turns where success is not null window grouped as (partition by data_set, problem_id)
     ) join data_sets using (data_set)
     where spread > 0 group by 1, 2 having count(*) >= 100 and isfinite(corr(length, success));
 
@@ -235,8 +94,7 @@ create view success_steps as
         select data_set, avg(mean) as mean, count(*) as problems,
             greatest(coalesce(var_samp(mean), 0), 0.25 / count(*)) / count(*) as variance
         from (
-            select data_set, problem_id, avg(success) as mean from turns
-            where answer = 0 and success is not null group by 1, 2
+            select data_set, problem_id, avg(success) as mean from first_turns where success is not null group by 1, 2
         ) group by data_set
     ), of_runs as (select * from success join data_sets using (data_set) where not evaluation)
     select a.data_set, a.version, b.mean as before, a.mean as after,

@@ -1,7 +1,7 @@
-"""Select the data sets for an audit or the reader, fetch and verify their files, and note what cannot be read.
+"""Select stored data sets, fetch and verify their files, and note what cannot be read.
 
 Example: the file of a data set has another hash than its manifest says. Then its path is not in
-`Intake.trajectories`, and `Intake.damaged` has a case for it, which the check `damaged_objects` reports.
+`Intake.trajectories`, and `Intake.damaged` has a case for it, which the check `damaged_objects` of the audit reports.
 """
 
 import re
@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from storage import layout
 from storage.errors import DamagedError
@@ -21,16 +22,44 @@ from storage.versions import contents, manifests
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import climb_down, scores_of
 from storage.versions.manifests import File, Manifest
-from tasks.audit.results import Case
 
 _KINDS = ("trajectories", "evaluation")
 _FETCHED_AT_ONCE = 4
 _PERIOD = re.compile(r"(\d+)\s*(h|d|w)")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
+LACKED = {
+    "scores": "graded turns",
+    "tokens": "token ids",
+    "logprobs": "logprobs",
+    "versions": "policy versions",
+    "seeds": "seeds",
+    "ends": "statuses of episodes (completed, cut or failed)",
+    "golds": "gold answers",
+    "rewards": "rewards",
+}
+"""Names for people of what a data set may lack: scores or, if it was imported (`tasks.audit.importing`), the others."""
+
+Unit = Literal["trajectory", "turn", "call", "group", "problem", "data set", "object"]
+"""The kind of thing that a case points at, and so what its id is: a trajectory id (also for a turn or a call, whose
+number is in the detail), a problem id (also for a group), a version for a data set, or the key of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that is wrong.
+
+    Example: Case(unit="turn", id="demo/000003/12+7/0", data_set="runs/demo/trajectories/000003", detail="turn 1: …")
+    """
+
+    unit: Unit
+    id: str
+    data_set: str  # version; empty if the case belongs to no single data set
+    detail: str  # what is wrong, in words
+
 
 class TargetError(ValueError):
-    """A target does not exist or cannot be audited; the message says what exists."""
+    """A target does not exist or is no data set; the message says what exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +86,7 @@ class DataSet:
 
     @property
     def lacks(self) -> list[str]:
-        """What its rows lack, in words of `tasks.audit.checks.LACKED`, since another program wrote them."""
+        """What its rows lack, in words of `LACKED`, since another program wrote them."""
         return list(self.manifest.metrics.get("lacks", ())) if self.manifest else []
 
 
@@ -92,7 +121,7 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
         begin: leave out data sets that were committed earlier.
 
     Raises:
-        TargetError: a target names nothing that can be audited.
+        TargetError: a target names no data set.
         StorageError: the catalog is damaged.
     """
     entries = catalog.read_all(store)
@@ -140,7 +169,7 @@ def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> 
 
 @dataclass(slots=True)
 class Intake:
-    """The files that an audit can read, and the cases of what it cannot read."""
+    """The files that can be read, and the cases of what cannot be read."""
 
     trajectories: list[tuple[int, Path]] = field(default_factory=list)  # number of the data set, file
     scores: list[tuple[int, Path]] = field(default_factory=list)
