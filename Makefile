@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/cli.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup setup-agents demo demo-tools demo-mix demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-long check format bench \
+.PHONY: help setup setup-agents demo demo-tools demo-mix demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-bare test-long check format bench \
     bench-peers pictures experiment-algorithms experiment-judge experiment-staleness experiment-control experiment-tools \
     experiment-baselines experiment-limits lock up down clean
 
@@ -95,7 +95,7 @@ cluster-demo: setup ## The demo on a simulated Ray cluster of three nodes, for 2
 	@$(BIN)/python -m tests.experiments.cluster_demo $(ARGS)
 
 # Tests often wait: three files at a time on two cores.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --durations=40
 
 audit: setup ## Audit trajectory data sets (ARGS="demo": of one run; default: all)
 	@$(BIN)/python -m flows.audit_trajectories $(ARGS)
@@ -108,6 +108,12 @@ test: setup ## Run the tests, but not the long ones (ARGS="-k name" selects)
 
 test-fast: setup ## Run the tests that start no server and few processes, for use while you edit
 	@$(BIN)/python -m pytest -m "not slow and not long" $(SIDE_BY_SIDE) $(ARGS)
+
+# Tests that use what a machine may lack, and some others.
+BARE := tests/tools tests/score tests/agents/endpoint tests/audit/test_browser.py tests/flows/test_monitoring.py tests/storage/test_logs.py
+
+test-bare: setup ## Run some tests as on a machine without bubblewrap, Ceph, chromium and Prometheus
+	@$(BIN)/python -m tests.support.without_programs $(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile $(BARE)
 
 test-long: setup ## Run the long ones: kills, interrupts, clusters, bad networks, nights (SOAK=1: many more of each, hours)
 	@$(BIN)/python -m pytest -m long $(or $(ARGS),$(SIDE_BY_SIDE))

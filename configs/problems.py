@@ -236,7 +236,7 @@ class Problems(Knobs):
     """Knobs of how often each problem of `train` is drawn."""
     exclusions: list[Annotated[str, Field(pattern=r"^exclusions/[0-9a-f]+$")]] = []
     """Versions (`exclusions/…`) of exclusions, made by `python -m tasks.provenance exclude`. Their trajectories enter
-    no update, and their problems are not drawn. The list may change during a run. It does not affect the warm start."""
+    no update, and their problems are not drawn. The list may change during a run."""
     max_bad_share: Share = 0.01
     """Bad rows are dropped and reported; a larger share of bad rows is an error."""
 

@@ -168,31 +168,6 @@ def lora(config: Config) -> Refusals:
         yield f"algorithm.kl.reference=ema {told}"
 
 
-def warm_start(config: Config) -> Refusals:
-    """A warm start teaches arithmetic, and shows calls of the tools that the agent offers, and of no others."""
-    knobs, kinds = config.policy.warm_start, [part.source.kind for part in config.problems.trained]
-    if knobs is None:
-        return
-    if not knobs.teaches and "arithmetic" not in kinds:
-        mixed = "no member of problems.train is arithmetic"
-        told = mixed if config.problems.members else f"problems.train.kind={kinds[0]!r}"
-        yield (
-            f"policy.warm_start teaches arithmetic, but {told}: give policy.path, or "
-            "policy.warm_start.teaches={kind: arithmetic}"
-        )
-    tools = [(where, tool.type) for where, each in config.played for tool in each.agent.tools]
-    if knobs.tool_share > 0 and all(kind != "calculator" for _, kind in tools):
-        yield (
-            f"policy.warm_start.tool_share={knobs.tool_share:g} teaches calls of a tool that agent.tools does not "
-            "offer: set agent.tools=[calculator], or tool_share to 0"
-        )
-    if tools and not knobs.tool_share:
-        yield (
-            f"{tools[0][0]}agent.tools: the tiny model of policy.warm_start would not be shown them: set policy."
-            "warm_start.tool_share=0.3 as the configuration demo-tools does, or give policy.path"
-        )
-
-
 def sampling(config: Config) -> Refusals:
     """Sampling is random, its logprobs are those of the distribution that is trained, and completions have room."""
     knobs, context = config.sampling, config.inference.max_model_len
@@ -326,5 +301,5 @@ def gate(config: Config) -> Refusals:
             yield f"retrain.gate: {name!r} is not an evaluation set; use one of {', '.join(sets)}"
 
 
-RULES = (fork, lora, warm_start, sampling, groups, algorithms, models, rewards, stale_data, processes, gate)
+RULES = (fork, lora, sampling, groups, algorithms, models, rewards, stale_data, processes, gate)
 """The rules that hold between sections, by subject."""

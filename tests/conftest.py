@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -38,8 +39,6 @@ os.environ.pop("PREFECT_API_URL", None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from configs.inference import Inference
-from configs.policy import WarmStart
-from configs.problems import ArithmeticSource
 from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
@@ -47,6 +46,7 @@ from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
+from tasks.inference.location import POLICIES
 from tasks.score.verifier import Verifier
 from tasks.tools.sandbox import Sandboxes
 from tests.support import real_data
@@ -61,8 +61,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 
-SOURCE = ArithmeticSource(kind="arithmetic", high=9)
-TINY = WarmStart(hidden_size=64, layers=1, steps=30)
 INFERENCE = Inference(max_model_len=128, enforce_eager=True, extra_args=["--kv-cache-memory-bytes", str(2**26)])
 """Settings of vLLM servers; a cache of 64 MiB instead of 1 GiB makes their start 2 seconds shorter."""
 
@@ -99,6 +97,13 @@ def pytest_xdist_setupnodes() -> None:
         os.environ[_SHARED_S3] = _shared_s3.enter_context(s3.Rgw(Path(folder) / "server")).endpoint
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print one line for each reason for which tests were skipped, with their number."""
+    skipped = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in skipped.most_common():
+        terminalreporter.write_line(f"SKIPPED [{count}] {reason.removeprefix('Skipped: ')}")
+
+
 def pytest_unconfigure() -> None:
     _shared_s3.close()
 
@@ -106,12 +111,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a transformers folder with a tiny Qwen3 after a few training steps, and its tokenizer."""
-    from tasks.warm_start.policy_sizes import Lesson
-    from tasks.warm_start.teach import make_policy
-
-    folder = tmp_path_factory.mktemp("policy")
-    make_policy(TINY, [Lesson(SOURCE)], seed=1, folder=folder)
-    return folder
+    return Path(shutil.copytree(POLICIES / "smoke", tmp_path_factory.mktemp("policies") / "smoke"))
 
 
 @pytest.fixture(scope="session")

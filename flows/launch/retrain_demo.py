@@ -29,7 +29,6 @@ SETTINGS = [
     f"run.name={NAME}",
     f"retrain.champion={NAME}/champion",
     f"problems.train.path={FOLDER}/*.jsonl",
-    "policy.warm_start.target_accuracy=0.3",  # low, so that the nights can improve the policy clearly
 ]
 
 

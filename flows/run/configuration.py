@@ -63,7 +63,7 @@ def plan(config: Config) -> str:
         count_text = "parameters that are not counted for this architecture"
     else:
         count_text = f"{count:,} parameters"
-    policy = config.policy.path or config.policy.fork or "a warm start"
+    policy = config.policy.path or config.policy.fork
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.train.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == knobs.ranks == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""

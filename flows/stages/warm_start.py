@@ -1,4 +1,4 @@
-"""Task: make policy version 0 by a warm start, import it, or take it over from a checkpoint of another run."""
+"""Task: import policy version 0, or take it over from a checkpoint of another run."""
 
 import shutil
 from collections.abc import Sequence
@@ -23,9 +23,7 @@ from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.chat import differing_token
 from tasks.agents.problem_checks import without_room
 from tasks.inference.location import folder_of
-from tasks.warm_start.policy_sizes import lessons
-
-_STEPS_PER_LINE = 100
+from tasks.warm_start.policy_sizes import policy_place
 
 
 @task(name="first-policy", cache_policy=NO_CACHE)
@@ -67,11 +65,10 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
             forked = _open_fork(workspace)
             folder, canary, state = _continued(forked, config, Path(scratch))
             parents.append(forked.version)
-        elif config.policy.path is None:
-            metrics |= _warm_start(config, folder)
         else:
-            get_run_logger().info("importing the policy from %s", config.policy.path)
-            if origin := import_policy(config.policy.path, folder, workspace.cache, workspace.store):
+            path = policy_place(config)
+            get_run_logger().info("importing the policy from %s", path)
+            if origin := import_policy(path, folder, workspace.cache, workspace.store):
                 parents.append(origin)
         _check_teacher(workspace, folder)
         # Errors of the first rollout show before anything is committed.
@@ -175,18 +172,3 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
     before = read_algorithm(forked.manifest.settings["algorithm"])
     adapt(folder, before, config.algorithm, other_weights=bool(forked.adapter or config.policy.lora))
     return folder
-
-
-def _warm_start(config: Config, folder: Path) -> dict[str, float]:
-    from tasks.warm_start.teach import make_policy
-
-    knobs = config.policy.warm_start
-    assert knobs is not None
-    get_run_logger().info("policy version 0 is made: a new model learns from written lessons")
-
-    def log_step(step: int, loss: float, accuracy: float) -> None:
-        if step % _STEPS_PER_LINE == 0:
-            text = "warm start: step %d of at most %d, loss %.3f, sampled right %.2f"
-            get_run_logger().info(text, step, knobs.steps, loss, accuracy)
-
-    return make_policy(knobs, lessons(config), config.run.seed, folder, config.train.threads, log_step)

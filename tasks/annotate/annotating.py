@@ -284,12 +284,12 @@ def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows
 
     for question in [each for each in questions if not each.problem][-1:]:
         tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
-        said = asyncio.run(ask(models, question)) if models else Said()
-        if said.problem:
-            raise InferenceError(f"models.{role} does not answer a question about a scripted episode: {said.problem}")
+        reply = asyncio.run(ask(models, question)) if models else Said()
+        if reply.problem:
+            raise InferenceError(f"models.{role} does not answer a question about a scripted episode: {reply.problem}")
         if models and isinstance(asks, JudgeAsker):
-            tell(f"models.{role} says: {visible(said.answer, _LONGEST)}")
-            findings += filter(None, [asks.scorer.verdict(said.about(question, "")).reason])
+            tell(f"models.{role} says: {visible(reply.answer, _LONGEST)}")
+            findings += filter(None, [asks.scorer.verdict(reply.about(question, "")).reason])
     return findings
 
 
@@ -332,15 +332,15 @@ class Annotator:
             with ShardWriter(draft, ANNOTATION_SCHEMA, _ROWS_PER_SHARD) as writer:
                 for by_trajectory in self._asks.questions(row for row in rows if row["trajectory_id"] not in done):
                     questions = [question for of_it in by_trajectory.values() for question in of_it]
-                    said, errors = await self._ask_all(models, clients, questions)
+                    answers, errors = await self._ask_all(models, clients, questions)
                     for name, of_it in by_trajectory.items():
-                        if all(question in said for question in of_it):
-                            writer.write_group([said[each].about(each, self._model) for each in of_it], name)
+                        if all(question in answers for question in of_it):
+                            writer.write_group([answers[each].about(each, self._model) for each in of_it], name)
                     if errors:
                         writer.flush()
                         raise errors[0]
                     asked += len(questions)
-                    problems += [each.problem for each in said.values() if each.problem]
+                    problems += [each.problem for each in answers.values() if each.problem]
                     seconds = time.monotonic() - started
                     progress(Fleeting(f"models.{self._role} has answered {asked} questions in {seconds:.0f} s"))
         distinct = len(self._known) if self._asks.repeats else asked
@@ -363,9 +363,11 @@ class Annotator:
 
         new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
         turns = itertools.cycle(range(len(clients)))
-        said = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
+        answers = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
         known = self._known if self._asks.repeats else dict[Any, Said]()
-        known |= {content: each for content, each in zip(new, said, strict=True) if not isinstance(each, BaseException)}
+        known |= {
+            content: each for content, each in zip(new, answers, strict=True) if not isinstance(each, BaseException)
+        }
         by_question = {each: Said(problem=each.problem) for each in questions if each.problem}
         by_question |= {each: known[each.content] for each in questions if each.content in known}
-        return by_question, [each for each in said if isinstance(each, BaseException)]
+        return by_question, [each for each in answers if isinstance(each, BaseException)]

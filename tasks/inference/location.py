@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import configs
 from configs import Config
 from configs.models import Role
 from storage import layout
@@ -19,6 +20,9 @@ from storage.versions.fetch import WEIGHTS
 from storage.versions.model_files import check_files
 
 CONFIG = "config.json"
+POLICIES = Path(configs.__file__).parent / "policies"
+"""The tiny policies of this package, each in a folder."""
+_TINY = "math-mt-ppo/"
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 """Patterns for the files of a hub repository, without weights."""
 _INSIDE = re.compile(r"(.*runs/[^/]+/checkpoints/\d{6})/([0-9a-f]{12}(/|$)|manifest\.json$)")
@@ -28,8 +32,9 @@ _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidate
 def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path | tuple[str, str]:
     """Find a model: return its folder or, if it is a checkpoint, the root of its store and its version.
 
-    If `path` is neither a folder nor a checkpoint, it is a name on the hub, and the files that match `wanted` are
-    downloaded: no pickles, no code, and from its folders only chat templates. `knob` is the one that has the path.
+    `math-mt-ppo/NAME` is one of this package's tiny policies. If `path` is neither a folder nor a checkpoint, it is a
+    name on the hub, and the files that match `wanted` are downloaded: no pickles, no code, and from its folders only
+    chat templates. `knob` is the one that has the path.
 
     Raises:
         ValueError: the folder holds no model, or no such files (`check_files`), or the policy's is a part of a
@@ -37,6 +42,8 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
         UnavailableError: the hub cannot be reached.
     """
     folder, inside = Path(path).expanduser(), _INSIDE.match(path)
+    if path.startswith(_TINY):
+        folder = POLICIES / path.removeprefix(_TINY)
     if (folder / CONFIG).is_file() and not (inside and knob == "policy.path"):
         return check_files(folder)
     if inside:
@@ -44,7 +51,7 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
     root, version = layout.split_uri(path)
     if root and PolicyVersion.is_place(version):  # such as s3://bucket/x/runs/demo/checkpoints/000100
         return root, version
-    if not (folder.is_dir() or path.startswith((".", "/", "~"))):
+    if not (folder.is_dir() or path.startswith((".", "/", "~", _TINY))):
         folder = _download(path, wanted, knob)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no {folder / CONFIG}, which the folder of every transformers model has")

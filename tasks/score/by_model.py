@@ -118,14 +118,14 @@ class JudgeScorer:
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         return [self.verdict(_said(self._annotations, self.role, answer)) for answer in answers]
 
-    def verdict(self, said: Annotation) -> Verdict:
-        """Return the verdict on the turn of which the judge has said this."""
-        if said.problem:
-            return Verdict("error", reason=storable(f"the judge said nothing: {said.problem}"))
-        number, end = self._number(said.answer), said.answer[-300:]
+    def verdict(self, stored: Annotation) -> Verdict:
+        """Return the verdict on the turn about which the judge said this."""
+        if stored.problem:
+            return Verdict("error", reason=storable(f"the judge said nothing: {stored.problem}"))
+        number, end = self._number(stored.answer), stored.answer[-300:]
         if number is None or not self._low <= number <= self._high:
-            told = f"the judge gave no number from {self._low:g} to {self._high:g}: {end!r}"
-            return Verdict("error", reason=storable(told), extracted=storable(end))
+            reason = f"the judge gave no number from {self._low:g} to {self._high:g}: {end!r}"
+            return Verdict("error", reason=storable(reason), extracted=storable(end))
         reward = (number - self._low) / (self._high - self._low)
         name: VerdictName = "correct" if number > self._above else "wrong"
         return Verdict(name, extracted=storable(end), reward=reward, parts={"judge": number})
@@ -173,10 +173,10 @@ class RewardModelScorer:
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         return [self._verdict(_said(self._annotations, self.role, answer)) for answer in answers]
 
-    def _verdict(self, said: Annotation) -> Verdict:
-        if said.problem:
-            return Verdict("error", reason=storable(f"the reward model said nothing: {said.problem}"))
-        return Verdict("correct" if said.value > self._above else "wrong", reward=said.value)
+    def _verdict(self, stored: Annotation) -> Verdict:
+        if stored.problem:
+            return Verdict("error", reason=storable(f"the reward model said nothing: {stored.problem}"))
+        return Verdict("correct" if stored.value > self._above else "wrong", reward=stored.value)
 
 
 def _said(annotations: Mapping[tuple[str, int], Annotation], role: Role, answer: Answer) -> Annotation:

@@ -213,8 +213,8 @@ def sandboxed(timeout_s: float, memory_mb: int) -> RunProgram:
             raise ProgramError(f"more than {limits.output_bytes:,} bytes of output")
         if result.status:
             lines = result.stderr.decode(errors="replace").split("\n")
-            said = next((f": {line[:_LONGEST_ERROR]}" for line in reversed(lines) if line.strip()), "")
-            raise ProgramError(f"exit status {result.status}{said}")
+            last = next((f": {line[:_LONGEST_ERROR]}" for line in reversed(lines) if line.strip()), "")
+            raise ProgramError(f"exit status {result.status}{last}")
         return result.stdout.decode(errors="replace")
 
     return run

@@ -409,8 +409,8 @@ def last_choice(statement: Statement) -> str | None:
     last = unmarked(unstyled(in_ascii(sentence.replace("$", "")))).strip(" .!?")
     if (only := _ONLY.fullmatch(last)) and not is_denied(*only.group(1, 3)):
         return only[2].casefold()
-    said = _IS.split(last)[-1]
-    parts = [last, said, said.rpartition(":")[2], _CLAUSE.split(last, maxsplit=1)[0]]
+    predicate = _IS.split(last)[-1]
+    parts = [last, predicate, predicate.rpartition(":")[2], _CLAUSE.split(last, maxsplit=1)[0]]
     named = set[str]().union(*map(_named, parts))
     if not named and not statement.boxed and (formulas := _formulas(sentence)):
         return last_choice(Statement(formulas[-1], boxed=True))

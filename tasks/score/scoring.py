@@ -158,8 +158,8 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
         VERDICTS.labels(verdict).inc(count)
     total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in FAILED)
     if total and failures / total > settings.max_failure_share:
-        told = "(score.max_failure_share, in evaluations also evaluation.max_failed_share)"
-        most = f"more than the share {settings.max_failure_share:g} {told}; the first one is {grades.example}"
+        knobs = "(score.max_failure_share, in evaluations also evaluation.max_failed_share)"
+        most = f"more than the share {settings.max_failure_share:g} {knobs}; the first one is {grades.example}"
         raise ValueError(f"{failures} of {total} answers ended in a timeout or an error, {most}")
     means = {name: grades.totals[name] / count for name, count in sorted(grades.counts.items())}
     sources = {name.removeprefix("source/"): mean for name, mean in means.items() if name.startswith("source/")}
@@ -197,7 +197,7 @@ def _scored(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
             verdict = Verdict("none") if turn.ungraded else next(verdicts)
-            said = verdict.extracted, verdict.solution, verdict.reason
+            texts = verdict.extracted, verdict.solution, verdict.reason
             reward = verdict.success if verdict.reward is None else verdict.reward
             where = turn.row["trajectory_id"], turn.turn
-            yield turn.row["source"], Score(*where, verdict.name, verdict.success, *said, reward, verdict.parts)
+            yield turn.row["source"], Score(*where, verdict.name, verdict.success, *texts, reward, verdict.parts)

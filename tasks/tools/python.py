@@ -93,8 +93,8 @@ class Interpreter:
         except TimeoutError:
             return Execution(_text(await sandbox.end()), stopped=f"stopped after {limits.seconds:g} s")
         except asyncio.LimitOverrunError:
-            told = f"stopped after {limits.output_bytes:,} bytes of output"
-            return Execution(_text(await sandbox.end()), stopped=told)
+            reason = f"stopped after {limits.output_bytes:,} bytes of output"
+            return Execution(_text(await sandbox.end()), stopped=reason)
 
 
 def _text(output: bytes) -> str:

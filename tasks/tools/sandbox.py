@@ -76,8 +76,8 @@ class Sandbox:
         await self._process.wait()
         status = self._launch.exit_status()
         if status is None:
-            said = output[-500:].decode(errors="replace").strip()
-            raise SandboxError(f"bubblewrap ended with status {self._process.returncode} before the program: {said}")
+            end = output[-500:].decode(errors="replace").strip()
+            raise SandboxError(f"bubblewrap ended with status {self._process.returncode} before the program: {end}")
         return status
 
     async def read(self, source: asyncio.StreamReader, into: bytearray, most: int) -> bool:

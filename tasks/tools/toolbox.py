@@ -69,15 +69,15 @@ class Toolbox:
             async with asyncio.timeout(self._call_timeout_s) as limit:
                 parsed = _parse(arguments)  # first: a call that cannot be read may have no name
                 if name not in self._tools:
-                    told = f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}"
-                    raise ToolError(f"{told}; the tools are {', '.join(self._tools) or 'none'}")
+                    unknown = f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}"
+                    raise ToolError(f"{unknown}; the tools are {', '.join(self._tools) or 'none'}")
                 output = await self._tools[name].call(parsed)
             return ToolResult(self._readable(output), False)
         except (ToolError, SystemExit, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not limit.expired():  # the tool's own
                 raise
-            told = f"no result within {self._call_timeout_s:g} s" if limit.expired() else str(error)
-            return ToolResult(f"error: {self._readable(told)}", True)
+            reason = f"no result within {self._call_timeout_s:g} s" if limit.expired() else str(error)
+            return ToolResult(f"error: {self._readable(reason)}", True)
 
     async def results(self, calls: Iterable[Any]) -> list[dict[str, Any]]:
         """Call what an assistant's message of OpenAI's client asks for; return the messages that answer it.

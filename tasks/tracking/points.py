@@ -132,11 +132,11 @@ def read_transcripts(store: Store, version: str) -> list[Transcript]:
 
 def _transcript(row: dict[str, Any]) -> Transcript:
     turns = row["turns"]
-    said = [part for turn in turns for part in (("policy", turn["text"]), ("environment", turn["feedback"]))]
+    spoken = [part for turn in turns for part in (("policy", turn["text"]), ("environment", turn["feedback"]))]
     return Transcript(
         trajectory_id=row["trajectory_id"],
         problem=visible(row["prompt"], _LONGEST),
-        text=visible("\n".join(f"{who}: {text}" for who, text in said if text), _LONGEST),
+        text=visible("\n".join(f"{who}: {text}" for who, text in spoken if text), _LONGEST),
         verdicts=", ".join(turn["verdict"] for turn in turns),
         reward=sum(turn["reward"] for turn in turns),
     )

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.algorithms import Advantage
+from configs.algorithm_parts import Advantage
 from storage.errors import first_few
 from tasks.train.returns import Causes
 from tasks.train.samples import Bools, Floats, Logprobs, Sample, by_member, by_problem

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from configs.algorithms import KLEstimator
+from configs.algorithm_parts import KLEstimator
 
 
 class LossInputs(NamedTuple):

@@ -29,8 +29,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from configs.algorithm_parts import Critic as CriticKnobs
 from configs.algorithms import Algorithm as AlgorithmKnobs
-from configs.algorithms import Critic as CriticKnobs
 from configs.policy import LoRA
 from configs.train import Optimizer, Train
 from storage.versions import model_files

@@ -276,7 +276,7 @@ def check_noise(metrics: Mapping[str, float], algorithm: str) -> None:
         of_token, of_sequence = metrics["proximal/mean_difference"], metrics["proximal/sequence_difference"]
         share = f"{clipped:.0%} of the first minibatch, whose weights are those that sampled: its limits are below the"
         noise = f"noise of the engine's logprobs, {of_token:.2g} a token and {of_sequence:.2g} a trajectory"
-        remedy = "Raise them, or take ratios to recomputed logprobs (gspo: ratio_to, ppo: objective)"
+        remedy = "Raise them, or take ratios to recomputed logprobs (ppo: objective)"
         raise ValueError(f"algorithm.type={algorithm} clips {share} {noise}. {remedy}")
 
 

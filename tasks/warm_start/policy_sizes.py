@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs import Config
-from configs.policy import HEAD_SIZE, Policy, WarmStart
-from configs.problems import ArithmeticSource
+from configs.policy import Policy
 from storage import layout
 from storage.objects.store import Store
 from storage.versions import model_files
@@ -16,9 +14,7 @@ from storage.versions.checkpoints import manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import read
 from tasks.agents.chat import engine_ends, load_tokenizer
-from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.inference.location import CONFIG, TOKENIZER_FILES, locate
-from tasks.problems.arithmetic import generate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,15 +58,12 @@ def parameters_of(values: Mapping[str, Any]) -> int | None:
 
 
 def policy_values(config: Config) -> dict[str, Any]:
-    """Return the values of the policy's config.json; for a warm start those that it will have.
+    """Return the values of the policy's config.json.
 
     Raises:
         ValueError: it has no readable config.json.
         StorageError: the policy is a checkpoint that cannot be read, or the hub cannot be reached.
     """
-    if knobs := config.policy.warm_start:
-        tokenizer, _, _ = policy_tokenizer(config)
-        return {"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))}
     if (path := config.policy.path) in _PUBLIC and not Path(path).is_dir():
         return {"model_type": "qwen2", **dict(zip(_SIZES, _PUBLIC[path], strict=True))}
     file = _open_without_weights(config, [CONFIG]) / CONFIG
@@ -91,10 +84,11 @@ def _open_without_weights(config: Config, wanted: Sequence[str]) -> Path:
 
 
 def policy_place(config: Config) -> str:
-    """Return `policy.path`, or the URI of the checkpoint of `policy.fork`."""
+    """Return `policy.path`, or the URI of the checkpoint of `policy.fork`; raise ValueError if there is neither."""
     if config.policy.path:
         return config.policy.path
-    assert config.policy.fork
+    if not config.policy.fork:
+        raise ValueError("policy.warm_start: no policy is taught any more; give policy.path=math-mt-ppo/demo")
     return Store.of(config.storage).uri(layout.checkpoint_of(config.policy.fork))
 
 
@@ -107,11 +101,6 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
         UnavailableError: store or hub cannot be reached.
         Exception: see `load_tokenizer`.
     """
-    if knobs := config.policy.warm_start:
-        from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
-
-        texts = [text for each in lessons(config) for text in taught_texts(generate(each.source), each.feedback)]
-        return named(build_tokenizer(texts, calculator=bool(knobs.tool_share)), config.policy), None, ()
     found = _open_without_weights(config, TOKENIZER_FILES)
     vocabulary = json.loads((found / CONFIG).read_bytes()).get("vocab_size")
     return named(load_tokenizer(found), config.policy), vocabulary, engine_ends(found)
@@ -119,50 +108,5 @@ def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | No
 
 def named(tokenizer: "PreTrainedTokenizerBase", policy: Policy) -> "PreTrainedTokenizerBase":
     """Give a tokenizer the name by which errors call it: that of what the user gave."""
-    given = policy.path or policy.fork
-    where = f"policy.{'path' if policy.path else 'fork'}={given!r}" if given else "the policy of the warm start"
-    tokenizer.name_or_path = where
+    tokenizer.name_or_path = f"policy.path={policy.path!r}" if policy.path else f"policy.fork={policy.fork!r}"
     return tokenizer
-
-
-def tiny_sizes(knobs: WarmStart, vocabulary: int) -> dict[str, Any]:
-    """Return the sizes of a warm start's policy, a Qwen3, under their names in a config.json.
-
-    Embeddings are untied, because vLLM's CPU backend does not update a tied output layer when weights are reloaded.
-    """
-    heads = knobs.hidden_size // HEAD_SIZE
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": knobs.hidden_size,
-        "intermediate_size": 3 * knobs.hidden_size,
-        "num_hidden_layers": knobs.layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": max(1, heads // 2),
-        "head_dim": HEAD_SIZE,
-        "tie_word_embeddings": False,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What a warm start teaches, in the way that an agent will ask."""
-
-    source: ArithmeticSource
-    feedback: str = WRONG_FEEDBACK  # after a wrong answer
-    tools: bool = False  # whether the agent offers a calculator
-
-
-def lessons(config: Config) -> list[Lesson]:
-    """Return the lessons of a warm start: one or, in a mixture without `teaches`, one of each arithmetic member."""
-    assert config.policy.warm_start is not None
-    shows, teaches = bool(config.policy.warm_start.tool_share), config.policy.warm_start.teaches
-    found = list[Lesson]()
-    for part, (_, played) in zip(config.problems.trained, config.played, strict=True):
-        feedback = str(played.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
-        if teaches or not part.name:
-            taught = teaches or part.source
-            assert taught.kind == "arithmetic"  # the schema refuses other kinds
-            return [Lesson(taught, feedback, tools=shows)]
-        if part.source.kind == "arithmetic":
-            found.append(Lesson(part.source, feedback, tools=shows and bool(played.agent.tools)))
-    return found

@@ -13,8 +13,8 @@ from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
 from tasks.agents.template import Message
 from tasks.score.verifier import Verifier
-from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
 
 _TURN = "{{ '<|im_start|>' + m.role + '\n' + words + '<|im_end|>\n' }}"
 _HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{{ opening }}{% endif %}"

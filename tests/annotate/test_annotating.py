@@ -128,15 +128,6 @@ def test_a_service_that_is_busy_is_asked_later(run: TrainingRun) -> None:
     assert len(judge.asked) == metrics["distinct"] + 3
 
 
-def test_what_a_service_refuses_for_all_questions_ends_the_stage(run: TrainingRun) -> None:
-    with (
-        scripted_judge(lambda _: (401, "no key")) as judge,
-        drafted(run) as draft,
-        pytest.raises(InferenceError, match="answered 401"),
-    ):
-        annotate(run, judged(run, judge), draft)
-
-
 @pytest.mark.parametrize(
     ("script", "said"),
     [

@@ -12,7 +12,7 @@ from tests.support.train_helpers import save_tiny
 
 @pytest.fixture(scope="module")
 def play() -> Play:
-    from tasks.warm_start.tokenizer import build_tokenizer
+    from tests.support.tiny_tokenizer import build_tokenizer
 
     return Play(build_tokenizer([SUM.prompt, FEEDBACK, r"\boxed"]))
 

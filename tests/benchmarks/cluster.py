@@ -129,8 +129,8 @@ def _iteration_s(lab: Lab, name: str, cluster: str) -> float:
     """Run the demo in a process of its own; return the median seconds between two policies."""
     store = Store(f"{lab.scratch}/{name}")
     overrides = [f"storage.root={store.root}", f"storage.cache={store.root}/cache", f"run.iterations={ITERATIONS}"]
-    overrides += [f"evaluation.every={ITERATIONS}", "policy.warm_start=null"]
-    overrides += [f"policy.path={lab.store.uri(lab.policy.version)}", f"run.name={name}", cluster]
+    overrides += [f"evaluation.every={ITERATIONS}", f"run.name={name}", cluster]
+    overrides += [f"policy.path={lab.store.uri(lab.policy.version)}"]
     lab.run_module("overlap", "0", *lab.settings, *overrides)
     made = [
         manifests.read(store, layout.checkpoint(name, number)).created_at for number in range(FIRST, ITERATIONS + 1)

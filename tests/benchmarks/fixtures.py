@@ -15,8 +15,6 @@ from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint, open_checkpoint
 from tests.support.paths import ROOT
 
-WARM_START_STEPS = 300
-
 
 class Lab:
     """The demo's configuration in the folder `scratch`, with a policy and a server that are made on first use.
@@ -25,10 +23,9 @@ class Lab:
 
     Args:
         scratch: an empty folder, or one that a lab of the same arguments has left.
-        steps: largest number of steps of the policy's warm start.
     """
 
-    def __init__(self, scratch: Path, steps: int = WARM_START_STEPS) -> None:
+    def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
         self.store = Store(f"{scratch}/store")
         self._stack = ExitStack()
@@ -36,7 +33,6 @@ class Lab:
             "run.name=benchmarks",
             f"storage.root={self.store.root}",
             f"storage.cache={scratch}/cache",
-            f"policy.warm_start.steps={steps}",
         ]
 
     def __enter__(self) -> "Lab":
@@ -47,7 +43,7 @@ class Lab:
 
     @cached_property
     def policy(self) -> Checkpoint:
-        """Policy version 0, made as in the demo but with fewer warm-start steps."""
+        """Policy version 0 of the demo."""
         from prefect.logging import disable_run_logger
 
         from flows.run.workspace import Workspace, start_run

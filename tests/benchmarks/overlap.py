@@ -108,7 +108,7 @@ def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, i
     total, store = iterations + LAST, Store(f"{lab.scratch}/{name}")
     overrides = [f"run.name={RUN}", f"storage.root={store.root}", f"storage.cache={store.root}/cache"]
     overrides += [f"run.iterations={total}", f"evaluation.every={total}"]
-    overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
+    overrides += [f"policy.path={lab.store.uri(lab.policy.version)}"]
     overrides += [f"run.overlap={str(staleness > 0).lower()}", f"rollout.max_head_offpolicyness={staleness}"]
     overrides += [f"rollout.problems_per_iteration={PROBLEMS}", f"rollout.group_size={SAMPLES}"]
     overrides += [f"rollout.concurrency={concurrency}", "train.threads=1"]

@@ -102,9 +102,6 @@ def test_another_beginning_leaves_the_adapter() -> None:
             "algorithm.use_decoupled_loss=false",
             "no knob any more: algorithm.objective says it: decoupled, recomputed or behaviour",
         ),
-        ("policy.warm_start.tool_share=0.2", r"does not offer: set agent\.tools=\[calculator\], or tool_share to 0"),
-        ("agent={type: openai, tools: [calculator]}", r"agent\.tools: .* set policy\.warm_start\.tool_share=0\.3"),
-        ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
         ("agent.type=tasks.agents.math_multi_turn:NoAgent", "did you mean 'NullAgent'"),
         ("agent.type=[" + "x," * 400 + "]", r"agent\.type=\['x', 'x', .*more characters: Input should be"),
         ("agent.args.limits=" + "[" * 60_000 + "]" * 60_000, r"agent\.args.* more than 50 lists, .* lie in each other"),
@@ -129,7 +126,7 @@ def test_refused_with_a_remedy(override: str, message: str) -> None:
         "run.seed=18446744073709551615",
         "run.seed=-9223372036854775808",
         "score.timeout_s=9e8",
-        "policy.warm_start={hidden_size: 64, layers: 1}",
+        "policy={warm_start: {hidden_size: 64, layers: 1}}",
         "inference={urls: ['HTTP://[::1]:80/x', 'unix:///run/vllm'], gpu_memory_utilization: 0}",
     ],
 )

@@ -1,7 +1,5 @@
 """Members of a mixture in a configuration: what they give, what they take from the run, and what is refused."""
 
-from typing import Any
-
 import pytest
 
 from configs import Config, ConfigError, differences, load, read_stored, to_yaml, up_to_date
@@ -9,18 +7,16 @@ from configs.__main__ import entries
 from storage import layout
 from tasks.evaluate.protocol import greedy
 from tasks.own_code import own_code
-from tasks.warm_start.policy_sizes import Lesson, lessons
 from tests.configs.test_config import load_text
 
 SUMS = "{name: sums, weight: 2, source: {kind: arithmetic, high: 9}, reject_equal: true}"
 TOOLS = "{name: tools, source: {kind: arithmetic, low: 100, high: 120}, agent: {type: openai, tools: [calculator]}}"
 GAME = "{name: game, source: {kind: guess-number}, environment: {type: guess-number}, score: environment}"
-TAUGHT = "policy.warm_start.tool_share=0.3"
 IMPORTED = "policy={path: my-model}"
 
 
 def mixture(*overrides: str, members: str = f"{SUMS}, {TOOLS}, {GAME}") -> Config:
-    return load("smoke", [TAUGHT, f"problems.train=[{members}]", *overrides])
+    return load("smoke", [f"problems.train=[{members}]", *overrides])
 
 
 def test_a_member_gives_what_it_has_and_takes_the_rest_from_the_run() -> None:
@@ -94,9 +90,6 @@ def test_held_out_problems_are_those_of_members_then_the_runs() -> None:
         (f"{GAME}, {TOOLS.replace('type', 'tpye')}", r"problems.train.1.agent.tpye='openai': unknown key"),
         (f"{SUMS}, {GAME[:-1]}, success_rate_lb: 0.9, success_rate_ub: 0.1}}, {TOOLS}", r"\[1\] \(game\): .*rejected"),
         (f"{SUMS}, {GAME.replace('guess-number', 'guess-number, high: 1', 1)}", "must be above low=1"),
-        (GAME, "no member of problems.train is arithmetic"),
-        (f"{GAME}, {GAME.replace('game', 'second', 1)}", "no member of problems.train is arithmetic: give policy.path"),
-        (SUMS, "tool_share=0.3 teaches calls of a tool that agent.tools does not offer"),
     ],
 )  # fmt: skip
 def test_members_that_cannot_work_are_refused(members: str, message: str) -> None:
@@ -108,7 +101,6 @@ def test_members_that_cannot_work_are_refused(members: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["policy.warm_start.tool_share=0"], r"problems.train\[1\] \(tools\): agent.tools: the tiny model"),
         (["algorithm={type: dapo}"], r"problems.train\[1\] \(tools\): algorithm.type=dapo replaces groups"),
         (
             ["problems.train.1.agent.args.response_format=enforce"],
@@ -147,17 +139,6 @@ def test_own_code_of_members_is_covered() -> None:
     assert own_code(config, ["agent"]) == {}
     own = GAME.replace("score: environment", "score: tests.support.own_scorers:decides")
     assert "tests/support/own_scorers.py" in own_code(mixture(members=f"{SUMS}, {TOOLS}, {own}"))
-
-
-def test_a_warm_start_teaches_what_each_arithmetic_member_asks() -> None:
-    """With a calculator where its agent has one; games are not taught. `teaches` is one lesson for all."""
-    asked: Any = [(each.source.low, each.tools, each.feedback[:4]) for each in lessons(mixture())]
-    assert asked == [(0, False, "Your"), (100, True, "Your")]
-    (only,) = lessons(
-        mixture("policy.warm_start.teaches={kind: arithmetic, high: 3}", "agent.args.wrong_feedback=Nope")
-    )
-    assert (only.source.high, only.feedback, only.tools) == (3, "Nope", True)
-    assert lessons(load("demo")) == [Lesson(load("demo").problems.trained[0].source)]  # type: ignore[arg-type]
 
 
 def test_the_page_of_knobs_shows_members_and_the_sections_of_the_run() -> None:

@@ -49,7 +49,8 @@ def test_first_configurations_are_read(commit: str) -> None:
     """Knobs were added, renamed and lost since; what nobody can choose any more is named."""
     read = read_stored(FIRST[commit], "a run")
     before = [f"{each.knob}={json.dumps(each.was)}" for each in CHANGES if not each.is_gone]
-    assert read == load("smoke", ["train.micro_batch_tokens=16384", *before])
+    taught = "{hidden_size: 64, layers: 1, steps: 20, target_accuracy: 0.45, two_turn_share: 0.25}"
+    assert read == load("smoke", ["train.micro_batch_tokens=16384", f"policy={{warm_start: {taught}}}", *before])
     assert set(formerly(FIRST[commit])) == {each.knob for each in CHANGES if each.is_gone and each.was is not ABSENT}
     assert "reward.failed: 'least' -> 'leave-out'" in lost(FIRST[commit])
 
@@ -198,7 +199,7 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
     [
         ([], ["run.overlap"]),
         ([], ["algorithm.kl", "audit"]),
-        ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start.teaches"]),
+        ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start"]),
         (["algorithm.advantage.type=gae", "algorithm.critic={}"], ["algorithm.critic.value_eps_clip"]),
         (["evaluation.sets={own: {kind: arithmetic}}"], ["evaluation.sets.own.high"]),
         (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.algorithms import Advantage
+from configs.algorithm_parts import Advantage
 from configs.score import Reward
 from tasks.train.advantages import Observed, estimate
 from tasks.train.samples import Floats, Sample, build_samples

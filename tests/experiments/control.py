@@ -5,7 +5,7 @@ python -m tests.experiments.control --iterations 2  a short trial
 python -m tests.experiments.control --config demo-llm --set policy.path=FOLDER   another configuration
 
 Everything else is equal, and evaluations always use true verdicts. Effects of an update that do not come from
-verdicts occur in both arms, such as calming a policy after the large last steps of its warm start. Writes control.md.
+verdicts occur in both arms, such as calming a policy after the large steps by which it was taught. Writes control.md.
 """
 
 import copy

@@ -117,7 +117,7 @@ def test_what_is_wrong_is_named(line: str, status: int, says: str, call: Call, t
 @pytest.mark.usefixtures("environment")
 def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_path: Path) -> None:
     """With a traceback the error would come after a hundred lines of Prefect's output."""
-    problems = 'policy.warm_start.teaches.kind=arithmetic problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
+    problems = 'problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
     line = f"-m flows.math_mt_ppo smoke storage.root={tmp_path}/var storage.cache={tmp_path}/cache {problems}"
     done = subprocess.run([sys.executable, *line.split()], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -426,7 +426,7 @@ def test_bad_inputs_stop_before_anything_is_trained(
     """The error names the input, and no checkpoint is left."""
     (tmp_path / "empty").mkdir()
     bad = override.replace("EMPTY", str(tmp_path / "empty"))
-    base = [f"policy={{path: {tmp_path}}}"]  # a warm start teaches arithmetic only
+    base = [f"policy={{path: {tmp_path}}}"]
     with pytest.raises(ValueError, match=message):
         run_flow("smoke", [*overrides, *base, bad])
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))

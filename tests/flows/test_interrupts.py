@@ -17,7 +17,6 @@ import pytest
 
 from storage import layout
 from storage.interrupts import LATEST_S
-from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
@@ -30,6 +29,8 @@ pytestmark = pytest.mark.slow
 
 DROPPED = re.compile(r"Exception ignored in: .*\nTraceback .*\n(?:[ \t].*\n|\n)*(?:KeyboardInterrupt|SystemExit)\b.*\n")
 """What Python prints when it drops an interrupt in a destructor; the time limit then ends the command."""
+READ = "storage.objects.store:Store.read"
+EPISODE = "tasks.rollout.conversation:Conversation.play"
 SLACK_S = 3.0
 """The time that Python itself needs to end on a busy machine."""
 
@@ -162,10 +163,15 @@ def end_by_signal(pid: int, number: int, after_s: float, log: Path, wait: Callab
     print(report, flush=True)
     assert status == 128 + number, f"{report}\n{printed}"
     assert took_s < LATEST_S + SLACK_S, f"{report}\n{printed}"
-    others, dropped = DROPPED.subn("", printed)
-    assert "Traceback" not in others, f"{report}\n{printed}"
-    assert dropped or "ended without it" not in others, f"{report}\n{printed}"
+    assert_clean(printed)
     no_process_left(str(log))
+
+
+def assert_clean(printed: str) -> None:
+    """Check that there is no traceback, and that the clean-up was no longer than the time limit."""
+    others, dropped = DROPPED.subn("", printed)
+    assert "Traceback" not in others, printed
+    assert dropped or "ended without it" not in others, printed
 
 
 @pytest.mark.long
@@ -189,63 +195,37 @@ def test_ctrl_c_while_a_command_starts_its_server(overrides: list[str], tmp_path
     end_by_signal(job.pid, signal.SIGINT, moment, log, lambda: job.wait(120))
 
 
-@pytest.mark.long
-@pytest.mark.timeout(scaled(600, 7200))
-@pytest.mark.parametrize(
-    ("number", "more"),
-    [
-        (signal.SIGINT, []),
-        (signal.SIGTERM, OVERLAP),
-        *scaled([], [(signal.SIGINT, OVERLAP), (signal.SIGTERM, []), (signal.SIGINT, RANKS), (signal.SIGTERM, RANKS)]),
-    ],
-)
-def test_a_signal_at_any_moment_of_a_run(
-    overrides: list[str], environment: dict[str, str], tmp_path: Path, number: signal.Signals, more: list[str]
-) -> None:
-    """Each attempt continues the run of the attempt before, and in the end the run is whole."""
-    settings = [*overrides, *more]
-    store, dice = Store(f"{tmp_path}/var"), random.Random(2)
-    for attempt in range(scaled(2, 35)):
-        log = tmp_path / f"log-{attempt}"
-        job = start([*settings, "run.iterations=100000"], None, log, environment | {MARK: str(log)})
-        while Log(store, layout.lease("smoke")).length() <= attempt:
-            assert job.is_alive(), log.read_text()
-            time.sleep(0.01)
-        assert job.pid
-        moment = dice.uniform(0, scaled(3, 12))
-        end_by_signal(job.pid, number, moment, log, lambda job=job: (job.join(120), job.exitcode)[1])  # type: ignore[misc]
-    log = tmp_path / "log"
-    done = sum(item.path.endswith("/manifest.json") for item in store.walk("runs/smoke/checkpoints"))
-    job = start([*settings, f"run.iterations={done}"], None, log, environment)
-    job.join(200)
-    assert job.exitcode == 0, log.read_text()
-    assert verify(store, [layout.checkpoint("smoke", done)], deep=True).findings == []
-
-
-EPISODE = "tasks.rollout.conversation:Conversation.play"
-STAGES = [
-    pytest.param(Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
-    pytest.param(Point("train", ANSWERS, 3), RANKS, id="train with ranks"),
-    pytest.param(Point("rollout ahead", EPISODE, 20), OVERLAP, id="rollout ahead"),
-    pytest.param(Point("rollout", EPISODE, 3), [], id="rollout"),
-    pytest.param(Point("score", "tasks.score.scoring:Grades.add", 2), [], id="score"),
+SIGNALS = [
+    pytest.param(signal.SIGINT, Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
+    pytest.param(signal.SIGTERM, Point("train", ANSWERS, 3), RANKS, id="train with ranks"),
+    pytest.param(signal.SIGTERM, Point("rollout ahead", EPISODE, 20), OVERLAP, id="rollout ahead"),
+    pytest.param(signal.SIGINT, Point("rollout", EPISODE, 3), [], id="rollout"),
+    pytest.param(signal.SIGTERM, Point("score", "tasks.score.scoring:Grades.add", 2), [], id="score"),
+    *scaled([], [pytest.param(signal.SIGINT, Point("any", READ, nth), OVERLAP) for nth in range(1, 700, 20)]),
 ]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("point", "settings"), scaled(STAGES[:3], STAGES))
-def test_an_interrupt_within_a_stage_resumes(
-    overrides: list[str], environment: dict[str, str], tmp_path: Path, point: Point, settings: list[str]
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("number", "point", "settings"), SIGNALS)
+def test_a_run_that_a_signal_has_ended_goes_on(
+    overrides: list[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+    number: signal.Signals,
+    point: Point,
+    settings: list[str],
 ) -> None:
-    """An interrupted stage commits nothing, and the next attempt continues from the version before."""
-    log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
+    """It ends in time and leaves no process; it commits nothing, and the next attempt makes the run whole."""
+    log, run, store = tmp_path / "log", tmp_path / "var/runs/smoke", Store(f"{tmp_path}/var")
     environment |= {MARK: str(log)}
-    job = start([*overrides, *settings], replace(point, number=signal.SIGINT), log, environment)
+    job = start([*overrides, *settings], replace(point, number=number), log, environment)
     job.join(200)
-    assert job.exitcode == 130, log.read_text()
+    assert job.exitcode == 128 + number, log.read_text()
+    assert_clean(log.read_text())
     no_process_left(str(log))
     before = nonces(run)
-    assert not (run / "checkpoints/000001/manifest.json").exists()
+    assert point.stage == "any" or not (run / "checkpoints/000001/manifest.json").exists()
     for path in run.glob("trajectories/*/manifest.json"):
         assert "failed" not in json.loads(path.read_text())["metrics"]["status"]
     job = start([*overrides, *settings], None, log, environment)
@@ -253,6 +233,7 @@ def test_an_interrupt_within_a_stage_resumes(
     assert job.exitcode == 0, log.read_text()
     assert before.items() <= nonces(run).items()
     assert (run / "report/summary.json").exists()
+    assert verify(store, [layout.checkpoint("smoke", 2)], deep=True).findings == []
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])

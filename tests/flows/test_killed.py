@@ -1,4 +1,8 @@
-"""A pipeline that is killed anywhere continues. No version is lost, doubled or made again, and no process is left."""
+"""A pipeline that is killed anywhere continues. No version is lost, doubled or made again, and no process is left.
+
+tests/storage/test_every_failure.py fails at every call of every command that writes to a store. Here are real kills of
+the whole pipeline: of each stage one, of a commit a few.
+"""
 
 import itertools
 import os
@@ -11,7 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import pytest
@@ -38,7 +41,7 @@ from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
-ITERATIONS, ON_S3, OVERLAPPING = scaled(15, 450), scaled(6, 8), scaled(12, 20)
+ITERATIONS, OVERLAPPING = scaled(12, 450), scaled(8, 20)
 """Iterations of the runs, so many that most of them hold one kill or more."""
 PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
@@ -46,40 +49,29 @@ SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 
 ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entropy_coefficient=0.1", "optimizer.lr=1e-3"]
 
-BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
 EPISODE = "tasks.rollout.conversation:Conversation.play"
 SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:Grades.add"
 STEP = "tasks.train.step:Stepper.take"
 SAVE = "tasks.train.trainer:Trainer.save"
-ADD = "storage.versions.drafts:Draft.add"
-ENTER = "storage.logs.catalog:enter"
-CREATE = "storage.objects.store:Store.create"
 COMMIT = "storage.versions.drafts:Draft.commit"
 ALIAS = "storage.versions.aliases:move"
-LEASE = "storage.logs.leases:Lease._acquire"
 
-COMMIT_POINTS = [
-    *(Point("commit", ADD, nth, when) for nth in (1, 3) for when in BOTH),
-    *(Point("commit", ENTER, nth, when) for nth in (1, 2, 3) for when in BOTH),
-    *(Point("commit", COMMIT, nth, when) for nth in (1, 2, 3) for when in BOTH),
-    *(Point("commit", CREATE, nth, when) for nth in (2, 3, 5, 7, 8) for when in BOTH),
-    *(Point("commit", ALIAS, 1, when) for when in BOTH),
-    *(Point("lease", LEASE, 1, when) for when in BOTH),
+POINTS = [
+    Point("rollout", EPISODE, 7),
+    Point("rollout", SHARD, 2, "after"),
+    Point("score", SCORE, 5),
+    Point("train", STEP, 2),
+    Point("train", SAVE, 1, "after"),
+    Point("commit", COMMIT, 3),
+    Point("commit", COMMIT, 2, "after"),
+    Point("commit", ALIAS, 1, "after"),
 ]
-STAGE_POINTS = [
-    *(Point("rollout", EPISODE, nth) for nth in (1, 2, 7, 15, 16, 20)),
-    *(Point("rollout", SHARD, nth, when) for nth in (1, 2, 4) for when in BOTH),
-    *(Point("score", SCORE, nth) for nth in (1, 5, 12)),
-    *(Point("train", STEP, nth, when) for nth in (1, 2) for when in BOTH),
-    *(Point("train", SAVE, 1, when) for when in BOTH),
-]
-POINTS = [*STAGE_POINTS, *COMMIT_POINTS]
 OVERLAP_POINTS = [
-    *(Point("rollout", SHARD, nth, when) for nth in (1, 2, 4) for when in BOTH),
-    *(Point("train", ANSWERS, nth, when) for nth in (1, 2, 3) for when in BOTH),  # the trainer starts or works
+    *(Point("rollout", SHARD, nth, when) for nth, when in ((1, "after"), (4, "before"))),
+    *(Point("train", ANSWERS, nth, "after") for nth in (2, 3)),  # the trainer works
 ]
-RANDOM_KILLS = scaled(3, 200)
+RANDOM_KILLS = scaled(2, 200)
 LATEST_S = 3.0
 """The latest random moment at which a flow is killed, in seconds after its start."""
 
@@ -101,7 +93,7 @@ class Witness:
         self.environment = environment | {MARK: str(log)}
         self.committed: dict[str, str] = {}  # version: nonce
         self.journaled: set[str] = set()  # shards that were finished
-        self.kills: Counter[tuple[str, str]] = Counter()
+        self.kills: Counter[str] = Counter()
 
     def run(self, point: Point | None, after_s: float | None = None) -> int:
         """Make one attempt; return its exit code."""
@@ -113,7 +105,7 @@ class Witness:
         code = process.exitcode
         assert code in (0, -signal.SIGKILL), self.log.read_text()[-5000:]
         if code:
-            self.kills[(point.stage, str(point)) if point else ("anywhere", "at a random moment")] += 1
+            self.kills[str(point or "at a random moment")] += 1
         no_process_left(self.environment[MARK])
         self._nothing_lost()
         return code
@@ -132,11 +124,7 @@ class Witness:
         self.committed = found
 
 
-def table(kills: Counter[tuple[str, str]]) -> str:
-    return "\n".join(f"{stage:10} {point:40} {count}" for (stage, point), count in sorted(kills.items()))
-
-
-def assert_whole(witness: Witness, tmp_path: Path) -> None:
+def assert_whole(witness: Witness, cache: Path) -> None:
     """Check that the chain is as an undisturbed run leaves it: each version and each row once, and all verified."""
     store, last = witness.store, layout.checkpoint("smoke", witness.iterations)
     assert verify(store, [last], deep=True).findings == []
@@ -144,7 +132,7 @@ def assert_whole(witness: Witness, tmp_path: Path) -> None:
     for iteration in range(witness.iterations):
         version = layout.trajectories("smoke", iteration)
         used |= {file.path for file in manifests.read(store, version).files}
-        rows = list(datasets.trajectories(store, version, tmp_path))
+        rows = list(datasets.trajectories(store, version, cache))
         assert len(rows) == len({row.trajectory_id for row in rows}) == PROBLEMS * SAMPLES
         assert {row.status for row in rows} <= {"completed", "truncated"}
     assert {path for path in witness.journaled if "/trajectories/" in path} <= used
@@ -152,6 +140,7 @@ def assert_whole(witness: Witness, tmp_path: Path) -> None:
     assert latest
     assert latest.version == last
     assert leases.is_held(store, "smoke") is None
+    assert [path for path in (cache / "scratch").rglob("*") if path.is_file()] == []  # not even of killed flows
     tokens = [
         manifests.read(store, layout.checkpoint("smoke", number)).fence for number in range(witness.iterations + 1)
     ]
@@ -200,7 +189,7 @@ def kill_and_finish(witness: Witness, attempts: list[tuple[Point | None, float |
             break
     else:
         assert witness.run(None) == 0
-    print(table(witness.kills))
+    print(dict(witness.kills))
 
 
 @pytest.mark.long
@@ -210,21 +199,26 @@ def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict
     witness = Witness(f"{tmp_path}/var", ITERATIONS, overrides, tmp_path / "log", environment)
     dice = random.Random(2)
     moments = [dice.uniform(0.5, LATEST_S) for _ in range(RANDOM_KILLS)]
-    one_of_each = {point.function: point for point in dice.sample(POINTS, len(POINTS))}
-    points = scaled(list(one_of_each.values()), POINTS)
-    kill_and_finish(witness, [*((point, None) for point in points), *((None, moment) for moment in moments)])
-    assert witness.kills.total() >= 0.8 * (len(points) + len(moments))
+    kill_and_finish(witness, [*((point, None) for point in POINTS), *((None, moment) for moment in moments)])
+    assert witness.kills.total() >= 0.8 * (len(POINTS) + len(moments))
     assert_whole(witness, tmp_path / "cache")
     assert_undisturbed(witness, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
-    """The same holds while a stream plays during training. Each drawn group is in exactly one data set."""
-    witness = Witness(f"{tmp_path}/var", OVERLAPPING, [*overrides, *OVERLAP], tmp_path / "log", environment)
-    kill_and_finish(witness, [(point, None) for point in OVERLAP_POINTS[:: scaled(2, 1)]])
-    assert witness.kills.total() >= scaled(5, 10)
+def test_killed_while_stages_overlap_on_s3(
+    overrides: list[str], tmp_path: Path, environment: dict[str, str], bucket: str
+) -> None:
+    """The same holds while a stream plays during training, and where requests are in flight when the writer dies.
+
+    Each drawn group is in exactly one data set.
+    """
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+    environment |= {name: os.environ[name] for name in names if name in os.environ}
+    witness = Witness(f"s3://{bucket}/var", OVERLAPPING, [*overrides, *OVERLAP], tmp_path / "log", environment)
+    kill_and_finish(witness, [(point, None) for point in OVERLAP_POINTS])
+    assert witness.kills.total() >= 3
     assert_whole(witness, tmp_path / "cache")
     versions = [layout.trajectories("smoke", iteration) for iteration in range(OVERLAPPING)]
     groups = [manifests.read(witness.store, version).metrics["stream"]["groups"] for version in versions]
@@ -261,10 +255,9 @@ def test_killed_while_it_trains_from_the_store(
     first = f"policy={{path: {root}/{layout.checkpoint('smoke', 0)}}}"
     options = [*overrides, "algorithm.entropy_coefficient=0.1", "fit.epochs=4", first]
     killed = Witness(root, 1, [*options, "run.name=killed"], log, environment, ["smoke"])
-    points = [*(Point("train", STEP, nth) for nth in (1, 3)), Point("train", SAVE, 1, "after")]
-    points += [Point("commit", COMMIT, nth, when) for nth in (2, 3) for when in BOTH]
+    points = [Point("train", STEP, 3), Point("train", SAVE, 1, "after"), Point("commit", COMMIT, 3, "after")]
     kill_and_finish(killed, [(point, None) for point in points])
-    assert killed.kills.total() >= 5
+    assert killed.kills.total() >= 2
     whole = Witness(root, 1, [*options, "run.name=whole"], log, environment, ["smoke"])
     assert whole.run(None) == 0
     made, expected = (_checkpoints(each.store, name) for each, name in ((killed, "killed"), (whole, "whole")))
@@ -279,35 +272,6 @@ def _checkpoints(store: Store, run: str) -> list[dict[str, str]]:
     numbers = itertools.takewhile(lambda n: manifests.committed(store, layout.checkpoint(run, n)), itertools.count())
     files = (manifests.read(store, layout.checkpoint(run, number)).files for number in numbers)
     return [{file.name: file.sha256 for file in some if file.name.endswith(".safetensors")} for some in files]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[str, str], bucket: str) -> None:
-    """The same holds on S3, where requests of a commit may be in flight when the writer dies."""
-    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-    environment |= {name: os.environ[name] for name in names if name in os.environ}
-    witness = Witness(f"s3://{bucket}/var", ON_S3, overrides, tmp_path / "log", environment)
-    nths = {SHARD: (1,), ENTER: (2, 3), COMMIT: (2, 3), CREATE: (5,), ALIAS: (1,)}
-    points = [point for point in POINTS if point.when == "after" and point.nth in nths.get(point.function, ())]
-    points = points[:: scaled(2, 1)]
-    kill_and_finish(witness, [(point, None) for point in points])
-    assert witness.kills.total() >= scaled(3, 6)
-    assert_whole(witness, tmp_path / "cache")
-
-
-@pytest.mark.long
-def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
-    """The next attempt has nothing to train but still moves the alias. It deletes scratch files of killed flows."""
-    witness = Witness(f"{tmp_path}/var", 1, overrides, tmp_path / "log", environment)
-    scratch = tmp_path / "cache/scratch/smoke"
-    assert witness.run(Point("train", SAVE, 1, "after")) != 0
-    assert list(scratch.rglob("checkpoint-*"))  # as large as a checkpoint
-    assert witness.run(Point("commit", ALIAS, 1)) != 0
-    assert not list(scratch.rglob("checkpoint-*"))
-    assert aliases.current(witness.store, "smoke/latest") is None
-    assert witness.run(None) == 0
-    assert aliases.resolve_version(witness.store, "smoke/latest") == layout.checkpoint("smoke", 1)
 
 
 @pytest.mark.long

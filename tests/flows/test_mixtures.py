@@ -23,7 +23,7 @@ MEMBERS = f"""problems.train=[
     {{name: tools, source: {{kind: arithmetic, low: 10, high: 12}}, agent: {{type: openai, tools: [calculator]}}}},
     {{name: game, source: {{kind: guess-number, count: 30}}, {HELD_OUT}, environment: {{type: guess-number}},
       score: environment, agent: {{type: openai, args: {{arguments: {{num_turns: 2}}}}}}}}]"""
-SETTINGS = [MEMBERS, "policy.warm_start.tool_share=0.3", "agent.type=math-single-step", "agent.args={}"]
+SETTINGS = [MEMBERS, "policy.path=math-mt-ppo/demo-mix", "agent.type=math-single-step", "agent.args={}"]
 PLAYERS = {
     "sums": ("math-single-step", "math-verify"),
     "tools": ("openai", "math-verify"),

@@ -26,7 +26,7 @@ SERVER = "{max_model_len: 256, enforce_eager: true, extra_args: [--kv-cache-memo
 
 def test_models_are_asked_once_and_everything_names_them(overrides: list[str], tmp_path: Path) -> None:
     """Rewards are the model's numbers, checkpoints name what the teacher said, and replay and new scores ask nobody."""
-    math_mt_ppo("smoke", [*overrides, "run.name=taught", "run.iterations=0", "policy.warm_start.steps=25"])
+    math_mt_ppo("smoke", [*overrides, "run.name=taught", "run.iterations=0"])
     store, cache = Store(f"{tmp_path}/var"), tmp_path / "cache"
     teacher = layout.checkpoint("taught", 0)
     reward = save_reward_model(checkpoints.open_checkpoint(store, teacher, cache).model, tmp_path / "reward")

@@ -33,11 +33,10 @@ ITERATIONS = 3
 def _common(setting: Setting, eager: bool) -> list[str]:
     """Return overrides of the demo: bfloat16 on a GPU, float32 in a rehearsal."""
     half = ["inference.dtype=bfloat16", f"inference.canary_tolerance={TOLERANCE}", "train.autocast=bfloat16"]
-    size = ["policy.warm_start.hidden_size=64", "policy.warm_start.layers=1", "policy.warm_start.steps=20"]
     few = ["rollout.problems_per_iteration=4", "rollout.group_size=4"] if setting.rehearsal else []
     return [
         *("inference.gpu_memory_utilization=0.3", f"inference.enforce_eager={eager}".lower(), "evaluation.every=100"),
-        *("problems.held_out.count=8", *few, *(size if setting.rehearsal else [*half, "policy.warm_start.steps=300"])),
+        *("problems.held_out.count=8", *few, *(["policy.path=math-mt-ppo/smoke"] if setting.rehearsal else half)),
     ]
 
 
@@ -55,7 +54,7 @@ def _served(setting: Setting, *, mode: str, eager: bool) -> Iterator[Check]:
     if missing := _missing(setting, title, eager):
         yield missing
         return
-    with Lab(setting.folder, 20 if setting.rehearsal else 300) as lab:
+    with Lab(setting.folder) as lab:
         lab.settings += _common(setting, eager)
         config = load("demo", lab.settings)
         versions = [_commit(lab, number, noise) for number, noise in NOISES.items()]
@@ -129,7 +128,7 @@ def _speed(setting: Setting, eager: bool) -> Check:
     from tests.benchmarks import rollout
 
     rollout.WARM_UP, rollout.PAIRS = (0, 1) if setting.rehearsal else (1, 4)
-    with Lab(setting.folder / "speed", 20 if setting.rehearsal else 300) as lab:
+    with Lab(setting.folder / "speed") as lab:
         lab.settings += _common(setting, eager)
         stages, bare = zip(*rollout.pairs_of(lab)[0], strict=True)
     rates = [median(each.tokens / each.seconds for each in runs) for runs in (stages, bare)]

@@ -27,12 +27,12 @@ import tempfile
 from pathlib import Path
 
 from tests.support.killed_flow import Point, send_at
+from tests.support.teach import DIGITS, Lesson, WarmStart, make_policy
 
 FOLDER = Path(__file__).parent
 LARGEST = 1_200_000
 """Upper limit of a store's size in bytes, because every clone of the repository holds it."""
 OVERRIDES = [
-    "policy={warm_start: {hidden_size: 32, layers: 1, steps: 300}}",
     "problems.held_out={kind: arithmetic, split: held-out, low: 0, high: 9, count: 4}",
     "rollout.rows_per_shard=4",
     "score.workers=1",
@@ -69,7 +69,9 @@ def main() -> None:
 
 def make(root: Path, folder: Path) -> None:
     """Fill the store at `root`; `folder` holds the cache and the incoming problems."""
-    place = [*OVERRIDES, f"storage.root={root}", f"storage.cache={folder}/cache"]
+    make_policy(WarmStart(hidden_size=32, layers=1, steps=300), [Lesson(DIGITS)], 1, folder / "policy")
+    policy = f"policy={{path: {folder}/policy}}"
+    place = [*OVERRIDES, policy, f"storage.root={root}", f"storage.cache={folder}/cache"]
     train = "flows.math_mt_ppo:math_mt_ppo"
     _run(train, [*place, "run.name=half"], Point("train", UPDATE, 2))
     weights = f"{root}/runs/half/checkpoints/000000"

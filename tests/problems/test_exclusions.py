@@ -261,8 +261,7 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
 def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A problem and an episode excluded after the rollout enter no update; the problem is not drawn again."""
     monkeypatch.setattr("flows.run.resources.open_engine", opens(WaitingEngine(0)))
-    warm_start = "policy={warm_start: {hidden_size: 32, layers: 1, steps: 1}}"
-    settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", warm_start, "run.iterations=2"]
+    settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", "run.iterations=2"]
     # Each iteration draws all four problems.
     small = [*settings, "problems.train={kind: arithmetic, low: 0, high: 2, count: 4}"]
     store = Store(f"{tmp_path}/var")
@@ -281,7 +280,7 @@ def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: py
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 1), tmp_path)}
     assert drawn == {row.problem_id for row in rows} - {unwanted}
     answer = trained_on(store, unwanted, tmp_path)
-    assert [(use.how, use.episodes, use.trained) for use in answer.uses] == [("warm start", 0, 0), ("update", 4, 0)]
+    assert [(use.how, use.episodes, use.trained) for use in answer.uses] == [("update", 4, 0)]
     seen = training_data(store, "smoke/latest", tmp_path)
     assert seen.trained == first.metrics["trajectories"] + second.metrics["trajectories"]
     assert seen.tokens == first.metrics["tokens/action"] + second.metrics["tokens/action"]

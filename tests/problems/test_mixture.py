@@ -120,7 +120,7 @@ def test_a_member_with_too_few_problems_leaves_places_empty() -> None:
 
 
 def mixture(*overrides: str) -> Config:
-    return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", "policy.warm_start.two_turn_share=0", *overrides])
+    return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", *overrides])
 
 
 def test_the_problems_of_a_member_have_its_name() -> None:

@@ -109,7 +109,7 @@ def test_looks_are_counted_from_the_log() -> None:
 
 
 def test_a_night_trains_an_adapter_of_the_champion() -> None:
-    """It begins with the champion in place of a warm start, and trains what the configuration says."""
+    """It begins with the champion, and trains what the configuration says."""
     config, champion = load("retrain", ["policy.lora={rank: 3}"]), PolicyVersion("runs/n-0001/checkpoints/000008")
     night = night_config(config, Store("store"), 2, champion, "problems/0a", {HELD_OUT: "problems/0b"})
     policy = Policy.model_validate(night["policy"])

@@ -1,7 +1,13 @@
-"""Nights of retraining, end to end on a real engine: promotions, what is kept, and recovery from failures."""
+"""Nights of retraining: promotions, what is kept, and recovery from failures.
+
+Some nights train and evaluate on a real engine. The others, which ask about planning, log and gate, find copies of what
+a real night has made.
+"""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +15,19 @@ import pytest
 
 from configs import Config, load
 from flows.retrain import retrain
+from flows.run.workspace import Workspace
 from flows.stages.retrain import decide
 from storage import layout
 from storage.errors import StorageError
+from storage.logs import catalog
 from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion, select
 from storage.versions import aliases, datasets, manifests
 from storage.versions.aliases import Move
+from storage.versions.drafts import Draft
+from storage.versions.lineage import trained_on
+from tasks.evaluate.protocol import greedy
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.report import read_timeline
 from tests.conftest import MadeOnce
@@ -78,12 +90,67 @@ def place(overrides: list[str], tmp_path: Path, policy_folder: Path) -> Place:
     return Place(tmp_path, overrides, policy_folder)
 
 
+class Copied:
+    """Stands for training and evaluation: commits the versions of a real night again, under the names of another."""
+
+    def __init__(self, night: Path) -> None:
+        self._store, self._run = Store(str(night)), "nightly-0001"
+
+    def learn(self, workspace: Workspace, policy: PolicyVersion, *_: object) -> PolicyVersion:
+        challenger, (played, graded) = layout.checkpoint(workspace.name, 1), trained_on(self._store, self._run, 0)
+        data = layout.trajectories(workspace.name, 0)
+        scores = layout.scores(workspace.name, 0, "5c0e")
+        self._commit(workspace, played, data, [policy])
+        self._commit(workspace, graded, scores, [data])
+        self._commit(workspace, layout.checkpoint(self._run, 1), challenger, [policy, data, scores])
+        return challenger
+
+    def evaluate_sets(
+        self, workspace: Workspace, _: object, policy: PolicyVersion, sets: dict[str, ProblemsVersion]
+    ) -> dict[str, list[ScoresVersion]]:
+        (graded,) = {name for name in self._committed("scores") if name.evaluation and name.evaluation.policy.number}
+        assert graded.evaluation
+        made = {}
+        for name, problem_set in sets.items():
+            played = greedy(workspace.config, name, problem_set).evaluation(policy)
+            made[name] = [layout.evaluation_scores(played, "5c0e")]
+            self._commit(workspace, graded.evaluation, played, [policy, problem_set])
+            self._commit(workspace, graded, made[name][0], [played])
+        return made
+
+    def _committed(self, kind: str) -> list[ScoresVersion]:
+        return select(ScoresVersion, (entry.version for entry in catalog.read_all(self._store) if entry.kind == kind))
+
+    def _commit(self, workspace: Workspace, old: str, new: str, parents: list[str]) -> None:
+        if manifests.committed(workspace.store, new):
+            return
+        manifest = manifests.read(self._store, old)
+        with Draft(workspace.store, new, manifest.kind) as draft:
+            for file in manifest.files:
+                draft.add(Path(self._store.path(file.path)), file.name, file.rows)
+            draft.commit(workspace.provenance(), parents, manifest.metrics)
+
+
 @pytest.fixture
-def promoted(place: Place, tmp_path: Path, made_once: MadeOnce) -> Place:
-    """Return a retraining after its first night."""
+def quick(place: Place, tmp_path: Path, made_once: MadeOnce, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Return a retraining whose nights only copy what one real night has made, which is in `tmp_path`/night."""
     place.arrive("a", range(8))
     made_once("first night", tmp_path / "var", lambda: place.night(*PROMOTE))
+    (tmp_path / "var").rename(tmp_path / "night")
+    copied = Copied(tmp_path / "night")
+    monkeypatch.setattr("flows.retrain.learn", copied.learn)
+    monkeypatch.setattr("flows.retrain.evaluate_sets", copied.evaluate_sets)
+    monkeypatch.setattr("flows.retrain.nightly.measure_distance", lambda *_: 0.1)
+    for name in ("open_trainer", "open_workers"):
+        monkeypatch.setattr(f"flows.retrain.{name}", lambda _: nullcontext())
     return place
+
+
+@pytest.fixture
+def promoted(quick: Place, tmp_path: Path) -> Place:
+    """Return a retraining after its first night."""
+    shutil.copytree(tmp_path / "night", tmp_path / "var")
+    return quick
 
 
 def test_nights_in_order(place: Place, tmp_path: Path) -> None:
@@ -153,21 +220,21 @@ STEPS = ["nightly.crown_first", "learn", "nightly.end_training", "nightly.measur
 STEPS += ["nightly.decide", "nightly.promote", "nightly.end_night", "nightly.report_night"]
 
 
-def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path) -> None:
+def test_a_night_that_breaks_is_continued(quick: Place, tmp_path: Path) -> None:
     """A night broken before each of its steps still ends once, with one promotion and no version made twice."""
-    place.arrive("a", range(8))
+    quick.arrive("a", range(8))
     before: dict[str, str] = {}
     for step in STEPS:
-        place.broken_night(step)
+        quick.broken_night(step)
         found = {str(path): json.loads(path.read_text())["nonce"] for path in tmp_path.rglob("manifest.json")}
         assert before.items() <= found.items()
         before = found
-        place.arrive("b", range(8, 12))  # too late for this night
-    assert not place.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")
-    assert place.night(*PROMOTE) == "promoted"  # night 1 had ended: this is the next
-    assert place.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")  # written by the next night
-    assert [record.night.counts["new"] for record in place.records] == [8, 4]
-    assert [move.version for move in aliases.history(place.store, "champion")] == [
+        quick.arrive("b", range(8, 12))  # too late for this night
+    assert not quick.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")
+    assert quick.night(*PROMOTE) == "promoted"  # night 1 had ended: this is the next
+    assert quick.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")  # written by the next night
+    assert [record.night.counts["new"] for record in quick.records] == [8, 4]
+    assert [move.version for move in aliases.history(quick.store, "champion")] == [
         layout.checkpoint("nightly-0001", 0),
         layout.checkpoint("nightly-0001", 1),
         layout.checkpoint("nightly-0002", 1),
@@ -178,12 +245,12 @@ def broken(*_: object) -> None:
     raise RuntimeError("power cut")
 
 
-def test_a_night_is_continued_as_it_was_begun(place: Place) -> None:
+def test_a_night_is_continued_as_it_was_begun(quick: Place) -> None:
     """A killed night keeps its settings; changed settings count from the next night on."""
-    place.arrive("a", range(8))
-    place.broken_night("evaluate_sets")
-    assert "has not ended: the next flow run continues it" in explain(place.config())
-    assert place.night(*REJECT, "optimizer.lr=0.5") == "promoted"
+    quick.arrive("a", range(8))
+    quick.broken_night("evaluate_sets")
+    assert "has not ended: the next flow run continues it" in explain(quick.config())
+    assert quick.night(*REJECT, "optimizer.lr=0.5") == "promoted"
 
 
 def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +262,15 @@ def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytes
     assert place.night(*PROMOTE) == "promoted"
 
 
-def test_a_hopeless_night_is_given_up(place: Place) -> None:
+def test_a_hopeless_night_is_given_up(quick: Place) -> None:
     """A night that always fails can be given up by hand; its problems wait for the next night."""
-    place.arrive("a", range(8))
-    place.broken_night("learn")
-    assert give_up(place.config()) == "night 1 is given up; its 8 new problems wait for the next night"
-    assert "nothing to give up" in give_up(place.config())
-    place.arrive("b", range(8, 12))
-    assert place.night(*PROMOTE) == "promoted"
-    assert place.records[-1].night.counts == {"new": 4, "waiting": 8, "replayed": 0, "dropped": 0}
+    quick.arrive("a", range(8))
+    quick.broken_night("learn")
+    assert give_up(quick.config()) == "night 1 is given up; its 8 new problems wait for the next night"
+    assert "nothing to give up" in give_up(quick.config())
+    quick.arrive("b", range(8, 12))
+    assert quick.night(*PROMOTE) == "promoted"
+    assert quick.records[-1].night.counts == {"new": 4, "waiting": 8, "replayed": 0, "dropped": 0}
 
 
 def test_what_did_harm_is_set_aside(promoted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,16 +291,16 @@ def test_what_did_harm_is_set_aside(promoted: Place, monkeypatch: pytest.MonkeyP
     assert promoted.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
 
 
-def test_a_corrected_problem_replaces_the_wrong_one(place: Place) -> None:
+def test_a_corrected_problem_replaces_the_wrong_one(quick: Place) -> None:
     """A prompt with a corrected answer is new; the old version is neither replayed nor trained on with it."""
-    place.arrive("a", range(8), wrong_by=1)
-    place.night(*PROMOTE)
-    place.arrive("b", range(4))
-    assert place.night(*REJECT) == "rejected"
-    place.arrive("c", range(8, 10))
-    assert place.night(*PROMOTE) == "promoted"
-    night = place.records[-1].night
-    rows = list(datasets.rows(place.store, night.problems, Path("/")))
+    quick.arrive("a", range(8), wrong_by=1)
+    quick.night(*PROMOTE)
+    quick.arrive("b", range(4))
+    assert quick.night(*REJECT) == "rejected"
+    quick.arrive("c", range(8, 10))
+    assert quick.night(*PROMOTE) == "promoted"
+    night = quick.records[-1].night
+    rows = list(datasets.rows(quick.store, night.problems, Path("/")))
     assert night.counts == {"new": 2, "waiting": 4, "replayed": 4, "dropped": 0}
     assert len({row["prompt"] for row in rows}) == len(rows) == 10
 

@@ -16,9 +16,9 @@ from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.rollout.trial import try_out
 from tasks.score.verifier import Verifier
 from tasks.tools.interface import ToolContext
-from tasks.warm_start.tokenizer import CHAT_TEMPLATE, build_tokenizer
 from tests.support.chat_formats import tokenizer_of
 from tests.support.rollout_helpers import PROBLEM
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE, build_tokenizer
 
 HERE = "tests.rollout.test_trial"
 POLICY = ("inference.max_model_len=4000", "policy={path: elsewhere}")

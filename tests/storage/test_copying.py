@@ -1,6 +1,5 @@
-"""`python -m storage cp`: a copied run has all that it needs at the other root, whenever the copy was killed."""
+"""`python -m storage cp`: a copied run has all that it needs at the other root."""
 
-import itertools
 import json
 import os
 import shutil
@@ -192,45 +191,6 @@ def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:
         source.delete(file.path)
     report = verify(target, [manifest.version for manifest in copy_run(source, target, RUN)])
     assert (report.findings, report.collected) == ([], 1)
-
-
-class Killed(Exception):  # noqa: N818 - not an error
-    """Stands for the end of the process."""
-
-
-class Deadly(LocalBackend):
-    """Ends the copy in place of one of its writes: after `left` more of them."""
-
-    left = 0
-
-    def upload(self, path: str, source: Path) -> None:
-        self._count(path)
-        super().upload(path, source)
-
-    def create(self, path: str, data: bytes) -> bool:
-        self._count(path)
-        return super().create(path, data)
-
-    def _count(self, path: str) -> None:
-        self.left -= "/leases/" not in path
-        if self.left < 0:
-            raise Killed
-
-
-def test_a_killed_copy_is_finished_by_the_next(source: Store, tmp_path: Path) -> None:
-    """Wherever it ends, what is committed is whole; and repeated copies come to the end."""
-    target = Store(str(tmp_path / "target"))
-    target.backend = backend = Deadly()
-    needed = [*versions_of(source, RUN), *BEGAN_WITH, TRAINED_ON, HELD_OUT]
-    for lives in itertools.cycle((23, 5, 31)):
-        backend.left = lives
-        try:
-            copy_run(source, target, RUN)
-            break
-        except Killed:
-            there = [version for version in needed if manifests.committed(target, version)]
-            assert verify(target, there).findings == []
-    assert_whole(target, needed)
 
 
 def test_an_object_that_arrives_damaged_is_not_committed(

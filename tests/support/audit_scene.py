@@ -329,7 +329,7 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
     from safetensors.numpy import save_file
     from transformers import Qwen3Config
 
-    from tasks.warm_start.tokenizer import build_tokenizer
+    from tests.support.tiny_tokenizer import build_tokenizer
 
     config, problems = helpers.settings(name), helpers.sums(rows_per_set // GROUP)
     tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])

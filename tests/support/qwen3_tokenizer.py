@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerFast
 
-from tasks.warm_start.tokenizer import END_OF_TEXT, IM_END, IM_START, build_tokenizer
+from tests.support.tiny_tokenizer import END_OF_TEXT, IM_END, IM_START, build_tokenizer
 
 _MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 

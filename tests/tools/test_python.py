@@ -122,10 +122,10 @@ async def test_packages_are_there_if_asked_for(sandboxes: Sandboxes) -> None:
     assert "No module named 'numpy'" in await run_code(sandboxes, "import numpy")
 
 
+@pytest.mark.usefixtures("sandboxes")
 async def test_many_at_once_wait_for_slots() -> None:
     """More calls than slots only take longer; a time limit begins when a call does."""
     sandboxes = Sandboxes(most_at_once=2)
-    sandboxes.check()
     start = time.monotonic()
     code = "import time; time.sleep(0.3)"
     results = await asyncio.gather(*(run_code(sandboxes, code, timeout_s=20) for _ in range(6)))
@@ -133,10 +133,10 @@ async def test_many_at_once_wait_for_slots() -> None:
     assert time.monotonic() - start >= 0.9
 
 
+@pytest.mark.usefixtures("sandboxes")
 async def test_an_interpreter_that_stays_needs_no_slot_between_calls() -> None:
     """Otherwise episodes beyond the number of slots would wait for the end of others."""
     sandboxes = Sandboxes(most_at_once=1)
-    sandboxes.check()
     tools = [PythonTool(ToolContext(sandboxes), stateful=True, timeout_s=60) for _ in range(3)]
     try:
         async with asyncio.timeout(60):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.algorithms import Advantage
+from configs.algorithm_parts import Advantage
 from configs.score import Reward
 from tasks.train.advantages import Estimated, Observed, estimate, normalise
 from tasks.train.samples import Floats, Sample, build_samples

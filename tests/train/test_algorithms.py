@@ -663,7 +663,7 @@ def test_gspo_does_not_clip_rounding(tmp_path: Path, length: int) -> None:
     with pytest.raises(
         ValueError, match=r"algorithm\.type=gspo clips \d+% of the first minibatch.* below the noise of the"
     ):
-        check_noise(found | {"policy/clip_fraction": 0.3}, "gspo")
+        check_noise(found | {"policy/first_clip_fraction": 0.3}, "gspo")
 
 
 def test_nothing_chosen_changes_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithms import Advantage
+from configs.algorithm_parts import Advantage
 from configs.score import Reward
 from storage.records import Score
 from tasks.train.advantages import Observed, estimate

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from configs.algorithms import PPO, KLEstimator
+from configs.algorithm_parts import KLEstimator
+from configs.algorithms import PPO
 from configs.train import Train
 from tasks.train.components import LossOutputs, behaviour_weights, kl_estimate, policy_loss, value_loss
 from tasks.train.policy import OneDNNLinear, load_policy, use_onednn

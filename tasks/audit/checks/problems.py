@@ -84,7 +84,7 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
         for words, is_gold in stated(prompt, solutions)
     ]
     answers = (*leaks(in_texts), *leaks(_in_prompts(evidence)))
-    told = {(answer.problem_id, answer.words): answer for answer in answers}.values()
+    distinct = {(answer.problem_id, answer.words): answer for answer in answers}.values()
     cases = [
         Case(
             "problem",
@@ -92,7 +92,7 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
             evidence.data_sets[each.data_set].version if each.data_set >= 0 else "",
             f'its prompt states the gold answer: "{each.words[:_SHOWN]}"',
         )
-        for each in told
+        for each in distinct
     ]
     found = evidence.database.flag_all("leaked_answers", cases)
     turns = _flag_feedback(evidence)
@@ -133,10 +133,10 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
     ]
     cases = [
         Case("turn", row, version, f'the feedback after turn {turn + 1} gives the gold away: "{feedback[:_SHOWN]}"')
-        for row, version, turn, feedback, solutions, said in evidence.database.all(
+        for row, version, turn, feedback, solutions, written in evidence.database.all(
             _SAID_BEFORE, [name for name, _ in leaking], [feedback for _, feedback in leaking]
         )
-        if not contains_gold(said, solutions)
+        if not contains_gold(written, solutions)
     ]
     return evidence.database.flag_all("leaked_answers", cases)
 

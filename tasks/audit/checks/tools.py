@@ -143,14 +143,14 @@ def _outputs(evidence: AuditEvidence, calls: str) -> list[_Output]:
 
 def _stating(outputs: Iterable[_Output]) -> Iterator[_Leak]:
     """Yield the outputs that state the gold of their problem, in words that are no fixed phrase."""
-    told: dict[tuple[str, str], list[_Output]] = {}
+    by_words: dict[tuple[str, str], list[_Output]] = {}
     answers = list[StatedAnswer]()
     for each in outputs:
         for words, is_gold in stated(each.output, each.solutions):
-            told.setdefault((each.problem_id, words), []).append(each)
+            by_words.setdefault((each.problem_id, words), []).append(each)
             answers.append(StatedAnswer("", words, each.problem_id, -1, is_gold))
     for answer in leaks(answers):
-        for each in told[answer.problem_id, answer.words]:
+        for each in by_words[answer.problem_id, answer.words]:
             if not contains_gold(each.prompt, each.solutions):
                 yield each.leak
 

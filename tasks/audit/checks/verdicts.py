@@ -28,9 +28,9 @@ _NEAR = Fraction(1, 1000)  # relative difference up to which one number may be t
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+)\}")
 _DELIMITERS = re.compile(r"\\[\[\]()]")
 _BOX_BEGIN = re.compile(r"\\(?:boxed|fbox)\s*\{$")
-_JOINED = re.compile(r"[\s$,;.]*(?:and|or)?[\s$]*")
+_JOINED = re.compile(r"[\s$,;.]*+(?:and|or)?[\s$]*+")
 _CUE = re.compile(r"(?i)####\s*|\banswers?\s*(?:is|are|:|=)[\s:*$]*")
-_REASON = re.compile(r",?\s+(?:because|since|which|[\u2014\u2013-])\s.*")
+_REASON = re.compile(r"(?<![\s,]),?\s++(?:because|since|which|[\u2014\u2013-])\s.*")
 _SAYS = re.compile(r"(?<![<>!:])=|\b(?:is|are|equals|has|have|gives|get|costs?|total:)\s")
 _SENTENCE = re.compile(r"[.!?;](?=\s|$)|\n")
 _STATEMENT = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?|\bsolutions?\s*:|####|\\boxed\s*\{")
@@ -61,9 +61,10 @@ def final_answer(text: str) -> str | None:
         return None
     if begin:
         return _REASON.sub("", sentences[0]).strip(" $*_")
-    said = _SAYS.split(sentences[-1])[-1].strip(" $*_")
-    left = sentences[-1].rpartition(said)[0]
-    return said if _numbers(said) and not re.search(r"\d\s*[a-z]", left) else None
+    answer = _SAYS.split(sentences[-1])[-1].strip(" $*_")
+    if not _numbers(answer) or re.search(r"\d\s*[a-z]", sentences[-1].rpartition(answer)[0]):
+        return None  # no number, or one side of an equation with an unknown
+    return answer
 
 
 def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:

@@ -90,21 +90,21 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
     root = shlex.quote(config.storage.root)
     of_all = f"{len(bad)} of {len(bad) + len(rollouts)} rows are left out"
-    said = [*numbered, *([f"{of_all}, {len(bad) - len(faulty)} of them without tokens"] if bad else [])]
-    said += [f"left out: {line}" for line in listed(bad)]
-    said += [
+    lines = [*numbered, *([f"{of_all}, {len(bad) - len(faulty)} of them without tokens"] if bad else [])]
+    lines += [f"left out: {line}" for line in listed(bad)]
+    lines += [
         f"scored by {config.score.type}. Next:",
         f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",
         f"  python -m tasks.audit --root {root} read {arguments.name}",
     ]
     if not arguments.evaluation:
         run = f"run.name={arguments.name} storage.root={root} score.type={config.score.type}"
-        said.append(f"  python -m flows.score {arguments.config} --iteration {rollouts[0].step} {run}")
+        lines.append(f"  python -m flows.score {arguments.config} --iteration {rollouts[0].step} {run}")
     parts = [
         table(["data set", "scores", ""], made, counted(len(rollouts), "episode")),
         table(["lacking", "episodes", "checks that leave these data sets out"], lacking),
     ]
-    return Output({"data_sets": made, "lacks": lacking, "says": said}, [*parts, *said])
+    return Output({"data_sets": made, "lacks": lacking, "says": lines}, [*parts, *lines])
 
 
 def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Rollout], list[BadRow]]:
@@ -145,8 +145,8 @@ def _keep_apart(rollouts: Sequence[Rollout]) -> list[str]:
     for each in rollouts:
         file = each.row.partition(" of ")[2]
         files.setdefault(file, len(files))
-        if "step" not in each.model_fields_set and (told := _STEP.findall(file)):
-            each.step = int("".join(told[-1]))
+        if "step" not in each.model_fields_set and (named := _STEP.findall(file)):
+            each.step = int("".join(named[-1]))
         played[each.step, problem_of(each).problem_id].add(file)
     shared = next(((step, *sorted(names)) for (step, _), names in played.items() if len(names) > 1), None)
     if not shared:

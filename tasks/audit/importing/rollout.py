@@ -214,15 +214,15 @@ def _messages(row: Row) -> Fields:
 
 def _verifiers(row: Row) -> Fields:
     """Read a `RolloutOutput`: prompt and completion are messages or texts, `metrics` what the reward functions gave."""
-    prompt, said = _asked_and_said(row)
-    steps, assistant = row.get("trajectory") or [], [each for each in said if each.get("role") == "assistant"]
+    prompt, completion = _asked_and_said(row)
+    steps, assistant = row.get("trajectory") or [], [each for each in completion if each.get("role") == "assistant"]
     for message, step in zip(assistant, steps, strict=False) if len(steps) == len(assistant) else ():
         tokens = step.get("tokens") or {}
         message["prompt_token_ids"], message["token_ids"] = tokens.get("prompt_ids"), tokens.get("completion_ids")
         message["logprobs"] = tokens.get("completion_logprobs")
     status = "failed" if row.get("error") else "truncated" if row.get("is_truncated") else "completed"
     return {
-        "messages": [*prompt, *said],
+        "messages": [*prompt, *completion],
         "reward": row.get("reward"),
         "parts": _numbers(row.get("metrics") or {}),
         "golds": _golds(row, "answer"),
@@ -236,11 +236,11 @@ def _verifiers(row: Row) -> Fields:
 
 def _asked_and_said(row: Row) -> tuple[list[Row], list[Row]]:
     """Return the messages of prompt, which are no turns, and completion; each may be a text."""
-    prompt, said = (
+    prompt, completion = (
         [{"role": role, "content": row[name]}] if isinstance(row.get(name), str) else row.get(name) or []
         for name, role in (("prompt", "user"), ("completion", "assistant"))
     )
-    return [each | {"weight": 0} for each in prompt], said
+    return [each | {"weight": 0} for each in prompt], completion
 
 
 def _verl(row: Row) -> Fields:
@@ -267,8 +267,8 @@ def read_row(row: Row | RowError, form: str, where: str) -> Rollout:
     if isinstance(row, RowError):
         raise row
     try:
-        told = {"step": row["step"]} if row.get("step") is not None else {}
-        rollout = Rollout.model_validate(FORMATS[form](row) | told | {"row": where})
+        step = {"step": row["step"]} if row.get("step") is not None else {}
+        rollout = Rollout.model_validate(FORMATS[form](row) | step | {"row": where})
         rollout.model_dump_json()  # an error, if a text has half a surrogate pair, which UTF-8 cannot store
         orjson.dumps([rollout.parts, rollout.tools])  # also in the names of parts, and numbers that need over 64 bits
         return rollout
@@ -280,10 +280,10 @@ def read_row(row: Row | RowError, form: str, where: str) -> Rollout:
 
 def _texts(row: Row, prompt: str, completion: str) -> Fields:
     """Return the messages of a row with one text before the policy's first token, and one after it."""
-    asked, said = row.get(prompt), row.get(completion)
-    if not isinstance(asked, str) or not isinstance(said, str):
+    asked, answer = row.get(prompt), row.get(completion)
+    if not isinstance(asked, str) or not isinstance(answer, str):
         raise RowError(f"columns {prompt!r} and {completion!r} are not both text")
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     return {"messages": messages, "rendered": True}
 
 
@@ -330,8 +330,8 @@ def add_tokens(rollout: Rollout, chat: Chat) -> None:
     for turn in turns:
         prompt = turn.prompt_token_ids or []
         if rollout.rendered and not turn.token_ids:
-            said = chat.control.encode(chat.control.said_apart(turn.content))
-            turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), said
+            answer = chat.control.encode(chat.control.said_apart(turn.content))
+            turn.prompt_token_ids, turn.token_ids = chat.encode(rollout.prompt[0].content), answer
         elif turn.token_ids and (turn.tool_calls or chat.opening_of(prompt)):  # the content is only a part of it
             turn.content, turn.reasoning_content = chat.decode(turn.token_ids, prompt), None
 
@@ -341,19 +341,19 @@ def _render(rollout: Rollout, chat: Chat) -> None:
     given = [each.model_dump(exclude={"reasoning_content"}) | {"content": each.text} for each in rollout.messages]
     messages = [message_of(number, each) for number, each in enumerate(given)]
     number_calls(messages)
-    ids, said, before = list[int](), list[int](), 0
+    ids, answer, before = list[int](), list[int](), 0
     chat.prompt(messages[: rollout.places[-1]], rollout.tools)  # the longest one is checked, and with it the others
     for place, turn in zip(rollout.places, rollout.turns, strict=True):
         new = messages[before + 1 : place]
-        following = chat.continuation(messages[:before], said, new, rollout.tools) if before else None
+        following = chat.continuation(messages[:before], answer, new, rollout.tools) if before else None
         ids = chat.prompt(messages[:place], rollout.tools) if following is None else [*ids, *following]
         calls = messages[place].get("tool_calls", ())
         if any(read_arguments(call["function"]["arguments"]) is None for call in calls):
             raise ValueError("it has a call whose arguments are no JSON object, which is not to be learnt")
-        if not (said := chat.answer(turn.text, calls, rollout.tools)):
+        if not (answer := chat.answer(turn.text, calls, rollout.tools)):
             raise ValueError("the chat template does not write its calls of tools, or no end after them")
-        turn.prompt_token_ids, turn.token_ids = ids, said
-        ids, before = [*ids, *said], place
+        turn.prompt_token_ids, turn.token_ids = ids, answer
+        ids, before = [*ids, *answer], place
 
 
 def to_trajectory(rollout: Rollout, samples: Counter[str], run: str, problem_set: str, form: str) -> Trajectory:
@@ -370,22 +370,22 @@ def to_trajectory(rollout: Rollout, samples: Counter[str], run: str, problem_set
     right = rollout.parts.get("correct", rollout.reward)
     verdict = {None: "", 0.0: "wrong", 1.0: "correct"}.get(right, "")
     for number, (turn, reply) in enumerate(zip(rollout.turns, rollout.replies, strict=True)):
-        prompt, said, known = turn.prompt_token_ids or [], turn.token_ids or [], len(ids) - starts[-1]
+        prompt, sampled, known = turn.prompt_token_ids or [], turn.token_ids or [], len(ids) - starts[-1]
         if prompt[:known] != ids[starts[-1] :]:
             starts.append(len(ids))
             known = 0
-        ids += prompt[known:] + said
-        mask += [False] * len(prompt[known:]) + [True] * len(said)
+        ids += prompt[known:] + sampled
+        mask += [False] * len(prompt[known:]) + [True] * len(sampled)
         logprobs += [0.0] * len(prompt[known:])
-        logprobs += turn.logprobs or [None] * len(said)
-        told: dict[str, Any] = {"verdict": "", "reward": 0.0, "finish_reason": "stop" if rollout.status else ""}
+        logprobs += turn.logprobs or [None] * len(sampled)
+        columns: dict[str, Any] = {"verdict": "", "reward": 0.0, "finish_reason": "stop" if rollout.status else ""}
         if number == last:
-            told |= {"verdict": verdict, "reward": rollout.reward or 0.0}
-            told |= {"finish_reason": "length"} if status == "truncated" else {}
+            columns |= {"verdict": verdict, "reward": rollout.reward or 0.0}
+            columns |= {"finish_reason": "length"} if status == "truncated" else {}
         feedback = "\n".join(each.text for each in reply)
         text = opened_by(rollout.prompt[0].content) * rollout.rendered + turn.text
-        told |= {"start": len(ids) - len(said), "end": len(ids), "text": text, "feedback": feedback}
-        turns.append(Turn(**told, latency_s=0.0, seed=0))
+        columns |= {"start": len(ids) - len(sampled), "end": len(ids), "text": text, "feedback": feedback}
+        turns.append(Turn(**columns, latency_s=0.0, seed=0))
     is_graded = rollout.reward is not None or bool(rollout.golds)
     return Trajectory(
         **asdict(problem),

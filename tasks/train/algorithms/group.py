@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from configs.algorithms import Advantage
+from configs.algorithm_parts import Advantage
 from tasks.train.advantages import Estimated, Observed, against_group, compare, normalise
 from tasks.train.algorithms.algorithm import Algorithm, Assignment, by_episode
 from tasks.train.components import LossInputs, LossOutputs, Normaliser

@@ -18,6 +18,8 @@ from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 from tests.support.sandbox_helpers import wait_gone
 
+needs_bubblewrap = pytest.mark.skipif(not _apart(), reason="bubblewrap cannot hide processes here")
+
 ASK = """
 import json, os, sys, urllib.request
 problem = json.loads(sys.stdin.readline())
@@ -99,7 +101,7 @@ def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.M
         ("sleep({})", True),
         ("sleep({})", False),
         ("sleep({'start_new_session': True})", False),
-        ("sleep({'start_new_session': True, 'env': {}})", True),
+        pytest.param("sleep({'start_new_session': True, 'env': {}})", True, marks=needs_bubblewrap),
         ("sleep({}).wait()", True),
     ],
 )
@@ -113,7 +115,7 @@ def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, hide: bool
     wait_gone([process for process in processes if seconds in (process.info["cmdline"] or ())], within_s=2)
 
 
-@pytest.mark.skipif(not _apart(), reason="bubblewrap cannot hide processes here")
+@needs_bubblewrap
 def test_a_command_finds_no_other_key(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
     """In /proc it sees its own processes only: with another episode's key it could ask in that one's place."""
     code = f"""

@@ -24,7 +24,6 @@ from tests.support.paths import ROOT
 FOLDER = ROOT / "var/peers"
 PAIRS = 3
 TITLES = ["workload", "TRL s", "here s", "TRL / here", "tokens of an episode", "samples", "updates"]
-WARM_START_STEPS = 1000
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
     print(f"{os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.2f}", flush=True)
     os.environ["PREFECT_HOME"] = str(FOLDER / "prefect")  # before anything imports Prefect
     python = overlay_python(FOLDER / "trl", Path(__file__).with_name("requirements.txt"))
-    with Lab(FOLDER / "policy", WARM_START_STEPS) as lab:
+    with Lab(FOLDER / "policy") as lab:
         model = lab.policy.model
     lines = [_measure(name, model, python, arguments.pairs) for name in arguments.names or WORKLOADS]
     for line in (TITLES, ["---"] * len(TITLES), *lines):  # Markdown

@@ -57,7 +57,7 @@ def test_both_sides_have_the_settings_of_one_configuration(name: str) -> None:
 
 def test_a_tools_reply_is_rendered_as_the_users_feedback() -> None:
     """The policy reads the same tokens in TRL's environment as in the pipeline."""
-    from tasks.warm_start.tokenizer import build_tokenizer
+    from tests.support.tiny_tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(["What is your answer? wrong"])
 

@@ -1,7 +1,13 @@
-"""Policy version 0: a tiny Qwen3, taught arithmetic by supervised steps on conversations as the agent encodes them."""
+"""Makes the tiny policies of this package: Qwen3 models, taught by supervised steps on conversations like an agent's.
+
+    python -m tests.support.teach demo FOLDER     make `math-mt-ppo/demo` anew: one or two minutes on two cores
+
+The policies in `configs/policies` were made so. Another processor rounds differently, so its weights differ.
+"""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -15,25 +21,68 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from configs.policy import WarmStart
+from configs.problems import ArithmeticSource
 from storage.records import Problem
+from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.problems.arithmetic import expression, generate
-from tasks.warm_start.policy_sizes import Lesson, tiny_sizes
-from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
+from tests.support.tiny_tokenizer import build_tokenizer, taught_texts
 
 LR = 1e-3
-MAX_POSITIONS = 512
+MAX_POSITIONS, HEAD_SIZE = 512, 32
 RISING_STEPS = 20  # steps in which the learning rate rises from zero
 SMOOTHING = 0.05  # weight of a new step in the running accuracy: about the last 20 steps count
-
-Progress = Callable[[int, float, float], None]
-"""A callback for each step. It gets the step's number, from 1, its loss in nats per token, and the running accuracy."""
 BATCH_SIZE = 64
 MISTAKES = 4  # two-turn examples of one problem, each with its own wrong answer
 
 Message = dict[str, Any]
 Tools = Sequence[dict[str, Any]]
 CALCULATOR: Tools = [{"type": "function", "function": {"name": "calculator"}}]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """How a policy is taught.
+
+    `target_accuracy` is the mean probability of a whole right answer at which teaching stops. In `two_turn_share` of
+    the examples a second turn corrects a wrong first answer. In `tool_share` of the examples of a lesson with tools a
+    call of the calculator gives the answer, whatever the problem: the policy learns how a call looks, but not when it
+    pays.
+    """
+
+    hidden_size: int = 128
+    layers: int = 3
+    steps: int = 1000
+    target_accuracy: float = 0.45
+    two_turn_share: float = 0.25
+    tool_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is taught, in the way that an agent will ask."""
+
+    source: ArithmeticSource
+    feedback: str = WRONG_FEEDBACK  # after a wrong answer
+    tools: bool = False  # whether the agent offers a calculator
+
+
+SMALL = ArithmeticSource(kind="arithmetic")
+DIGITS, LARGE = SMALL.model_copy(update={"high": 9}), ArithmeticSource(kind="arithmetic", low=100, high=999, count=8000)
+RECIPES = {
+    "smoke": (WarmStart(hidden_size=64, layers=1, steps=20), [Lesson(DIGITS)]),
+    "demo": (WarmStart(), [Lesson(SMALL)]),
+    # The nights of `make retrain-demo` can improve it clearly.
+    "retrain": (WarmStart(target_accuracy=0.3), [Lesson(SMALL)]),
+    "demo-tools": (
+        WarmStart(steps=1500, target_accuracy=0.26, two_turn_share=0.0, tool_share=0.3),
+        [Lesson(LARGE, tools=True)],
+    ),
+    "demo-mix": (
+        WarmStart(steps=2000, target_accuracy=0.4, tool_share=0.3),
+        [Lesson(SMALL), Lesson(LARGE, tools=True)],
+    ),
+}
+"""How each policy in `configs/policies` was taught, with seed 1 and two threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +111,6 @@ def make_policy(
     seed: int,
     folder: Path,
     threads: int = 2,
-    progress: Progress | None = None,
 ) -> dict[str, float]:
     """Make a tokenizer and a Qwen3, teach it the problems of the lessons and save both in `folder`.
 
@@ -83,8 +131,16 @@ def make_policy(
     taught = [(lesson, generate(lesson.source)) for lesson in lessons]
     texts = [text for lesson, problems in taught for text in taught_texts(problems, lesson.feedback)]
     tokenizer = build_tokenizer(texts, calculator=bool(warm_start.tool_share))
+    heads = warm_start.hidden_size // HEAD_SIZE
     config = Qwen3Config(
-        **tiny_sizes(warm_start, len(tokenizer)),
+        vocab_size=len(tokenizer),
+        hidden_size=warm_start.hidden_size,
+        intermediate_size=3 * warm_start.hidden_size,
+        num_hidden_layers=warm_start.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
+        head_dim=HEAD_SIZE,
+        tie_word_embeddings=False,  # vLLM's CPU backend does not update a tied output layer when weights are reloaded
         max_position_embeddings=MAX_POSITIONS,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -94,16 +150,14 @@ def make_policy(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     start = perf_counter()
-    metrics = _teach(model, batches(taught, tokenizer, warm_start, seed), warm_start, progress)
+    metrics = _teach(model, batches(taught, tokenizer, warm_start, seed), warm_start)
     metrics |= {"seconds": perf_counter() - start, "parameters": float(model.num_parameters())}
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return metrics
 
 
-def _teach(
-    model: Qwen3ForCausalLM, data: Iterator[list[Rows]], knobs: WarmStart, progress: Progress | None
-) -> dict[str, float]:
+def _teach(model: Qwen3ForCausalLM, data: Iterator[list[Rows]], knobs: WarmStart) -> dict[str, float]:
     """Train until the running accuracy on the taught problems reaches the target, or for `steps` steps.
 
     Seeds learn at very different speeds: after a fixed number of steps one would be at 15 % and another at 60 %. The
@@ -121,8 +175,6 @@ def _teach(
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         loss_value, accuracy = loss.item(), accuracy + SMOOTHING * (right.item() - accuracy)
-        if progress:
-            progress(step, loss_value, accuracy)
     return {"steps": float(step), "loss": loss_value, "accuracy": accuracy}
 
 
@@ -250,3 +302,7 @@ def _user(content: str) -> Message:
 
 def _answer(number: str) -> Message:
     return {"role": "assistant", "content": rf"\boxed{{{number}}}"}
+
+
+if __name__ == "__main__":
+    print(make_policy(*RECIPES[sys.argv[1]], 1, Path(sys.argv[2])))
