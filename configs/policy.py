@@ -18,9 +18,6 @@ class LoRA(Knobs):
     """Rank of the product; vLLM serves 512 at most."""
     alpha: PositiveInt = 32
     """The product is multiplied by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """0 only. With dropout the policy in training would be another one than the policy that sampled, a new one in each
-    pass, and the ratios of PPO would measure this difference."""
     targets: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]], Field(min_length=1)] = [
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
@@ -29,11 +26,6 @@ class LoRA(Knobs):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.dropout:
-            raise ValueError(
-                f"dropout={self.dropout:g}: the policy in training would be another one than the policy that sampled, "
-                "so PPO's ratios would be wrong: leave it at 0"
-            )
         if len(set(self.targets)) < len(self.targets):
             raise ValueError("targets names a layer twice")
         return self

@@ -26,4 +26,4 @@ class Storage(Knobs):
     cache_gib: PositiveFloat = 100.0
     """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""
     keep: Keep | None = Keep()
-    """The checkpoints that a run keeps; empty: all of them. A run of an older program keeps all unless this is set."""
+    """The checkpoints that a run keeps; empty: all of them."""

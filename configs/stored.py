@@ -8,7 +8,6 @@ was begun with no behaviour that this program lacks (`lost`).
 Example: {"ppo": {"minibatches": 2}} becomes {"train": {"minibatches": 2, …}, "algorithm": {"type": "ppo", …}, …}
 """
 
-import argparse
 import copy
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from configs.algorithms import OwnAlgorithm
-from configs.inference import FLOAT32_TOLERANCE
 from configs.knobs import section_of
 from configs.schema import Config
 
@@ -80,6 +78,7 @@ CHANGES: Sequence[Change] = (
     Change("algorithm.kl.ema_decay", now=0.99),
     Change("algorithm.kl.horizon", now=10_000),
     Change("algorithm.ratio_to", now="recomputed"),
+    Change("policy.lora.dropout", now=0.0),
     Change("problems.sampling.last_episodes", now=64),
     Change("problems.sampling.least_episodes", now=16),
     Change("problems.shares", was="draws", now="learning"),
@@ -128,8 +127,8 @@ def former(key: str) -> str | None:
 def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: value) -> Conversion:
     """Return a conversion that renames the knob `old` to `new` and converts its value with `value`.
 
-    A stored configuration does not say which schema it follows. So a knob whose values change their meaning is renamed,
-    too: `renamed("run.max_minutes", "run.max_seconds", lambda minutes: 60 * minutes)`.
+    A knob whose values change their meaning is renamed, too: `renamed("run.max_minutes", "run.max_seconds", lambda
+    minutes: 60 * minutes)`. With the same name on both sides no old value may be a valid new one.
     """
 
     def convert(values: Values) -> None:
@@ -137,15 +136,6 @@ def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: valu
             _put(values, new, value(stored))
 
     return convert
-
-
-def changed(key: str, value: Callable[[Any], Any]) -> Conversion:
-    """Return a conversion that converts old values of the knob or section `key` with `value`.
-
-    Use it only if no old value is a valid new one. It also works for a section of several forms:
-    `changed("problems.train", …)`.
-    """
-    return renamed(key, key, value)
 
 
 def _kl(section: Any) -> Any:
@@ -166,59 +156,6 @@ def _objective(values: Values) -> None:
         _put(values, "ppo.objective", "behaviour" if False in stored else "decoupled")
 
 
-def _parallel_sizes(values: Values) -> None:
-    """Make knobs of vLLM's sizes in `inference.extra_args`. Copies of the weights in one server become more servers."""
-    arguments = _get(values, "inference.extra_args")
-    if not isinstance(arguments, list):
-        return
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    knobs = {"tensor": "tensor_parallel", "pipeline": "pipeline_parallel", "data": "replicas"}
-    for kind, knob in knobs.items():
-        names = [f"--{kind}-parallel-size", f"--{kind}_parallel_size", f"-{kind[0]}p"]
-        parser.add_argument(*names, dest=knob, type=int)
-    try:
-        sizes, others = parser.parse_known_args([str(argument) for argument in arguments])
-    except argparse.ArgumentError:  # refused when the values are read
-        return
-    for knob, size in vars(sizes).items():
-        if size is not None:
-            before = _get(values, f"inference.{knob}")
-            _put(values, f"inference.{knob}", size * (before if isinstance(before, int) else 1))
-            _put(values, "inference.extra_args", others)
-
-
-def _folder(path: Any) -> Any:
-    """Convert the empty path, which meant the current folder of the command."""
-    return "." if path == "" else path
-
-
-def _processes(values: Values) -> None:
-    """Give each of `rollout.processes` workers its fraction of what were numbers of the whole host."""
-    count = _pop(values, "rollout.processes")
-    if not isinstance(count, int) or count == 1:
-        return
-    _put(values, "cluster.workers_per_node", count)
-    for key in ("inference.replicas", "rollout.concurrency", "score.workers"):
-        whole = _get(values, key)
-        if isinstance(whole, int):
-            _put(values, key, max(1, whole // count))
-
-
-def _trainer(section: Any) -> Any:
-    """Convert a section with ways to start ranks besides Ray, which may change while a run lasts."""
-    if not isinstance(section, dict):
-        return section
-    kept = {name: value for name, value in section.items() if name not in ("launcher", "hosts", "address")}
-    return kept | ({"on_cluster": True} if section.get("launcher") == "ray" else {})
-
-
-def _address(args: Any) -> Any:
-    """Forget the Unix socket that an agent's endpoint listened on: it listens on a free port of this host instead."""
-    if not isinstance(args, dict) or not str(args.get("listen")).startswith("unix:"):
-        return args
-    return {name: value for name, value in args.items() if name != "listen"}
-
-
 def _algorithm(values: Values) -> None:
     """Divide the section `ppo` of the only algorithm that there was into `algorithm` and `train`."""
     section = _pop(values, "ppo")
@@ -237,19 +174,10 @@ def _algorithm(values: Values) -> None:
 CONVERSIONS: Sequence[Conversion] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
-    changed("ppo.kl", _kl),
-    changed("evaluation", _evaluation),
-    changed("storage.root", _folder),
-    changed("storage.cache", _folder),
-    changed("trainer", _trainer),
-    changed("agent.args", _address),
-    # The only default there was; the one that follows the number format is the same in float32.
-    changed("inference.canary_tolerance", lambda stored: None if stored == FLOAT32_TOLERANCE else stored),
+    renamed("ppo.kl", "ppo.kl", _kl),
+    renamed("evaluation", "evaluation", _evaluation),
     _objective,
-    renamed("trainer", "train"),
     _algorithm,
-    _processes,
-    _parallel_sizes,
     renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),
 )
 """All conversions, oldest first. None is ever removed, because old stores still exist."""

@@ -38,7 +38,7 @@ class Train(Knobs):
     """Number of optimizer steps in an epoch, each on a random share of the groups."""
     micro_batch_tokens: PositiveInt | None = None
     """Largest number of tokens in one forward pass, padding included. Empty: a number for the device
-    (`tasks/train/batches.py`); a run that was begun with another one keeps that."""
+    (`tasks/train/batches.py`)."""
     mask_truncated: bool = False
     """Exclude turns that the token limit cut from the loss."""
     routing_replay: bool = False

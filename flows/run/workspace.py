@@ -302,8 +302,8 @@ def _refuse_another(workspace: Workspace, begun: dict[str, Any], former: Sequenc
         may_differ += (*_SCORERS, *(change.knob for change in CHANGES if former))
     upgrade = "Upgrade this one if a newer program began it, or "
     for what, lines, remedy in (
-        ("by a program with knobs that this one does not know", unknown(begun), upgrade),
         ("by an older program, with settings that this one lacks", former, "To go on with those of this one, "),
+        ("by a program with knobs that this one does not know", unknown(begun), upgrade),
         ("with another configuration", differences(begun, present), "Restore it, or "),
     ):
         fixed = [line for line in lines if not line.startswith(may_differ)]

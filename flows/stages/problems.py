@@ -16,7 +16,7 @@ from storage import layout
 from storage.errors import DamagedError, counted, first_few
 from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Problem
-from storage.version_names import ProblemsVersion, version_of
+from storage.version_names import ProblemsVersion, select
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from tasks.evaluate.summary import rendered, table
@@ -94,19 +94,15 @@ def _as_stored(parts: Sequence[Part]) -> ProblemsVersion | None:
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
     """Return the problem sets that a run began with, by `TRAIN` and `HELD_OUT`; without those that are not fixed yet.
 
-    Policy version 0 fixes both, a curriculum that of training. Runs of older programs have that of training in their
-    first trajectories, and none for `HELD_OUT`.
+    Policy version 0 fixes both, a curriculum that of training.
     """
     store, name = workspace.store, workspace.name
     first = manifests.find(store, layout.checkpoint(name, 0))
     if first and (fixed := first.metrics.get(FIXED_SETS)):
         return {key: ProblemsVersion(version) for key, version in fixed.items()}
-    for made_of_it in (layout.curriculum(name), layout.trajectories(name, 0)):
-        manifest = manifests.find(store, made_of_it)
-        for parent in manifest.parent_names if manifest else ():
-            if isinstance(known := version_of(parent), ProblemsVersion):
-                return {TRAIN: known}
-    return {}
+    curriculum = manifests.find(store, layout.curriculum(name))
+    drawn_from = select(ProblemsVersion, curriculum.parent_names) if curriculum else []
+    return {TRAIN: drawn_from[0]} if drawn_from else {}
 
 
 def _import_for_run(

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from configs import Config
-from configs.loader import read_stored
+from configs.score import Score as ScoreSettings
 from configs.stored import lost
 from storage import layout
 from storage.errors import first_few
@@ -42,8 +42,7 @@ _MIXED = 4
 def select_data(store: Store, config: Config) -> list[DataSet]:
     """Return the data sets that `fit.data` names, if the algorithm can be trained on all of them.
 
-    Each has one version of scores: the one in `fit.scores`, else the one by the configuration's scorer. Runs that were
-    begun before there was `fit.scores` keep those that readers prefer.
+    Each has one version of scores: the one in `fit.scores`, else the one by the configuration's scorer.
 
     Raises:
         ValueError: a name is unknown, a data set lacks what is needed, or another scorer judged it.
@@ -60,9 +59,6 @@ def select_data(store: Store, config: Config) -> list[DataSet]:
     named = {layout.trajectories(each.run, each.number): each for each in map(ScoresVersion, config.fit.scores)}
     if unknown := named.keys() - {each.version for each in data_sets}:
         raise ValueError(f"fit.scores: {named[min(unknown)]} are scores of nothing in fit.data")
-    begun = manifests.find(store, layout.run(config.run.name))
-    if begun and begun.knob("fit.data") and not begun.knob("fit.scores"):
-        return data_sets
     fingerprint = scorer_fingerprint(config.score, model_fingerprints(config))
 
     def scored(each: DataSet) -> DataSet:
@@ -129,7 +125,7 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
 
 def _differences(scores: Manifest, config: Config) -> list[str]:
     """Return how the scorer of stored scores differs from the configuration's."""
-    was = read_stored(scores.settings, scores.version).score
+    was = ScoreSettings.model_validate(scores.knob("score"))
     if was.by_source != config.score.by_source:
         return [f"score.type={was.type}, not {config.score.type}"]
     models = model_fingerprints(config)

@@ -67,9 +67,8 @@ class OpenDataSet:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of its groups; a spare problem that an older program played has none."""
-        before = [note["group"] for note in self.adopted if note["group"] is not None]
-        return sorted([*before, *self.entered])
+        """The numbers of its groups."""
+        return sorted([*(note["group"] for note in self.adopted), *self.entered])
 
     @property
     def rejected(self) -> int:

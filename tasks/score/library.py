@@ -1,11 +1,9 @@
-r"""What is left to math-verify: whether expressions are equal, and all grading with `score.reading=library`.
+r"""What is left to math-verify: whether expressions are equal.
 
-`equal` is for the contract. math-verify calls two equations equal if both have no solution, and two numbers if they
+math-verify calls two equations equal if both have no solution, and two numbers if they
 differ by less than 1e-15. So a pair that it calls equal is checked again: equations must be multiples of each other,
 or each must hold for the other's solutions, and numbers must be equal exactly, or as far as their first 12 digits if
 they are irrational.
-
-`grade` is for `score.reading=library`: math-verify alone reads the whole text. There is no second check.
 
 math-verify catches MemoryError and RecursionError when it turns LaTeX into sympy, and compares the text instead. Then
 an answer can be wrong that is right, or wrong where it would be an error; both give success 0.
@@ -13,7 +11,6 @@ an answer can be wrong that is right, or wrong where it would be an error; both 
 
 import logging
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -22,7 +19,6 @@ from math_verify import parse, verify
 from sympy import Derivative, Eq, Expr, Float, I, N, Symbol, default_sort_key, simplify, solve
 
 from tasks.score.plain_text import in_ascii
-from tasks.score.verdict import Verdict, storable
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timeouts are off
 
@@ -65,7 +61,7 @@ def _with_i(parsed: Any) -> Any:
 def parsed(latex: str) -> list[Any]:
     """Return what math-verify reads in LaTeX: an expression and its text; nothing if it cannot read it."""
     boxed = "\\boxed{" + _BARE.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", in_ascii(latex))) + "}"
-    return _read("LaTeX", boxed)[0]
+    return _read(boxed)
 
 
 def _is_meant(gold: Any, answer: Any) -> bool:
@@ -111,48 +107,14 @@ def _are_same_values(gold: Expr, answer: Expr) -> bool:
     return bool(abs(N(difference, 30)) <= scale * 10**-decimals)
 
 
-def grade(answer: str, solutions: tuple[str, ...]) -> Verdict:
-    r"""Return the verdict on one answer, which is correct if it matches any of the solutions (1 or more).
-
-    math-verify reads the final answer in a text: in `$…$` or `\boxed{}`, or a plain number. The answer is never cut,
-    however long it is: its last part alone could mean something else.
-    """
-    golds, reasons = zip(*[_read("solution", _delimited(solution)) for solution in solutions], strict=True)
-    if not any(golds):
-        return Verdict("error", "", solutions[0], _join(reasons))
-    target, reason = _read("answer", answer)
-    if not target:
-        return Verdict("unparsable", "", solutions[0], reason)
-    # The text that math-verify extracted is last in its list; printing a sympy expression could take for ever.
-    extracted = storable(target[-1]) if isinstance(target[-1], str) else ""
-    failures = list[str]()
-    for index, gold in enumerate(golds):
-        try:
-            equal = verify(gold, target, timeout_seconds=None, raise_on_error=True)
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - one comparison failed, the next may still find a match
-            failures.append(f"comparison with solution {index}: {type(error).__name__}: {error}")
-            equal = verify(gold, target, timeout_seconds=None, raise_on_error=False)
-        if equal:
-            return Verdict("correct", extracted, solutions[index])
-    return Verdict("error" if failures else "wrong", extracted, solutions[0], _join([*reasons, *failures]))
-
-
-def _read(what: str, text: str) -> tuple[list[Any], str]:
-    """Return the parsed text and no reason, or an empty list and the reason."""
+def _read(text: str) -> list[Any]:
+    """Return what math-verify reads in a text; nothing if it cannot read it."""
     try:
-        found = _parse(text)
+        return _parse(text)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
-        return [], storable(f"{what} {text!r}: {type(error).__name__}: {error}")
-    return found, "" if found else storable(f"no expression in {what} {text!r}")
-
-
-def _delimited(solution: str) -> str:
-    r"""Add the delimiters that math-verify needs: solutions of data sets are bare LaTeX, such as `\frac{3}{4}`."""
-    return solution if "\\boxed" in solution or re.search(r"(?<!\\)\$", solution) else f"\\boxed{{{solution}}}"
+    except Exception:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
+        return []
 
 
 @lru_cache(maxsize=1024)  # a group shares its solutions, and short answers recur in other problems
@@ -167,7 +129,3 @@ def _parse(text: str) -> list[Any]:
 
 def _depth(outside: int, bracket: str) -> int:
     return outside + 1 if bracket in "([{" else max(0, outside - 1)
-
-
-def _join(reasons: Sequence[str]) -> str:
-    return storable("; ".join(filter(None, reasons)))

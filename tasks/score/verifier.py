@@ -83,7 +83,7 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
     The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each. `function` grades an
-    answer: by the contract, or as math-verify alone reads it (`tasks.score.library:grade`).
+    answer.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         timeout_s: float = 5,
         memory_mb: int = MEMORY_MB,
         cache_size: int = 1_000_000,
-        function: str = worker.CONTRACT,
+        function: str = "tasks.score.contract:grade",
     ) -> None:
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
         self._function = function

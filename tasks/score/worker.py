@@ -14,11 +14,8 @@ from tasks.registry import described_with_place
 from tasks.score.interface import Answer
 from tasks.score.verdict import Verdict, checked, storable
 
-CONTRACT, LIBRARY = "tasks.score.contract:grade", "tasks.score.library:grade"
-"""The functions that grade an answer: by the contract, or as math-verify alone reads it. All others are users'."""
-
 _MB = 2**20
-_timeout_s = 0.0
+_timeout_s, _grade = 0.0, ""
 _idle = _memory = 0  # bytes of an idle worker, and bytes that a call may use in addition
 
 
@@ -26,13 +23,13 @@ def prepare(parent: int, timeout_s: float, memory_mb: int, grade: str) -> None:
     """Prepare a new worker, once: it ends with the process `parent`, and gets its limits.
 
     A call of `judge_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle worker.
-    `grade` is the function that it will mostly call.
+    `grade` is the function that grades answers; all others are users'.
     """
-    global _timeout_s, _idle, _memory
+    global _timeout_s, _grade, _idle, _memory
     prepare_for_limits(parent)
     resolve_name(grade)("\\boxed{\\frac{x}{2}}", ("0.5x",))  # the first call builds the grammar, without limits
     _idle = address_space()
-    _timeout_s, _memory = timeout_s, memory_mb * _MB
+    _timeout_s, _grade, _memory = timeout_s, grade, memory_mb * _MB
 
 
 def judge_all(name: str, items: Sequence[tuple[Any, ...]], code: Code) -> list[Verdict]:
@@ -57,10 +54,10 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]], code: Code) -> list[V
 def _judge(name: str, code: frozenset[tuple[str, str]]) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
     function = resolve_name(name)
-    if name not in (CONTRACT, LIBRARY):
+    if name != _grade:
         refuse_other(files_of(name), dict(code))
         function = partial(_call, function)
-    return function, _memory + (_idle if name in (CONTRACT, LIBRARY) else address_space())
+    return function, _memory + (_idle if name == _grade else address_space())
 
 
 def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any]) -> Verdict:

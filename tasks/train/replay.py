@@ -66,7 +66,7 @@ class Replayed:
     same: bool
     share: float | None  # norm of the part's difference, divided by that of its way; None: there was nothing to compare
     part: str  # which differs most, such as "model" or "optimizer/exp_avg", perhaps with a tensor; empty: none differs
-    code: str  # what made it, if it was another version of the program, or files of the user's that have changed
+    code: str  # what made it: another version of the program, settings that this one lacks, changed files of the user's
 
 
 def replay(store: Store, asked: str, cache: str, progress: Callable[[str], None]) -> list[Replayed]:
@@ -84,9 +84,6 @@ def replay(store: Store, asked: str, cache: str, progress: Callable[[str], None]
         raise ValueError(f"--replay={asked}: there is no {unknown}; `python -m storage ls --kind checkpoint` has all")
     for version in versions:
         manifest = read(store, version)
-        if former := lost(manifest.config):
-            told = f"was made by an older program, with settings that this one lacks ({'; '.join(former)})"
-            raise ValueError(f"--replay={asked}: {version} {told}: use the program that made it")
         if trainer is None or manifest.settings != settings:
             settings = manifest.settings
             trainer = VersionTrainer(_here(read_stored(settings, version), store, cache))
@@ -107,7 +104,7 @@ def _compared(
 ) -> Replayed:
     order, config = read_order(store, version, cache), read_stored(manifest.settings, version)
     own = own_code(config)
-    others = {manifest.code_version} - {code_version()}
+    others = {manifest.code_version, *lost(manifest.config)} - {code_version()}
     models = {f"models.{role}" for role in get_args(Role)}  # nobody is asked
     code = {name: digest for name, digest in manifest.code.items() if name not in models}
     others |= {name for name in own.keys() | code.keys() if own.get(name) != code.get(name)}

@@ -83,7 +83,7 @@ def test_another_beginning_leaves_the_adapter() -> None:
         ("cluster.judges=1", "nodes without room for a rollout worker grade"),
         ("cluster.silence_s=10", "has no effect in one process"),
         ("agent.type=no_such_package:Agent", "no module 'no_such_package'; is its folder on PYTHONPATH"),
-        ("algorithm.advantage={type: grup}", "did you mean 'group'"),
+        ("algorithm.advantage={type: grup}", "Input should be 'group' or 'gae'"),
         ("algorithm.advantage={type: gae}", "set algorithm.critic={}"),
         ("algorithm.critic={}", "uses no critic"),
         ("algorithm={advantage: {type: gae, scale_by_std: true}, critic: {}}", "no effect with advantage.type=gae"),

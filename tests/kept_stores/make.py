@@ -2,8 +2,8 @@
 
     python -m tests.kept_stores.make 2026-11
 
-writes `tests/kept_stores/2026-11.tar.gz` in about four minutes. `tests/flows/test_kept_stores.py` continues, verifies
-and audits every kept store. A store holds
+writes `tests/kept_stores/2026-11.tar.gz` in about four minutes. `tests/flows/test_kept_stores.py` reads, verifies,
+audits and forks every kept store. A store holds
 
     runs/half           one whole iteration, and rollout and scores of a second one; killed before the second update
     runs/killed         a rollout with two shards in its journal and no manifest; killed during the rollout

@@ -19,15 +19,14 @@ import pytest
 from storage import layout
 from storage.errors import UnavailableError
 from storage.logs import catalog, leases
-from storage.logs.leases import Lease
+from storage.logs.leases import Lease, own_identity
 from storage.logs.nights import Nights
-from storage.maintenance import check_logs, gc
+from storage.maintenance import gc
 from storage.maintenance.copying import copy_run
 from storage.maintenance.export import export
-from storage.maintenance.verify import verify
-from storage.objects.interface import ObjectInfo
+from storage.maintenance.verify import check_logs, repair, verify
+from storage.objects.local import ObjectInfo
 from storage.objects.store import Store
-from storage.processes.identity import own_identity
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import aliases, datasets, manifests
 from storage.versions.datasets import ShardWriter
@@ -241,7 +240,7 @@ SCENES: dict[str, Scene] = {
     "night": (nothing, night),
     "gc": (four_checkpoints_and_leftovers, collect),
     "withdraw": (lose_evaluation, withdraw),
-    "repair": (lose_entries, check_logs.repair),
+    "repair": (lose_entries, repair),
     "copy": (run_of_two, copy),
     "export": (run_of_two, write_out),
 }
@@ -263,7 +262,7 @@ def outcome(backend: Objects) -> list[dict[str, Any]]:
 
 
 def _outcome(store: Store, folder: Path) -> dict[str, Any]:
-    logs = check_logs.check_logs(store)
+    logs = check_logs(store)
     gc.collect(store, gc.Rules(keep_last=99, older_than_s=-7200))
     assert [*logs.findings, *verify(store, logs.versions).findings] == []
     keys = [re.sub(r"/[0-9a-f]{12}/", "/NONCE/", item.path) for item in store.walk()]

@@ -186,7 +186,6 @@ def test_what_is_not_an_adapter_of_the_model_is_refused(case: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["policy.lora.dropout=0.1"], "ratios would be wrong"),
         (["policy.lora.rank=513"], "512"),
         (["policy.lora.targets=[]"], "policy.lora.targets"),
         (["policy.lora.targets=[q_proj,q_proj]"], "twice"),
