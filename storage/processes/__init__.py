@@ -1,6 +1,5 @@
 """Processes that this one starts, and what they leave behind. Everything that starts processes does it with this.
 
-identity   says whether a process that another one noted is still alive
 folder     a folder that no other user may enter
 child      a command with a folder and a log; `for_pools` and `mark` are for what is started in other ways
 reaper     kills what a process has started and removes its folders when it has ended, also by SIGKILL
