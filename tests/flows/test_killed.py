@@ -68,7 +68,8 @@ POINTS = [
     Point("commit", ALIAS, 1, "after"),
 ]
 OVERLAP_POINTS = [
-    *(Point("rollout", SHARD, nth, when) for nth, when in ((1, "after"), (4, "before"))),
+    Point("rollout", SHARD, 1, "after"),
+    Point("rollout", SHARD, 4),
     *(Point("train", ANSWERS, nth, "after") for nth in (2, 3)),  # the trainer works
 ]
 RANDOM_KILLS = scaled(2, 200)

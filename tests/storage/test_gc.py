@@ -35,7 +35,7 @@ def commit(
     store: Store,
     version: str,
     kind: manifests.Kind,
-    parents: list[str],
+    parents: Sequence[str],
     config: dict[str, object],
     fence: Lease | None = None,
 ) -> str:
