@@ -71,7 +71,12 @@ def connected(config: Config) -> Iterator[None]:
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
     elif address == LOCAL:
-        with _own_ray(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
+        # It takes the host to have a core for each process of the run.
+        ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
+        visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
+        gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
+        ray_here = local_ray(logs_of(config) / "ray.log", cpus=ranks + workers, gpus=gpus)
+        with ray_here as (own, token), _token_of(token), _on_loopback(), _connection(own):
             yield
     else:
         _loader().reset_cache()
@@ -100,15 +105,6 @@ def _connection(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
-    """Return the block in which Ray runs on this host. It takes the host to have a core for each process of the run."""
-    log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
-    ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
-    visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
-    gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
-    return local_ray(log, cpus=ranks + workers, gpus=gpus)
 
 
 @contextmanager

@@ -281,8 +281,8 @@ def check_kinds(name: str, values: Any, kinds: set[type]) -> None:
 def number(name: str, value: Any) -> float:
     if isinstance(value, np.bool_):  # not a number to Python, unlike its own bool
         value = bool(value)
-    real = isinstance(value, Real) and -3e38 < value < 3e38  # type: ignore[operator]  # the abstract class has no `<`
-    if not real:  # also NaN, and values that are infinite as float32
+    # Neither NaN nor what is infinite as float32. The abstract class has no `<`.
+    if not (isinstance(value, Real) and -3e38 < value < 3e38):  # type: ignore[operator]
         raise RefusedError(f"{name} is {shown(value)}: give a finite number")
     return float(value)
 

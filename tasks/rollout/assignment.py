@@ -48,7 +48,6 @@ class Assignment:
 
     def __post_init__(self) -> None:
         self._due: dict[int, int] = {}  # by running group
-        self._running = Counter[int]()  # groups by the data set in which they are due
         self._ahead = 1  # data sets after the one in training for which groups may begin
         self._plenty = 0  # how often in a row the next data set was waiting, too, when training took one
         self._skip_closed()
@@ -65,8 +64,7 @@ class Assignment:
 
     def is_closed(self, data_set: int) -> bool:
         """Return whether a data set has all its groups."""
-        full = data_set in self.committed or self.accepted[data_set] >= self.size
-        return full or data_set < self.first
+        return data_set in self.committed or self.accepted[data_set] >= self.size or data_set < self.first
 
     def may_begin(self, version: int) -> bool:
         """Return whether a group may begin with a policy version: training wants it, and a place remains in time."""
@@ -82,41 +80,27 @@ class Assignment:
         """Begin a group with a policy version; `may_begin` must be true."""
         assert self.may_begin(version)
         assert number not in self._due
-        due = self._due[number] = self._due_of(version)
-        self._running[due] += 1
+        self._due[number] = self._due_of(version)
 
     def finish(self, number: int, *, rejected: bool) -> int:
         """Return the data set that stores a finished group.
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due = self._end(number)
-        if rejected:
-            data_set = self.first
-            self.rejected[data_set] += 1
-        else:
-            data_set = next(i for i in range(self.first, due + 1) if self._has_place(i, due))
-            self.accepted[data_set] += 1
+        due, counts = self._due.pop(number), self.rejected if rejected else self.accepted
+        data_set = self.first if rejected else next(i for i in range(self.first, due + 1) if self._has_place(i, due))
+        counts[data_set] += 1
         self._skip_closed()
         return data_set
 
     def lose(self, number: int) -> None:
         """Take a group off the running ones. It may begin again, unless its data set has played enough."""
-        self._end(number)
+        del self._due[number]
         self._skip_closed()
-
-    def _end(self, number: int) -> int:
-        """Take a group off the running ones; return the data set in which it was due."""
-        due = self._due.pop(number)
-        self._running[due] -= 1
-        if not self._running[due]:
-            del self._running[due]
-        return due
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:
         """Take back the finish of a group that `data_set` should have stored: its place is free again."""
-        counts = self.rejected if rejected else self.accepted
-        counts[data_set] -= 1
+        (self.rejected if rejected else self.accepted)[data_set] -= 1
         self.first = min(self.first, data_set)
         self._skip_closed()
 
@@ -140,12 +124,12 @@ class Assignment:
 
     def _running_until(self, data_set: int) -> int:
         """Return how many running groups are due in `data_set` or earlier."""
-        return sum(count for due, count in self._running.items() if due <= data_set)
+        return sum(due <= data_set for due in self._due.values())
 
     def _has_place(self, data_set: int, due: int) -> bool:
         """Return whether a finished group may take a place in `data_set` although it is due only in `due`."""
-        in_time = all(self._running_until(j) < self._free_until(j) for j in range(data_set, due))
-        return in_time and self._free(data_set) > 0
+        places = range(data_set, due)
+        return self._free(data_set) > 0 and all(self._running_until(j) < self._free_until(j) for j in places)
 
     def _skip_closed(self) -> None:
         """Set `first` to the first data set that is not closed.
@@ -168,5 +152,5 @@ class Assignment:
         The places of a spent data set do not count.
         """
         lost = self._free(self.first) if self._is_spent else 0
-        dues = range(first_due, max([first_due, *self._running]) + 1)
+        dues = range(first_due, max([first_due, *self._due.values()]) + 1)
         return all(self._running_until(j) + more <= self._free_until(j) - lost for j in dues)

@@ -122,9 +122,7 @@ def try_out(
     kept += stored
     for place in range(1, len(script.tools)):
         findings += episode(problem, place)[-1]
-    if rows[-1].status in ("failed", "rejected"):
-        return findings
-    if config.score.of(problem.source) in BY_MODEL:
+    if rows[-1].status in ("failed", "rejected") or config.score.of(problem.source) in BY_MODEL:
         return findings
     scores = list(scores_of(stored, Scorers(config.score, verifier)))
     for score in scores:
