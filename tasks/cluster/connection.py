@@ -167,10 +167,8 @@ def _way_to(address: str) -> AbstractContextManager[None]:
 
 
 def _unreached(address: str, why: object) -> ConnectionError:
-    return ConnectionError(
-        f"no Ray cluster answers at {address}: {why}. Start one with `ray start --head`, or give the address of its "
-        "head in cluster.address"
-    )
+    remedy = "Start one with `ray start --head`, or give the address of its head in cluster.address"
+    return ConnectionError(f"no Ray cluster answers at {address}: {why}. {remedy}")
 
 
 def _warn_of_metrics() -> None:
@@ -213,15 +211,11 @@ def nodes() -> list[Node]:
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
+    alive = [(node["NodeID"], node["NodeManagerHostname"]) for node in ray.nodes() if node["Alive"]]
+    has = [free.get(name, {}) for name, _ in alive]
     return [
-        Node(
-            id=node["NodeID"],
-            name=f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})",
-            cpus=free.get(node["NodeID"], {}).get("CPU", 0.0),
-            gpus=free.get(node["NodeID"], {}).get("GPU", 0.0),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
+        Node(name, f"{host} ({name[:8]})", cpus=left.get("CPU", 0.0), gpus=left.get("GPU", 0.0))
+        for (name, host), left in zip(alive, has, strict=True)
     ]
 
 

@@ -150,10 +150,8 @@ def _findings(script: Script, calls: Sequence[Call]) -> list[str]:
     if script.unwritten:
         return [f"the chat template shows the tool {script.called!r}, but writes no calls of tools"]
     if script.called and all(call.status == "unparsable" for call in calls):
-        return [
-            f"a call of {script.called!r}, as the chat template writes it, is not read as a call: choose what reads "
-            "completions (agent.args.renderer), or repair the template"
-        ]
+        remedy = "choose what reads completions (agent.args.renderer), or repair the template"
+        return [f"a call of {script.called!r}, as the chat template writes it, is not read as a call: {remedy}"]
     return [f"a call of {call.name!r} has failed: {call.output}" for call in calls if call.status == "failed"]
 
 
