@@ -124,8 +124,7 @@ class BesideModels:
                     if role != "reward":  # vLLM begins with a version that is no number
                         await client.set_weight_version(0)
             except LOST as error:
-                told = f"models.{role}: vLLM at {url} cannot be reached, or has failed: {error}"
-                raise InferenceError(told) from error
+                raise InferenceError(f"models.{role}: {url} cannot be reached, or has failed: {error}") from error
             if held is None:
                 raise InferenceError(f"models.{role}: {url} {UNTOLD}")
             if wrong := differing(held, expected):

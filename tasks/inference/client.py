@@ -172,8 +172,7 @@ class Client:
         try:
             _, text = await self._send("/metrics", method="GET", limit_s=METRICS_S, most=_LARGEST_SAID)
             with self._reading(text):
-                families = text_string_to_metric_families(text.decode())
-                return [family for family in families if family.name.startswith("vllm:")]
+                return [each for each in text_string_to_metric_families(text.decode()) if each.name.startswith("vllm:")]
         except (aiohttp.ClientError, TimeoutError, OSError, api.InferenceError):
             return []
 
@@ -418,8 +417,7 @@ class Client:
                 raise MalformedError(f"{self.url} began an answer that did not end in time") from None
             raise TimeoutError(f"{self.url} has not answered {method} {path} within {limit_s:g} s") from None
         except aiohttp.ClientResponseError as error:
-            told = f"{self.url} gave an answer that is no HTTP: {described(error, LONGEST_SHOWN)}"
-            raise MalformedError(told) from None
+            raise MalformedError(f"the answer of {self.url} is no HTTP: {described(error, LONGEST_SHOWN)}") from None
 
     @contextlib.contextmanager
     def _reading(self, answer: object) -> Iterator[None]:

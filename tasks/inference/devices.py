@@ -73,8 +73,7 @@ def visible_devices() -> list[str]:
     """
     if cpu_build():
         return []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = (name.strip() for name in chosen.split(","))
         # CUDA ignores all names after an invalid one.
         return list(takewhile(lambda name: re.fullmatch(r"\d+|(GPU|MIG)-.+", name), names))

@@ -90,8 +90,8 @@ class Proof:
         if step <= _CLEAR * before.error:
             return Proven(policy, exact, clear, before.error)
         if error > _NEARER * (other := _distance(served, clear.canary.logprobs)):
-            before = f"by {other:.3g} from those of {clear.version}, which it served before"
-            raise self._wrong(f"its logprobs of the canary differ by {error:.3g} from this version's and {before}")
+            earlier = f"by {other:.3g} from those of {clear.version}, which it served before"
+            raise self._wrong(f"its logprobs of the canary differ by {error:.3g} from this version's and {earlier}")
         return Proven(policy, exact, policy, error)
 
     async def _compare_weights(self) -> bool:
