@@ -48,6 +48,7 @@ class Assignment:
 
     def __post_init__(self) -> None:
         self._due: dict[int, int] = {}  # by running group
+        self._running = Counter[int]()  # groups by the data set in which they are due
         self._ahead = 1  # data sets after the one in training for which groups may begin
         self._plenty = 0  # how often in a row the next data set was waiting, too, when training took one
         self._skip_closed()
@@ -80,14 +81,15 @@ class Assignment:
         """Begin a group with a policy version; `may_begin` must be true."""
         assert self.may_begin(version)
         assert number not in self._due
-        self._due[number] = self._due_of(version)
+        due = self._due[number] = self._due_of(version)
+        self._running[due] += 1
 
     def finish(self, number: int, *, rejected: bool) -> int:
         """Return the data set that stores a finished group.
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due, counts = self._due.pop(number), self.rejected if rejected else self.accepted
+        due, counts = self._end(number), self.rejected if rejected else self.accepted
         data_set = self.first if rejected else next(i for i in range(self.first, due + 1) if self._has_place(i, due))
         counts[data_set] += 1
         self._skip_closed()
@@ -95,8 +97,14 @@ class Assignment:
 
     def lose(self, number: int) -> None:
         """Take a group off the running ones. It may begin again, unless its data set has played enough."""
-        del self._due[number]
+        self._end(number)
         self._skip_closed()
+
+    def _end(self, number: int) -> int:
+        """Take a group off the running ones; return the data set in which it was due."""
+        due = self._due.pop(number)
+        self._running -= Counter([due])  # which leaves out what becomes 0
+        return due
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:
         """Take back the finish of a group that `data_set` should have stored: its place is free again."""
@@ -124,7 +132,7 @@ class Assignment:
 
     def _running_until(self, data_set: int) -> int:
         """Return how many running groups are due in `data_set` or earlier."""
-        return sum(due <= data_set for due in self._due.values())
+        return sum(count for due, count in self._running.items() if due <= data_set)
 
     def _has_place(self, data_set: int, due: int) -> bool:
         """Return whether a finished group may take a place in `data_set` although it is due only in `due`."""
@@ -152,5 +160,5 @@ class Assignment:
         The places of a spent data set do not count.
         """
         lost = self._free(self.first) if self._is_spent else 0
-        dues = range(first_due, max([first_due, *self._due.values()]) + 1)
+        dues = range(first_due, max([first_due, *self._running]) + 1)
         return all(self._running_until(j) + more <= self._free_until(j) - lost for j in dues)
