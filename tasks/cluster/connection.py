@@ -71,7 +71,7 @@ def connected(config: Config) -> Iterator[None]:
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
     elif address == LOCAL:
-        # It takes the host to have a core for each process of the run.
+        # Ray gets a core for each process of the run, whether this host has so many or not.
         ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
         visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
         gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
@@ -212,10 +212,9 @@ def nodes() -> list[Node]:
 
     free = available_resources_per_node()
     alive = [(node["NodeID"], node["NodeManagerHostname"]) for node in ray.nodes() if node["Alive"]]
-    has = [free.get(name, {}) for name, _ in alive]
     return [
-        Node(name, f"{host} ({name[:8]})", cpus=left.get("CPU", 0.0), gpus=left.get("GPU", 0.0))
-        for (name, host), left in zip(alive, has, strict=True)
+        Node(name, f"{host} ({name[:8]})", *(free.get(name, {}).get(kind, 0.0) for kind in ("CPU", "GPU")))
+        for name, host in alive
     ]
 
 

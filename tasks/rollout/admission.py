@@ -82,7 +82,7 @@ def check_request(
         asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
         if asked != given:
             # Training would take the logprobs for those of another distribution.
-            remedy = "make it from context.gconfig with dataclasses.replace, or set rollout.allow_own_sampling=true"
+            remedy = "use dataclasses.replace(context.gconfig, …), or set rollout.allow_own_sampling=true"
             raise RefusedError(f"gconfig.{name}={asked:g}, but the run samples with {given:g}: {remedy}")
     if gconfig.json_schema and not settings.allow_biased_sampling:
         remedy = "leave it out, or set rollout.allow_biased_sampling=true"

@@ -127,5 +127,5 @@ class AgentThreads(ThreadPoolExecutor):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 remedy = "what runs in asyncio.to_thread must end by itself, soon after the deadline of its episode"
-                told = "the rollout ends without a thread of an agent that still runs: %s. It is here:\n%s"
-                logger.warning(told, remedy, _stack_of(thread.ident))
+                text = "the rollout ends without a thread of an agent that still runs: %s. It is here:\n%s"
+                logger.warning(text, remedy, _stack_of(thread.ident))
