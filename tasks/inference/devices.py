@@ -37,7 +37,7 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
     spare = len(visible) - replicas * size
     if spare < 0:
         raise InferenceError(
-            f"inference.replicas={replicas} servers of {size} GPU(s) need {replicas * size}, but there are "
+            f"inference.replicas={replicas} servers of {size} GPU(s) need {replicas * size}, but this machine has "
             f"{len(visible)} ({', '.join(visible)}): lower it or tensor_parallel, or name more in CUDA_VISIBLE_DEVICES"
         )
     return [list(visible[spare + i * size : spare + (i + 1) * size]) for i in range(replicas)]

@@ -188,7 +188,9 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
         if not sampled and (logprob != 0 or version != -1):
             raise RefusedError(f"token {index} was not sampled: give it the logprob 0.0 and version -1")
         if sampled and not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
-            remedy = "Keep the completion's; if it is that, the server needs --logprobs-mode processed_logprobs"
+            remedy = (
+                "Keep the completion's; if it is so, the server is wrong: is its --logprobs-mode processed_logprobs?"
+            )
             raise RefusedError(f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. {remedy}")
 
 
