@@ -47,7 +47,7 @@ class Run(Knobs):
     iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
     accept_code: bool = False
     """Continue the run although agents, environments, tools or scorers of your own have changed since it was last
-    played (`tasks/own_code.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
+    played (`tasks/registry.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
 
@@ -217,7 +217,8 @@ def groups(config: Config) -> Refusals:
 
 def algorithms(config: Config) -> Refusals:
     """An algorithm needs knobs of other sections, such as a teacher."""
-    yield from config.algorithm.refusals(config)
+    played = [(where, each.agent, each.rollout) for where, each in config.played]
+    yield from config.algorithm.refusals(config.rollout, config.models, played)
 
 
 def models(config: Config) -> Refusals:
