@@ -6,27 +6,25 @@ Unknown keys are refused.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from configs.agent import Agent, Environment
 from configs.algorithms import PPO, AnyAlgorithm
 from configs.audit import Audit
 from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
-from configs.fit import Fit
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.models import Models
-from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems, scorers_named
 from configs.rollout import Rollout, Sampling
 from configs.safety import check_plain
 from configs.score import BY_MODEL, Reward, Score
 from configs.storage import Storage
-from configs.train import Optimizer, Train
+from configs.train import Fit, Optimizer, Train
 
 
 class Run(Knobs):
@@ -57,6 +55,15 @@ class Cost(Knobs):
 
     per_hour: PositiveFloat | None = None
     """Price of an hour in which a flow run works on the run, in any currency; empty: unknown."""
+
+
+class Monitoring(Knobs):
+    """Numbers that a running flow shows; OpenTelemetry's standard variables export spans. No knob changes a result."""
+
+    prometheus: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of 127.0.0.1 at which the flow serves its metrics for Prometheus, such as 9464; empty: none are served.
+    Every user of this host can read them: they hold counts, times and names of runs, but no texts and no secrets. vLLM
+    servers that the pipeline starts then count what they do, too."""
 
 
 class Config(Knobs):
@@ -101,8 +108,8 @@ class Config(Knobs):
                 by_source = given if isinstance(given, dict) else {"default": given}
                 for name in named:
                     if by_source.get(name, named[name]) != named[name]:
-                        told = f"score.type.{name}={by_source[name]!r}, but its member of problems.train names"
-                        raise ValueError(f"{told} {named[name]!r}: leave one of the two out")
+                        both = f"score.type.{name}={by_source[name]!r}, but its member of problems.train names"
+                        raise ValueError(f"{both} {named[name]!r}: leave one of the two out")
                 return {**values, "score": {**section, "type": by_source | named}} if named else values
         return values
 
@@ -164,8 +171,8 @@ def fork(config: Config) -> Refusals:
 def lora(config: Config) -> Refusals:
     """The reference policy is the one without adapter: a moving average would be a second model."""
     if config.policy.lora and config.algorithm.kl.kl_ctl and config.algorithm.kl.reference == "ema":
-        told = "does not work with policy.lora, whose reference policy has no adapter: use fixed"
-        yield f"algorithm.kl.reference=ema {told}"
+        ema = "algorithm.kl.reference=ema does not work with policy.lora"
+        yield f"{ema}, whose reference policy has no adapter: use fixed"
 
 
 def sampling(config: Config) -> Refusals:
@@ -201,12 +208,11 @@ def groups(config: Config) -> Refusals:
             f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
             "at least as many episodes as are trained on"
         )
-    for where, low, high in (
-        (at, each.rollout.success_rate_lb, each.rollout.success_rate_ub) for at, each in config.played
-    ):
+    for where, each in config.played:
+        low, high = each.rollout.success_rate_lb, each.rollout.success_rate_ub
         if low > high:
-            told = f"rollout.success_rate_lb={low:g} is above success_rate_ub={high:g}"
-            yield f"{where}{told}: every group would be rejected"
+            bounds = f"rollout.success_rate_lb={low:g} is above success_rate_ub={high:g}"
+            yield f"{where}{bounds}: every group would be rejected"
     episodes = rollout.problems_per_iteration * rollout.group_size // train.minibatches
     if train.parallel.ranks > episodes:
         yield (

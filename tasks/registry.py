@@ -44,7 +44,6 @@ from storage.visible import described
 
 T = TypeVar("T")
 
-
 _TESTS: dict[str, Callable[[object], bool]] = {"Class": inspect.isclass, "function": inspect.isfunction}
 
 

@@ -172,9 +172,9 @@ def check_sampled(samples: Sequence[Sample], policy: Any, newest: float) -> None
         given = {each.trajectory_id: values for each in samples if (values := getattr(each, column)) is not None}
         if given and outside(np.concatenate([*given.values()], axis=None), least, most):
             wrong = first_few([name for name, values in given.items() if outside(values, least, most)], 5)
-            told = f"{wrong} have {column.replace('behaviour', 'logprobs')} outside of {least} to {most}"
+            limit = f"{column.replace('behaviour', 'logprobs')} outside of {least} to {most}"
             remedy = "exclude them (problems.exclusions), or collect or import them again"
-            raise ValueError(f"the trajectories {told}, which this policy cannot have sampled: {remedy}")
+            raise ValueError(f"the trajectories {wrong} have {limit}, which this policy cannot have sampled: {remedy}")
 
 
 def outside(values: np.ndarray, least: float, most: float) -> bool:
