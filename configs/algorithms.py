@@ -152,13 +152,11 @@ class PPO(PolicyGradient):
     def _consistent(self) -> Self:
         advantage = self.advantage
         if advantage.type == "gae" and self.critic is None:
-            raise ValueError(
-                "advantage.type='gae' needs values: set algorithm.critic={} for a critic with the defaults"
-            )
+            remedy = "set algorithm.critic={} for a critic with the defaults"
+            raise ValueError(f"advantage.type='gae' needs values: {remedy}")
         if advantage.type == "group" and self.critic is not None:
-            raise ValueError(
-                "advantage.type='group' uses no critic: set algorithm.advantage.type=gae, or leave algorithm.critic out"
-            )
+            remedy = "set algorithm.advantage.type=gae, or leave algorithm.critic out"
+            raise ValueError(f"advantage.type='group' uses no critic: {remedy}")
         if advantage.type == "gae":
             refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
         if advantage.type == "group":
@@ -303,10 +301,8 @@ class Echo(Clipped):
         yield from super().refusals(rollout, models, played)
         agents = [agent.type for _, agent, _ in played]
         if self.observations == "tools" and {*agents} <= {"math-multi-turn", "math-single-step"}:
-            yield (
-                f"algorithm.observations=tools finds none, because agent.type={agents[0]} calls no tools: set "
-                "algorithm.observations=all"
-            )
+            none = f"algorithm.observations=tools finds none, because agent.type={agents[0]} calls no tools"
+            yield f"{none}: set algorithm.observations=all"
 
 
 class RFT(_WithoutCritic, Algorithm):

@@ -134,10 +134,8 @@ def _read(name: str | Path) -> DictConfig:
         with open_regular(path) as file:
             text = file.read().decode()
     except FileNotFoundError:
-        hint = nearest(str(name), available())
-        raise ConfigError(
-            f"no configuration {name!r}{hint}; use one of {', '.join(available())}, or give a YAML file"
-        ) from None
+        known = f"{nearest(str(name), available())}; use one of {', '.join(available())}"
+        raise ConfigError(f"no configuration {name!r}{known}, or give a YAML file") from None
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
         raise ConfigError(f"configuration {path} cannot be read: {error}") from None
     try:

@@ -181,16 +181,12 @@ def sampling(config: Config) -> Refusals:
     if knobs.temperature == 0:
         yield "sampling.temperature=0 is greedy and cannot be trained on: use 1.0"
     if (knobs.top_p < 1 or knobs.top_k > 0) and not config.rollout.allow_biased_sampling:
-        yield (
-            f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs: use 1.0 and 0, or "
-            "set rollout.allow_biased_sampling=true"
-        )
+        biased = f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs"
+        yield f"{biased}: use 1.0 and 0, or set rollout.allow_biased_sampling=true"
     enforced = [where for where, each in config.played if each.agent.args.get("response_format") == "enforce"]
     if enforced and not config.rollout.allow_biased_sampling:
-        yield (
-            f"{enforced[0]}agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
-            "rollout.allow_biased_sampling=true"
-        )
+        biased = f"{enforced[0]}agent.args.response_format=enforce biases the recorded logprobs"
+        yield f"{biased}: use ignore, or set rollout.allow_biased_sampling=true"
     if knobs.max_new_tokens >= context:
         yield f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}"
 
@@ -199,15 +195,11 @@ def groups(config: Config) -> Refusals:
     """Groups can be filled and accepted, and every rank has an episode of each minibatch of whole groups."""
     rollout, train = config.rollout, config.train
     if train.minibatches > rollout.problems_per_iteration:
-        yield (
-            f"train.minibatches={train.minibatches} is more than rollout.problems_per_iteration="
-            f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
-        )
+        most = f"rollout.problems_per_iteration={rollout.problems_per_iteration}"
+        yield f"train.minibatches={train.minibatches} is more than {most}: a minibatch holds whole groups"
     if (rollout.generation_size or rollout.group_size) < rollout.group_size:
-        yield (
-            f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
-            "at least as many episodes as are trained on"
-        )
+        least = f"rollout.group_size={rollout.group_size}: play at least as many episodes as are trained on"
+        yield f"rollout.generation_size={rollout.generation_size} is below {least}"
     for where, each in config.played:
         low, high = each.rollout.success_rate_lb, each.rollout.success_rate_ub
         if low > high:
@@ -215,10 +207,8 @@ def groups(config: Config) -> Refusals:
             yield f"{where}{bounds}: every group would be rejected"
     episodes = rollout.problems_per_iteration * rollout.group_size // train.minibatches
     if train.parallel.ranks > episodes:
-        yield (
-            f"train.parallel has {train.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer "
-            "ranks, lower train.minibatches, or raise rollout.problems_per_iteration"
-        )
+        few = f"train.parallel has {train.parallel.ranks} ranks, but a minibatch has only {episodes} episodes"
+        yield f"{few}: use fewer ranks, lower train.minibatches, or raise rollout.problems_per_iteration"
 
 
 def algorithms(config: Config) -> Refusals:
@@ -248,10 +238,8 @@ def models(config: Config) -> Refusals:
         if teacher.max_model_len <= length:
             yield f"models.teacher.max_model_len={teacher.max_model_len} must be above inference.max_model_len={length}"
         if config.sampling.temperature != 1:
-            yield (
-                f"sampling.temperature={config.sampling.temperature:g}, but vLLM tells a teacher's probabilities at 1: "
-                "use 1, or models.teacher.checkpoint"
-            )
+            warm = f"sampling.temperature={config.sampling.temperature:g}"
+            yield f"{warm}, but vLLM tells a teacher's probabilities at 1: use 1, or models.teacher.checkpoint"
 
 
 def rewards(config: Config) -> Refusals:
@@ -292,10 +280,10 @@ def processes(config: Config) -> Refusals:
             "others: leave one of the two out, or share them among cluster.workers_per_node workers of this host"
         )
     if 0 < len(urls) < cluster.workers_per_node:
-        yield (
-            f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} "
-            "server(s), and each worker needs its own: lower it, or name more"
+        few = (
+            f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} server(s)"
         )
+        yield f"{few}, and each worker needs its own: lower it, or name more"
 
 
 def gate(config: Config) -> Refusals:

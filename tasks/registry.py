@@ -77,10 +77,8 @@ class Registry(Generic[T]):
         if ":" in name:
             return self._import(name)
         if name not in self._classes:
-            raise ValueError(
-                f"{self._key}={name!r} is not registered{nearest(name, self._classes)}; "
-                f"choose one of {', '.join(sorted(self._classes))}, or give package.module:{self._own}"
-            )
+            known = f"{nearest(name, self._classes)}; choose one of {', '.join(self.names)}"
+            raise ValueError(f"{self._key}={name!r} is not registered{known}, or give package.module:{self._own}")
         found = self._classes[name]
         return self._import(found) if isinstance(found, str) else found
 
@@ -105,10 +103,8 @@ class Registry(Generic[T]):
         found = self._accept(getattr(module, class_name, None))
         if found is None:
             there = [key for key, value in vars(module).items() if self._accept(value)]
-            raise ValueError(
-                f"{self._key}={name!r}: {module_name} has no {self._own.lower()} {class_name!r}"
-                f"{nearest(class_name, there)}"
-            )
+            hint = nearest(class_name, there)
+            raise ValueError(f"{self._key}={name!r}: {module_name} has no {self._own.lower()} {class_name!r}{hint}")
         return found
 
     def _accept(self, found: object) -> type[T] | None:
@@ -129,10 +125,8 @@ class Registry(Generic[T]):
         hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls, include_extras=True)
         for key, value in arguments.items():
             if key not in parameters and not takes_any:
-                raise ValueError(
-                    f"{where}.{key}={value!r}: {name} takes no such argument{nearest(key, parameters)}; "
-                    f"it takes {', '.join(parameters) or 'none'}"
-                )
+                known = f"{nearest(key, parameters)}; it takes {', '.join(parameters) or 'none'}"
+                raise ValueError(f"{where}.{key}={value!r}: {name} takes no such argument{known}")
             _check_type(f"{where}.{key}", value, hints.get(key, Any))
         try:
             inspect.Signature(list(parameters.values())).bind(**arguments)

@@ -79,9 +79,8 @@ def checked(outputs: object, inputs: LossInputs, name: str) -> LossOutputs:
         ValueError: it is no `LossOutputs`, or a tensor has another shape; the message names the component.
     """
     if not isinstance(outputs, LossOutputs):
-        raise ValueError(
-            f"the loss of the component {name} returned {type(outputs).__name__}: return LossOutputs(loss)"
-        )
+        returned = type(outputs).__name__
+        raise ValueError(f"the loss of the component {name} returned {returned}: return LossOutputs(loss)")
     for what, values in {"loss": outputs.loss, **outputs.metrics}.items():
         if values.shape != inputs.logp.shape:
             shape, tokens = [*values.shape], len(inputs.logp)

@@ -129,11 +129,8 @@ def build_samples(
         name: returns.settled(reward, name, [score.reward for score in own if score.verdict != "none"])
         for name, own in given.items()
     }
-    samples = [
-        _sample(row, of_row, scorers, knobs[name], mask_truncated)
-        for row, of_row, name in zip(rows, scored, names, strict=True)
-    ]
-    samples = bounded(samples)
+    given_to = zip(rows, scored, names, strict=True)
+    samples = bounded([_sample(row, of_row, scorers, knobs[name], mask_truncated) for row, of_row, name in given_to])
     return [_routed(sample, row) for sample, row in zip(samples, rows, strict=True)] if replay else samples
 
 

@@ -206,10 +206,8 @@ def check_assignment(algorithm: Algorithm, samples: Sequence[Sample], assigned: 
             raise ValueError(f"{named} gave {name} of {len(arrays)} samples, but there are {len(samples)}")
         for sample, array in zip(samples, arrays, strict=True):
             if len(array) != len(sample.actions):
-                raise ValueError(
-                    f"{named} gave {len(array)} {name} to {sample.trajectory_id}, which has {len(sample.actions)} "
-                    "action tokens: give each a number"
-                )
+                whom = f"{sample.trajectory_id}, which has {len(sample.actions)} action tokens"
+                raise ValueError(f"{named} gave {len(array)} {name} to {whom}: give each a number")
         quantity = name if name == "advantages" else f"weights of {name}"
         refuse_broken(quantity, samples, broken(enumerate(arrays)), by=named)
     of_observations = [each.weights for each in assigned.observations or ()]
