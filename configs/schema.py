@@ -280,10 +280,8 @@ def processes(config: Config) -> Refusals:
             "others: leave one of the two out, or share them among cluster.workers_per_node workers of this host"
         )
     if 0 < len(urls) < cluster.workers_per_node:
-        few = (
-            f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} server(s)"
-        )
-        yield f"{few}, and each worker needs its own: lower it, or name more"
+        few = f"inference.urls names only {len(urls)} server(s), and each worker needs its own: lower it, or name more"
+        yield f"cluster.workers_per_node={cluster.workers_per_node}, but {few}"
 
 
 def gate(config: Config) -> Refusals:
