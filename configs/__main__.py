@@ -25,12 +25,10 @@ def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = 
 
     Example: ("algorithm.eps_clip: float = 0.2", "The ratio is clipped to …")
     """
-    seen = (
-        {one for field in section.model_fields.values() for one in sections(field.annotation)} if seen is None else seen
-    )
-    for name, field in sorted(
-        section.model_fields.items(), key=lambda named: not (named[0] == "type" and tags(section))
-    ):
+    if seen is None:
+        seen = {one for field in section.model_fields.values() for one in sections(field.annotation)}
+    type_first = sorted(section.model_fields.items(), key=lambda named: not (named[0] == "type" and tags(section)))
+    for name, field in type_first:
         inside = sections(field.annotation)
         default = "" if field.is_required() or inside else f" = {json.dumps(to_jsonable_python(field.default))}"
         of_form = inspect.getdoc(section) if name == "type" and tags(section) else None

@@ -5,21 +5,23 @@
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, TypeAdapter, field_validator, model_validator
 
+from configs.agent import Agent
 from configs.algorithm_parts import KL, Advantage, BehaviourWeight, Critic
 from configs.knobs import Knobs, NonNegativeFloat, nearest, refuse_idle, tags
-
-if typing.TYPE_CHECKING:
-    from configs.schema import Config
+from configs.models import Models
+from configs.rollout import Rollout
 
 Clip = Annotated[float, Field(gt=0, lt=1)]
 DualClip = Annotated[float, Field(gt=1)] | None
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """The name of a class or function of the user's."""
+Played = Sequence[tuple[str, Agent, Rollout]]
+"""What plays each member of a mixture, after what messages about it begin with; the run's alone without a mixture."""
 
 
 class Algorithm(Knobs):
@@ -47,17 +49,17 @@ class Algorithm(Knobs):
     own: ClassVar[bool] = False
     """True if its formula is code of the user's."""
 
-    def refusals(self, config: "Config") -> Iterator[str]:
+    def refusals(self, rollout: Rollout, models: Models, played: Played) -> Iterator[str]:
         """Yield a sentence for each knob of another section that the algorithm cannot work with."""
-        stale = f"rollout.max_head_offpolicyness={config.rollout.max_head_offpolicyness}"
-        if self.compares and config.rollout.group_size == 1:
+        if self.compares and rollout.group_size == 1:
             yield f"rollout.group_size=1 leaves algorithm.type={self.type} nothing to compare: use 2 or more"
-        if self.on_policy_only and config.rollout.max_head_offpolicyness > 0:
+        if self.on_policy_only and (oldest := rollout.max_head_offpolicyness) > 0:
+            stale = f"rollout.max_head_offpolicyness={oldest}"
             yield f"algorithm.type={self.type} is right on-policy only, but {stale}: use another, such as ppo or mis"
-        if self.taught and config.models.teacher is None:
+        if self.taught and models.teacher is None:
             remedy = "set models.teacher.checkpoint=RUN@N or models.teacher.path"
             yield f"algorithm.type={self.type} needs a teacher: {remedy}"
-        if not (self.taught or self.own) and config.models.teacher is not None:
+        if not (self.taught or self.own) and models.teacher is not None:
             yield f"algorithm.type={self.type} has no use for models.teacher: set algorithm.type=opd, or leave it out"
 
     @property
@@ -140,10 +142,9 @@ class PPO(PolicyGradient):
         advantage = self.advantage.model_copy(update={"normalisation": "none"})
         return self.model_copy(update={"advantage": advantage})
 
-    def refusals(self, config: "Config") -> Iterator[str]:
-        yield from super().refusals(config)
-        oldest = config.rollout.max_head_offpolicyness
-        if oldest > 0 and self.objective == "recomputed":
+    def refusals(self, rollout: Rollout, models: Models, played: Played) -> Iterator[str]:
+        yield from super().refusals(rollout, models, played)
+        if (oldest := rollout.max_head_offpolicyness) > 0 and self.objective == "recomputed":
             knobs = f"rollout.max_head_offpolicyness={oldest}"
             yield f"algorithm.objective=recomputed is right on-policy only, but {knobs}: use decoupled"
 
@@ -151,13 +152,11 @@ class PPO(PolicyGradient):
     def _consistent(self) -> Self:
         advantage = self.advantage
         if advantage.type == "gae" and self.critic is None:
-            raise ValueError(
-                "advantage.type='gae' needs values: set algorithm.critic={} for a critic with the defaults"
-            )
+            remedy = "set algorithm.critic={} for a critic with the defaults"
+            raise ValueError(f"advantage.type='gae' needs values: {remedy}")
         if advantage.type == "group" and self.critic is not None:
-            raise ValueError(
-                "advantage.type='group' uses no critic: set algorithm.advantage.type=gae, or leave algorithm.critic out"
-            )
+            remedy = "set algorithm.advantage.type=gae, or leave algorithm.critic out"
+            raise ValueError(f"advantage.type='group' uses no critic: {remedy}")
         if advantage.type == "gae":
             refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
         if advantage.type == "group":
@@ -241,9 +240,9 @@ class DAPO(Clipped):
     eps_clip_higher: PositiveFloat = 0.28
     """The ratio is at most 1 + eps_clip_higher."""
 
-    def refusals(self, config: "Config") -> Iterator[str]:
-        yield from super().refusals(config)
-        if equal := [where for where, each in config.played if not each.rollout.reject_equal]:
+    def refusals(self, rollout: Rollout, models: Models, played: Played) -> Iterator[str]:
+        yield from super().refusals(rollout, models, played)
+        if equal := [where for where, _, each in played if not each.reject_equal]:
             yield f"{equal[0]}algorithm.type=dapo replaces groups whose rewards agree: set rollout.reject_equal=true"
 
 
@@ -298,14 +297,12 @@ class Echo(Clipped):
     observations: Literal["tools", "all"] = "tools"
     """Observations with cross-entropy: the outputs of tools, or all feedback."""
 
-    def refusals(self, config: "Config") -> Iterator[str]:
-        yield from super().refusals(config)
-        without_tools = all(each.agent.type in ("math-multi-turn", "math-single-step") for _, each in config.played)
-        if self.observations == "tools" and without_tools:
-            yield (
-                f"algorithm.observations=tools finds none, because agent.type={config.agent.type} calls no tools: set "
-                "algorithm.observations=all"
-            )
+    def refusals(self, rollout: Rollout, models: Models, played: Played) -> Iterator[str]:
+        yield from super().refusals(rollout, models, played)
+        agents = [agent.type for _, agent, _ in played]
+        if self.observations == "tools" and {*agents} <= {"math-multi-turn", "math-single-step"}:
+            none = f"algorithm.observations=tools finds none, because agent.type={agents[0]} calls no tools"
+            yield f"{none}: set algorithm.observations=all"
 
 
 class RFT(_WithoutCritic, Algorithm):

@@ -60,8 +60,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(f"configuration {name} cannot be resolved: {error}") from None
     config = _validated(values, f"configuration {name}:")
     if config.algorithm.kl.in_loss and config.algorithm.kl.estimator == "k1":  # in stored ones it may still be
-        told = "has no gradient with place=loss: use k2 or k3, in a run that has begun by policy.fork=RUN@N run.name=…"
-        raise ConfigError(f"configuration {name}: algorithm.kl.estimator=k1 {told}")
+        remedy = "algorithm.kl.estimator=k1 has no gradient with place=loss: use k2 or k3"
+        raise ConfigError(f"configuration {name}: {remedy}, in a run that has begun by policy.fork=RUN@N run.name=…")
     return config
 
 
@@ -134,10 +134,8 @@ def _read(name: str | Path) -> DictConfig:
         with open_regular(path) as file:
             text = file.read().decode()
     except FileNotFoundError:
-        hint = nearest(str(name), available())
-        raise ConfigError(
-            f"no configuration {name!r}{hint}; use one of {', '.join(available())}, or give a YAML file"
-        ) from None
+        known = f"{nearest(str(name), available())}; use one of {', '.join(available())}"
+        raise ConfigError(f"no configuration {name!r}{known}, or give a YAML file") from None
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
         raise ConfigError(f"configuration {path} cannot be read: {error}") from None
     try:
@@ -170,8 +168,10 @@ def _apply(override: str, config: DictConfig) -> None:
 
 def explain(detail: ErrorDetails) -> str:
     """Describe a pydantic error on one line: the dotted key, its value, what is wrong, and the nearest known name."""
-    location = [part for place, part in enumerate(detail["loc"]) if not (place == 2 and _is_form(detail["loc"]))]
-    key = ".".join(_without_tags(location))
+    location = [*detail["loc"]]
+    if location[:2] == ["problems", "train"] and location[2:3] in [[form] for form in FORMS]:
+        del location[2]  # pydantic names the form of `problems.train`, and that of a section, such as `grpo`
+    key = ".".join(str(part) for place, part in enumerate(location) if place != 1 or part not in (*NAMES, "own"))
     if detail["type"] == "extra_forbidden":
         if became := former(key):
             return f"{key}={brief(detail['input'])}: it is no knob any more: {became}"
@@ -189,16 +189,6 @@ def explain(detail: ErrorDetails) -> str:
     if detail["type"] == "value_error":
         return f"{key + ': ' if key else ''}{detail['ctx']['error']}"
     return f"{key}={brief(detail['input'])}: {detail['msg']}"
-
-
-def _is_form(location: Sequence[int | str]) -> bool:
-    """Return whether pydantic names the form of `problems.train` at a location of an error."""
-    return location[:2] == ("problems", "train") and location[2:3] in [(form,) for form in FORMS]
-
-
-def _without_tags(location: Sequence[int | str]) -> list[str]:
-    """Return the keys at a location of an error, in which pydantic also names the form of a section, such as `grpo`."""
-    return [str(part) for place, part in enumerate(location) if not (part in (*NAMES, "own") and place == 1)]
 
 
 def _fields(location: Sequence[int | str]) -> list[str]:

@@ -61,9 +61,7 @@ class Teacher(ServedModel):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if self.checkpoint:
-            refuse_idle(
-                self, *(name for name in type(self).model_fields if name != "checkpoint"), why="with checkpoint"
-            )
+            refuse_idle(self, *(name for name in Teacher.model_fields if name != "checkpoint"), why="with checkpoint")
         return self
 
 

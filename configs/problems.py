@@ -250,9 +250,7 @@ class Problems(Knobs):
         """The parts of the training problems."""
         if not isinstance(self.train, list):
             return [Part(self.train)]
-        return [
-            Part(each.source, each.name, f"problems.train[{n}] ({each.name}): ") for n, each in enumerate(self.train)
-        ]
+        return [Part(m.source, m.name, f"problems.train[{n}] ({m.name}): ") for n, m in enumerate(self.train)]
 
     @property
     def evaluated(self) -> "list[Part]":

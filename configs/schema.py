@@ -6,27 +6,25 @@ Unknown keys are refused.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from configs.agent import Agent, Environment
 from configs.algorithms import PPO, AnyAlgorithm
 from configs.audit import Audit
 from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
-from configs.fit import Fit
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.models import Models
-from configs.monitoring import Monitoring
 from configs.policy import Policy
 from configs.problems import Problems, scorers_named
 from configs.rollout import Rollout, Sampling
 from configs.safety import check_plain
 from configs.score import BY_MODEL, Reward, Score
 from configs.storage import Storage
-from configs.train import Optimizer, Train
+from configs.train import Fit, Optimizer, Train
 
 
 class Run(Knobs):
@@ -47,7 +45,7 @@ class Run(Knobs):
     iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
     accept_code: bool = False
     """Continue the run although agents, environments, tools or scorers of your own have changed since it was last
-    played (`tasks/own_code.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
+    played (`tasks/registry.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
 
@@ -57,6 +55,15 @@ class Cost(Knobs):
 
     per_hour: PositiveFloat | None = None
     """Price of an hour in which a flow run works on the run, in any currency; empty: unknown."""
+
+
+class Monitoring(Knobs):
+    """Numbers that a running flow shows; OpenTelemetry's standard variables export spans. No knob changes a result."""
+
+    prometheus: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of 127.0.0.1 at which the flow serves its metrics for Prometheus, such as 9464; empty: none are served.
+    Every user of this host can read them: they hold counts, times and names of runs, but no texts and no secrets. vLLM
+    servers that the pipeline starts then count what they do, too."""
 
 
 class Config(Knobs):
@@ -101,8 +108,8 @@ class Config(Knobs):
                 by_source = given if isinstance(given, dict) else {"default": given}
                 for name in named:
                     if by_source.get(name, named[name]) != named[name]:
-                        told = f"score.type.{name}={by_source[name]!r}, but its member of problems.train names"
-                        raise ValueError(f"{told} {named[name]!r}: leave one of the two out")
+                        both = f"score.type.{name}={by_source[name]!r}, but its member of problems.train names"
+                        raise ValueError(f"{both} {named[name]!r}: leave one of the two out")
                 return {**values, "score": {**section, "type": by_source | named}} if named else values
         return values
 
@@ -164,8 +171,8 @@ def fork(config: Config) -> Refusals:
 def lora(config: Config) -> Refusals:
     """The reference policy is the one without adapter: a moving average would be a second model."""
     if config.policy.lora and config.algorithm.kl.kl_ctl and config.algorithm.kl.reference == "ema":
-        told = "does not work with policy.lora, whose reference policy has no adapter: use fixed"
-        yield f"algorithm.kl.reference=ema {told}"
+        ema = "algorithm.kl.reference=ema does not work with policy.lora"
+        yield f"{ema}, whose reference policy has no adapter: use fixed"
 
 
 def sampling(config: Config) -> Refusals:
@@ -174,16 +181,12 @@ def sampling(config: Config) -> Refusals:
     if knobs.temperature == 0:
         yield "sampling.temperature=0 is greedy and cannot be trained on: use 1.0"
     if (knobs.top_p < 1 or knobs.top_k > 0) and not config.rollout.allow_biased_sampling:
-        yield (
-            f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs: use 1.0 and 0, or "
-            "set rollout.allow_biased_sampling=true"
-        )
+        biased = f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs"
+        yield f"{biased}: use 1.0 and 0, or set rollout.allow_biased_sampling=true"
     enforced = [where for where, each in config.played if each.agent.args.get("response_format") == "enforce"]
     if enforced and not config.rollout.allow_biased_sampling:
-        yield (
-            f"{enforced[0]}agent.args.response_format=enforce biases the recorded logprobs: use ignore, or set "
-            "rollout.allow_biased_sampling=true"
-        )
+        biased = f"{enforced[0]}agent.args.response_format=enforce biases the recorded logprobs"
+        yield f"{biased}: use ignore, or set rollout.allow_biased_sampling=true"
     if knobs.max_new_tokens >= context:
         yield f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}"
 
@@ -192,32 +195,26 @@ def groups(config: Config) -> Refusals:
     """Groups can be filled and accepted, and every rank has an episode of each minibatch of whole groups."""
     rollout, train = config.rollout, config.train
     if train.minibatches > rollout.problems_per_iteration:
-        yield (
-            f"train.minibatches={train.minibatches} is more than rollout.problems_per_iteration="
-            f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
-        )
+        most = f"rollout.problems_per_iteration={rollout.problems_per_iteration}"
+        yield f"train.minibatches={train.minibatches} is more than {most}: a minibatch holds whole groups"
     if (rollout.generation_size or rollout.group_size) < rollout.group_size:
-        yield (
-            f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: play "
-            "at least as many episodes as are trained on"
-        )
-    for where, low, high in (
-        (at, each.rollout.success_rate_lb, each.rollout.success_rate_ub) for at, each in config.played
-    ):
+        least = f"rollout.group_size={rollout.group_size}: play at least as many episodes as are trained on"
+        yield f"rollout.generation_size={rollout.generation_size} is below {least}"
+    for where, each in config.played:
+        low, high = each.rollout.success_rate_lb, each.rollout.success_rate_ub
         if low > high:
-            told = f"rollout.success_rate_lb={low:g} is above success_rate_ub={high:g}"
-            yield f"{where}{told}: every group would be rejected"
+            bounds = f"rollout.success_rate_lb={low:g} is above success_rate_ub={high:g}"
+            yield f"{where}{bounds}: every group would be rejected"
     episodes = rollout.problems_per_iteration * rollout.group_size // train.minibatches
     if train.parallel.ranks > episodes:
-        yield (
-            f"train.parallel has {train.parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer "
-            "ranks, lower train.minibatches, or raise rollout.problems_per_iteration"
-        )
+        few = f"train.parallel has {train.parallel.ranks} ranks, but a minibatch has only {episodes} episodes"
+        yield f"{few}: use fewer ranks, lower train.minibatches, or raise rollout.problems_per_iteration"
 
 
 def algorithms(config: Config) -> Refusals:
     """An algorithm needs knobs of other sections, such as a teacher."""
-    yield from config.algorithm.refusals(config)
+    played = [(where, each.agent, each.rollout) for where, each in config.played]
+    yield from config.algorithm.refusals(config.rollout, config.models, played)
 
 
 def models(config: Config) -> Refusals:
@@ -241,10 +238,8 @@ def models(config: Config) -> Refusals:
         if teacher.max_model_len <= length:
             yield f"models.teacher.max_model_len={teacher.max_model_len} must be above inference.max_model_len={length}"
         if config.sampling.temperature != 1:
-            yield (
-                f"sampling.temperature={config.sampling.temperature:g}, but vLLM tells a teacher's probabilities at 1: "
-                "use 1, or models.teacher.checkpoint"
-            )
+            warm = f"sampling.temperature={config.sampling.temperature:g}"
+            yield f"{warm}, but vLLM tells a teacher's probabilities at 1: use 1, or models.teacher.checkpoint"
 
 
 def rewards(config: Config) -> Refusals:
@@ -285,10 +280,8 @@ def processes(config: Config) -> Refusals:
             "others: leave one of the two out, or share them among cluster.workers_per_node workers of this host"
         )
     if 0 < len(urls) < cluster.workers_per_node:
-        yield (
-            f"cluster.workers_per_node={cluster.workers_per_node}, but inference.urls names only {len(urls)} "
-            "server(s), and each worker needs its own: lower it, or name more"
-        )
+        few = f"inference.urls names only {len(urls)} server(s), and each worker needs its own: lower it, or name more"
+        yield f"cluster.workers_per_node={cluster.workers_per_node}, but {few}"
 
 
 def gate(config: Config) -> Refusals:

@@ -192,9 +192,7 @@ def up_to_date(stored: Values, conversions: Sequence[Conversion] = CONVERSIONS) 
     values = _converted(stored, conversions)
     for change in CHANGES:
         if change.is_gone:
-            *path, name = change.knob.split(".")
-            for section in _sections(values, path):
-                section.pop(name, None)
+            _pop(values, change.knob)
         elif _get(values, change.knob) is _ABSENT and change.was is not _ABSENT and _has(values, change.knob):
             _put(values, change.knob, change.was)
     return _filled(Config, values)
@@ -290,9 +288,9 @@ def _sections(values: Any, path: Sequence[str]) -> Iterator[Values]:
 
 
 def _pop(values: Values, key: str) -> Any:
-    """Remove and return the value at a dotted key; `_ABSENT` if there is none."""
+    """Remove the value at a dotted key, with a star all values, and return the last; `_ABSENT` if there is none."""
     *path, name = key.split(".")
-    return next((section.pop(name, _ABSENT) for section in _sections(values, path)), _ABSENT)
+    return [_ABSENT, *(section.pop(name, _ABSENT) for section in _sections(values, path))][-1]
 
 
 def _get(values: Values, key: str) -> Any:

@@ -18,9 +18,9 @@ from storage import layout
 from storage.version_names import ProblemsVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft, JournaledDraft
-from tasks import own_code
+from tasks import registry
 from tasks.evaluate.protocol import greedy
-from tasks.own_code import fingerprint
+from tasks.registry import fingerprint
 from tasks.score.interface import Answer
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.score.test_verifier import workers_of
@@ -51,8 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def later() -> None:
     """Forget the fingerprints, as a new process does."""
-    own_code._read.cache_clear()
-    own_code.import_own.cache_clear()
+    registry._read.cache_clear()
+    registry.import_own.cache_clear()
     sys.modules.pop("alone", None)
 
 
@@ -64,7 +64,7 @@ def configured(folder: Path, *overrides: str) -> Config:
 
 def test_what_is_covered(folder: Path) -> None:
     """The module, its packages, and what they import of the user's; neither libraries nor this program."""
-    covered = own_code.own_code(configured(folder))
+    covered = registry.own_code(configured(folder))
     assert list(covered) == sorted(FILES.keys() - {"maze/unused.py", "alone.py"})
     assert fingerprint("alone:score") == hashlib.sha256((folder / "alone.py").read_bytes()).hexdigest()
 
@@ -82,14 +82,14 @@ def test_what_is_covered(folder: Path) -> None:
 def test_where_code_is_named(folder: Path, override: str) -> None:
     """Agents, environments, tools and scorers are covered alike, wherever their names are."""
     options = ["policy={path: x}", override.replace("FOLDER", str(folder))]
-    named = own_code.own_code(load("smoke", options))
+    named = registry.own_code(load("smoke", options))
     assert [Path(path).name for path in named] == ["alone.py"]
 
 
 @pytest.mark.parametrize("name", ["yaml:load", "json:loads", "tasks.agents.tool_loop:solve", "no_such:thing", "a: b"])
 def test_what_is_not_ones_own(name: str) -> None:
     """Of an installed package only its own files count; Python's library, this program and plain texts do not."""
-    code = own_code.files_of(name)
+    code = registry.files_of(name)
     assert {path.partition("/")[0] for path in code} == ({"yaml"} if name == "yaml:load" else set())
 
 
@@ -99,10 +99,10 @@ def test_what_a_library_puts_on_the_path_is_not_ones_own(folder: Path, monkeypat
     within = folder / "lib/site-packages/ray/thirdparty_files"
     (within / "psutil").mkdir(parents=True)
     (within / "psutil/__init__.py").write_text("")
-    before = own_code.files_of("alone:score")
+    before = registry.files_of("alone:score")
     later()
     monkeypatch.syspath_prepend(str(within))
-    own_code.refuse_other(own_code.files_of("alone:score"), before)
+    registry.refuse_other(registry.files_of("alone:score"), before)
 
 
 def start(config: Config) -> Workspace:
@@ -197,35 +197,35 @@ def test_an_evaluation_with_other_code_is_another(folder: Path) -> None:
 
 def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) -> None:
     """An agent that was edited between its fingerprint and its import is refused, and so is another host's code."""
-    expected = own_code.files_of("alone:score")
+    expected = registry.files_of("alone:score")
     (folder / "alone.py").write_text("def score(answer): return False\n")
     for _ in range(2):
-        with pytest.raises(own_code.CodeChangedError, match=r"^alone.py changed since this run has read it"):
-            own_code.import_own("alone:score")
+        with pytest.raises(registry.CodeChangedError, match=r"^alone.py changed since this run has read it"):
+            registry.import_own("alone:score")
     later()  # as in a worker on a node
-    with pytest.raises(own_code.CodeChangedError, match="the same code on all hosts"):
-        own_code.refuse_other(own_code.files_of("alone:score"), expected)
-    assert own_code.import_own("alone:score").score is not None
+    with pytest.raises(registry.CodeChangedError, match="the same code on all hosts"):
+        registry.refuse_other(registry.files_of("alone:score"), expected)
+    assert registry.import_own("alone:score").score is not None
 
 
 def test_code_that_stays_as_it_is_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command agent is looked at after each episode, and may import thousands of files (`pip install --target`)."""
-    read, digest = list[bytes](), own_code._digest
+    read, digest = list[bytes](), registry._digest
 
     def counted(data: bytes) -> str:
         read.append(data)
         return digest(data)
 
-    monkeypatch.setattr(own_code, "_digest", counted)
+    monkeypatch.setattr(registry, "_digest", counted)
     name = str(folder / "alone.py")
     for _ in range(3):
-        own_code.refuse_changed(name)
+        registry.refuse_changed(name)
     assert len(read) == 2  # for its fingerprint, and after the first episode
     edited = folder / "edited.py"
     edited.write_text("def score(answer): return False\n")
     edited.replace(folder / "alone.py")
-    with pytest.raises(own_code.CodeChangedError, match=r"alone.py changed since"):
-        own_code.refuse_changed(name)
+    with pytest.raises(registry.CodeChangedError, match=r"alone.py changed since"):
+        registry.refuse_changed(name)
 
 
 def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:

@@ -34,8 +34,8 @@ from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.metrics.rows import STAGES
-from tasks.own_code import own_code
 from tasks.problems.exclusions import check_exclusions
+from tasks.registry import own_code
 from tasks.tracking.follow import followed
 
 if TYPE_CHECKING:

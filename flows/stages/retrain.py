@@ -23,12 +23,12 @@ from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersio
 from storage.versions import aliases, checkpoints, lineage, manifests
 from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.evaluate.summary import rendered, table
+from tasks.inference.api import derive
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
 from tasks.retrain import gate, planning
 from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
-from tasks.seeds import derive
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]

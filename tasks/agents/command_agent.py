@@ -18,7 +18,7 @@ from storage.processes.child import kill_until_gone, mark
 from storage.processes.folder import TemporaryFolder
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
-from tasks.own_code import refuse_changed
+from tasks.registry import refuse_changed
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from pydantic_core import to_jsonable_python
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import EndpointError
-from tasks.own_code import import_own
-from tasks.registry import described_with_place
+from tasks.registry import described_with_place, import_own
 
 _SENT = ("stream", "extra_headers", "extra_query", "extra_body")
 """Arguments of requests that are sent."""

@@ -24,7 +24,7 @@ from storage.versions.drafts import Draft
 from storage.visible import Fleeting, described, visible
 from tasks.agents.chat import Chat, engine_ends, load_tokenizer
 from tasks.agents.control import quoted
-from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError, RefusedError
+from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError, RefusedError, derive
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import LOST, UNIX, Client, MalformedError, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
@@ -32,7 +32,6 @@ from tasks.score.by_model import JudgeScorer, messages_of
 from tasks.score.interface import Answer
 from tasks.score.scorers import OWN_COLUMNS, SCORERS
 from tasks.score.scoring import batches
-from tasks.seeds import derive
 
 Rows = Iterable[dict[str, Any]]
 Tell = Callable[[str], None]

@@ -25,7 +25,7 @@ from storage.versions import manifests
 from tasks.cluster.local_ray import local_ray
 from tasks.cluster.placement import Node
 from tasks.inference.devices import visible_devices
-from tasks.own_code import Code, own_code, refuse_other
+from tasks.registry import Code, own_code, refuse_other
 
 logger = logging.getLogger(__name__)
 LOCAL = "local"

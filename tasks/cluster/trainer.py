@@ -25,7 +25,7 @@ from storage.versions.drafts import code_version, new_nonce
 from tasks.cluster.connection import environment, for_nodes, keep_logs, logs_of, nodes, open_store, store_logs
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.inference.devices import visible_devices
-from tasks.own_code import Code, own_code
+from tasks.registry import Code, own_code
 from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 

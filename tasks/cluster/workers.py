@@ -31,7 +31,7 @@ from tasks.cluster.connection import environment, for_nodes, keep_logs, logs_of,
 from tasks.cluster.placement import LostWorkers, Needs, Node, Seat, check, place, table
 from tasks.inference.devices import cpu_build
 from tasks.inference.engine import Engine
-from tasks.own_code import Code, own_code
+from tasks.registry import Code, own_code
 from tasks.rollout.remote.jobs import CALLS, RemoteWorker
 from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.scheduler import Scheduler

@@ -11,7 +11,7 @@ from typing import Literal
 from configs import Config
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion
-from tasks.own_code import PLAYS, own_code
+from tasks.registry import PLAYS, own_code
 
 
 @dataclass(frozen=True, slots=True)

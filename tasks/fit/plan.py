@@ -25,7 +25,7 @@ from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.manifests import Manifest
 from tasks.inference.location import identities, model_fingerprints
-from tasks.own_code import own_code
+from tasks.registry import own_code
 from tasks.score.scorers import identity
 from tasks.score.scoring import scorer_fingerprint
 from tasks.tables.db import TrajectoryDb, open_tables

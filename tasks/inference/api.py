@@ -1,5 +1,6 @@
-"""The types of an agent's requests to an engine and of the answers."""
+"""The types of an agent's requests to an engine and of the answers, and the seeds of what is drawn."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, get_type_hints
 
@@ -114,3 +115,9 @@ class Generator(Protocol):
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
         """Return `gconfig.n` completions; completion i is sampled with seed + i."""
+
+
+def derive(*parts: int | str) -> int:
+    """Return a 31-bit seed that follows from `parts`: the run's seed and its use, such as iteration and problem."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -15,9 +15,8 @@ from configs.schema import Config
 from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from tasks.agents.interface import EpisodeSpec
-from tasks.inference.api import GenerationConfig
+from tasks.inference.api import GenerationConfig, derive
 from tasks.problems.mixture import turns_of
-from tasks.seeds import derive
 
 LONGEST_TOGETHER = 64
 """Longest completion, in tokens, that shares a request: a request ends with its longest completion."""

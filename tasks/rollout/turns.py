@@ -13,11 +13,10 @@ from tasks.agents.chat import Chat
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import Agent, EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Generator, Observation
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Generator, Observation, derive
 from tasks.inference.client import CUT_S
 from tasks.rollout.admission import RefusedError, check_observation, check_request
 from tasks.rollout.plan import LONGEST_TOGETHER
-from tasks.seeds import derive
 
 MOST_AT_ONCE = 128
 """Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""

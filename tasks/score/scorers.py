@@ -24,9 +24,8 @@ from configs.score import Score as ScoreSettings
 from storage.grouping import grouped
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
-from tasks.own_code import fingerprint
 from tasks.problems.sources import UseOfSolutions
-from tasks.registry import Registry
+from tasks.registry import Registry, fingerprint
 from tasks.score.by_model import JudgeScorer, RewardModelScorer
 from tasks.score.code import CodeScorer, sandboxed
 from tasks.score.interface import COLUMNS, Annotations, Answer, RunProgram, Scorer, ScorerContext
@@ -183,7 +182,7 @@ def use_of_solutions(settings: ScoreSettings, source: str) -> UseOfSolutions:
 def identity(settings: ScoreSettings, models: Mapping[Role, str] = NO_MODELS) -> dict[str, Any]:
     """Return what verdicts depend on besides math-verify and its limits.
 
-    One's own function is identified by the fingerprint of its code (`tasks.own_code`), a model by `models`.
+    One's own function is identified by the fingerprint of its code (`tasks.registry`), a model by `models`.
     """
     names = sorted(set(settings.by_source.values()))
     # Older programs had other readings and rules: scores have a name that tells them apart.

@@ -42,7 +42,7 @@ from storage.processes.child import for_pools
 from storage.processes.limits import OUT_OF_TIME
 from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
-from tasks.own_code import CodeChangedError, files_of
+from tasks.registry import CodeChangedError, files_of
 from tasks.score import worker
 from tasks.score.interface import Answer
 from tasks.score.verdict import LIMIT_MET, Verdict

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from storage.processes.limits import address_space, hard_address_space, limited, prepare_for_limits
-from tasks.own_code import Code, files_of, refuse_other
-from tasks.registry import described_with_place
+from tasks.registry import Code, described_with_place, files_of, refuse_other
 from tasks.score.interface import Answer
 from tasks.score.verdict import Verdict, checked, storable
 

@@ -25,9 +25,8 @@ of eight episodes that are rewarded at their end, with `leave_one_out`:
 `gae` is generalised advantage estimation over the action tokens of multi-turn episodes.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,8 +88,7 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
         return Estimated(compare(samples, returns, knobs), centred=True)
     of_task = [sample.returns for sample in samples]
     of_penalties = [both - task for both, task in zip(returns, of_task, strict=True)]
-    undivided = knobs.model_copy(update={"scale_by_std": False})
-    apart = compare(samples, of_penalties, undivided)
+    apart = compare(samples, of_penalties, knobs.model_copy(update={"scale_by_std": False}))
     return Estimated(compare(samples, of_task, knobs), centred=True, of_penalties=apart)
 
 
@@ -191,7 +189,9 @@ def _backward(sample: Sample, observed: Observed, values: Floats, knobs: Advanta
 
     After the last token V is what follows the last turn (`Sample.after`), and A is 0.
     """
-    discounts = _discounts(sample, knobs.discount)
+    turns = np.append(np.diff(sample.turn_of_action), 1)  # more than 1 if turns without tokens lie between
+    to_next = sample.turn_discount**turns if sample.causes.is_chain else 0.0  # 0: the turn ends with its whole return
+    discounts = np.where(turns > 0, to_next, knobs.discount)
     deltas = _rewards(sample, observed) + discounts * np.append(values[1:], sample.after) - values
     advantages, carried = np.zeros(len(values)), 0.0
     for t, (delta, kept) in reversed([*enumerate(zip(deltas.tolist(), discounts.tolist(), strict=True))]):
@@ -210,12 +210,6 @@ def _rewards(sample: Sample, observed: Observed) -> Floats:
         earned = sample.causes.returns(sample.rewards, penalties, sample.turn_discount, sample.after) - penalties
         rewards[last[lengths > 0]] += earned[lengths > 0]
     return rewards
-
-
-def _discounts(sample: Sample, discount: float) -> Floats:
-    """Compute the discount [A] of the step after each token: 0 after a turn that ends with its whole return."""
-    turns = np.append(np.diff(sample.turn_of_action), 1)  # more than 1 if turns without tokens lie between
-    return np.where(turns > 0, sample.turn_discount**turns if sample.causes.is_chain else 0.0, discount)
 
 
 def normalise(samples: Sequence[Sample], estimated: Estimated, knobs: Advantage) -> list[Floats]:
@@ -258,4 +252,4 @@ def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Adv
     advantages = normalise(samples, estimated, knobs)
     if estimated.of_penalties is not None:
         advantages = [task + penalty for task, penalty in zip(advantages, estimated.of_penalties, strict=True)]
-    return dataclasses.replace(estimated, advantages=advantages)
+    return replace(estimated, advantages=advantages)

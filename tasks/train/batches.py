@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from configs.train import Train
+from storage.grouping import grouped
 from storage.records import Experts as StoredExperts
 from tasks.train.experts import Experts
 from tasks.train.kernels import PACKED
@@ -143,9 +144,7 @@ class Columns:
 
     def trained(self, sample: Sample) -> Bools:
         """Return which action tokens [A] of the sample are in the loss."""
-        has_any = np.zeros(len(sample.actions), np.bool_)
-        for weights in self.weights.values():
-            has_any |= weights != 0
+        has_any: Bools = np.any([weights != 0 for weights in self.weights.values()], axis=0)
         return has_any & sample.in_loss
 
 
@@ -238,9 +237,8 @@ def collate(
         - piece.start
         for piece, mask, places in zip(collated, masks, observed, strict=True)
     ]
-    counts = [len(of_piece) for of_piece in positions]
     of_sample, of_sequence = (
-        torch.from_numpy(np.repeat(np.array(numbers, np.int64), counts)).to(batching.device)
+        torch.from_numpy(np.repeat(np.array(numbers, np.int64), [*map(len, positions)])).to(batching.device)
         for numbers in ([piece.sample for piece in collated], range(len(collated)))
     )
     return MicroBatch(
@@ -294,12 +292,9 @@ def cut(samples: Sequence[Tokens], sequences: Iterable[Piece], batching: Batchin
 
 def _segments(samples: Sequence[Tokens], sequences: Iterable[Piece], longest: int) -> Iterable[Segment]:
     """Let the sequences of each problem share a tree of at most `longest` tokens, if it pays."""
-
-    def problem(piece: Piece) -> str:
-        return samples[piece.sample].problem_id
-
-    for _, group in groupby(sorted(sequences, key=lambda p: (problem(p), p.sample, p.start)), problem):
-        of_group = list(group)
+    pairs = [(samples[piece.sample].problem_id, piece) for piece in sequences]
+    in_order = sorted(pairs, key=lambda pair: (pair[0], pair[1].sample, pair[1].start))
+    for of_group in grouped(in_order).values():
         tokens = [samples[piece.sample].token_ids[piece.start : piece.end] for piece in of_group]
         if tree := find_tree(tokens, min(longest, int(_TREE_FRACTION * sum(map(len, tokens))))):
             yield Segment(of_group, *tree)
@@ -319,18 +314,14 @@ def _passes(segments: Iterable[Segment], batching: Batching) -> list[list[Segmen
     for _, of_kind in groupby(longest_first, lambda segment: segment.is_tree):
         rest = list(of_kind)
         while rest:
-            count = _fitting(rest, batching)
-            passes.append(rest[:count])
-            rest = rest[count:]
+            if _in_one_row(rest, batching):
+                count = int(np.searchsorted(np.cumsum([len(s.tokens) for s in rest]), batching.budget, "right"))
+            else:
+                fitting = batching.budget // rest[0].width
+                count = fitting // _GRID * _GRID or fitting
+            passes.append(rest[: max(1, count)])
+            rest = rest[max(1, count) :]
     return passes
-
-
-def _fitting(segments: Sequence[Segment], batching: Batching) -> int:
-    """Return how many of the segments, the longest first, one pass has."""
-    if _in_one_row(segments, batching):
-        return max(1, int(np.searchsorted(np.cumsum([len(s.tokens) for s in segments]), batching.budget, "right")))
-    fitting = batching.budget // segments[0].width
-    return max(1, fitting // _GRID * _GRID or fitting)
 
 
 def _in_one_row(segments: Sequence[Segment], batching: Batching) -> bool:

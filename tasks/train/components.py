@@ -79,14 +79,12 @@ def checked(outputs: object, inputs: LossInputs, name: str) -> LossOutputs:
         ValueError: it is no `LossOutputs`, or a tensor has another shape; the message names the component.
     """
     if not isinstance(outputs, LossOutputs):
-        raise ValueError(
-            f"the loss of the component {name} returned {type(outputs).__name__}: return LossOutputs(loss)"
-        )
+        returned = type(outputs).__name__
+        raise ValueError(f"the loss of the component {name} returned {returned}: return LossOutputs(loss)")
     for what, values in {"loss": outputs.loss, **outputs.metrics}.items():
         if values.shape != inputs.logp.shape:
-            problem = (
-                f"{what} has the shape {[*values.shape]}, but there are {len(inputs.logp)} tokens: give each a number"
-            )
+            shape, tokens = [*values.shape], len(inputs.logp)
+            problem = f"{what} has the shape {shape}, but there are {tokens} tokens: give each a number"
             raise ValueError(f"the loss of the component {name}: {problem}")
     return outputs
 

@@ -17,7 +17,7 @@ from tasks.train.components import kl_estimate
 from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, broken, logprob_scorer, refuse_broken, score_action_tokens
 from tasks.train.samples import FAR, Floats, Logprobs, Sample, outside
-from tasks.train.train_state import TrainState
+from tasks.train.train_state import TrainState, ValueNorm
 
 Epochs = Sequence[Sequence[Sequence[int]]]
 """The minibatches of each epoch; a minibatch is a list of indices of samples."""
@@ -62,12 +62,16 @@ class Preparation:
                 gives what cannot be trained on.
         """
         state, reference = self._train_state, ByIndex()
+        norm = state.critic and state.critic.norm
         proximal = self._proximal(epochs)
         if scorer := state.reference_scorer(self._temperature):
             reference = self._score("reference logprobs", scorer, self._all)
         teacher = self._teacher()
         values = self._score("values", state.values, self._all) if state.critic else {}
-        observed = self._observed(self._penalties(proximal, reference), values, teacher)
+        observed = [
+            Observed(penalty, norm.denormalise(_tensor(values[index])).numpy() if norm else None, teacher.get(index))
+            for index, penalty in enumerate(self._penalties(proximal, reference))
+        ]
         assigned = self._algorithm.assign(self._samples, observed)
         check_assignment(self._algorithm, self._samples, assigned)
         assigned = shared_out(self._samples, assigned)
@@ -83,8 +87,8 @@ class Preparation:
         ]
         for of_sample, observations in zip(columns, assigned.observations or (), strict=False):
             of_sample.observations, of_sample.observation_weights = observations
-        if state.critic:
-            self._set_returns(columns, observed, assigned)
+        if norm:
+            self._set_returns(norm, columns, observed, assigned)
         return columns, self._metrics
 
     def _proximal(self, epochs: Epochs) -> ByIndex:
@@ -148,20 +152,10 @@ class Preparation:
         self._metrics |= {"kl/kl_ctl": coefficient, "kl/trajectory": of_trajectory}
         return [-coefficient * of_tokens for of_tokens in estimates]
 
-    def _observed(self, penalties: Sequence[Floats], values: ByIndex, teacher: ByIndex) -> list[Observed]:
-        """Collect penalties, a teacher's logprobs and, with a critic, values in units of returns."""
-        critic = self._train_state.critic
-        if critic is None:
-            return [Observed(penalty, teacher=teacher.get(index)) for index, penalty in enumerate(penalties)]
-        return [
-            Observed(penalty, critic.norm.denormalise(_tensor(values[index])).numpy(), teacher.get(index))
-            for index, penalty in enumerate(penalties)
-        ]
-
-    def _set_returns(self, columns: Sequence[Columns], observed: Sequence[Observed], assigned: Assignment) -> None:
+    def _set_returns(
+        self, norm: ValueNorm, columns: Sequence[Columns], observed: Sequence[Observed], assigned: Assignment
+    ) -> None:
         """Add the returns to the value normaliser, then set the normalised returns as the critic's targets."""
-        norm = self._train_state.critic and self._train_state.critic.norm
-        assert norm
         assert assigned.returns is not None, "only gae has a critic, and it gives returns"
         returns = np.concatenate(assigned.returns)
         self._metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), returns)

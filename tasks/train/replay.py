@@ -34,7 +34,7 @@ from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.drafts import code_version
 from storage.versions.manifests import Manifest, committed, read
-from tasks.own_code import own_code
+from tasks.registry import own_code
 from tasks.train.orders import read_order
 from tasks.train.sharding import StoredTensors
 from tasks.train.version_trainer import VersionTrainer

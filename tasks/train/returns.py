@@ -36,6 +36,7 @@ reward, and none of its answers earns anything.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
@@ -115,12 +116,8 @@ def least_reward(reward: Reward, limit: int | None = None) -> float:
 
 def turn_returns(rewards: Sequence[float], turn_discount: float, after: float = 0.0) -> list[float]:
     """Compute the return of each turn: `R_k = r_k + turn_discount * R_{k+1}`, with `after` as R after the last turn."""
-    returns: list[float] = []
-    following = after
-    for value in reversed(rewards):
-        following = value + turn_discount * following
-        returns.append(following)
-    return returns[::-1]
+    backward = accumulate(reversed(rewards), lambda later, value: value + turn_discount * later, initial=after)
+    return [*backward][:0:-1]
 
 
 def failed_by_graders(scores: Iterable[Score]) -> dict[str, str]:
@@ -252,10 +249,7 @@ def in_order(row: Trajectory) -> bool:
 def _depth(received: Ints, asked: list[int]) -> Ints:
     """Count the turns [K] in the longest line of causes before each turn."""
     depth, deepest = np.zeros_like(received), [-1]  # of the first 0, 1, 2 … completions that the agent got
-    got, never = [turn for turn in np.argsort(received).tolist() if received[turn] >= 0], np.flatnonzero(received < 0)
-    for turn in got:
+    for turn in np.argsort(np.where(received < 0, len(asked), received)).tolist():  # those that it never got come last
         depth[turn] = deepest[asked[turn]] + 1
         deepest.append(max(deepest[-1], int(depth[turn])))
-    for turn in never.tolist():
-        depth[turn] = deepest[asked[turn]] + 1
     return depth

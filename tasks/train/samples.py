@@ -129,11 +129,8 @@ def build_samples(
         name: returns.settled(reward, name, [score.reward for score in own if score.verdict != "none"])
         for name, own in given.items()
     }
-    samples = [
-        _sample(row, of_row, scorers, knobs[name], mask_truncated)
-        for row, of_row, name in zip(rows, scored, names, strict=True)
-    ]
-    samples = bounded(samples)
+    given_to = zip(rows, scored, names, strict=True)
+    samples = bounded([_sample(row, of_row, scorers, knobs[name], mask_truncated) for row, of_row, name in given_to])
     return [_routed(sample, row) for sample, row in zip(samples, rows, strict=True)] if replay else samples
 
 
@@ -172,9 +169,9 @@ def check_sampled(samples: Sequence[Sample], policy: Any, newest: float) -> None
         given = {each.trajectory_id: values for each in samples if (values := getattr(each, column)) is not None}
         if given and outside(np.concatenate([*given.values()], axis=None), least, most):
             wrong = first_few([name for name, values in given.items() if outside(values, least, most)], 5)
-            told = f"{wrong} have {column.replace('behaviour', 'logprobs')} outside of {least} to {most}"
+            limit = f"{column.replace('behaviour', 'logprobs')} outside of {least} to {most}"
             remedy = "exclude them (problems.exclusions), or collect or import them again"
-            raise ValueError(f"the trajectories {told}, which this policy cannot have sampled: {remedy}")
+            raise ValueError(f"the trajectories {wrong} have {limit}, which this policy cannot have sampled: {remedy}")
 
 
 def outside(values: np.ndarray, least: float, most: float) -> bool:

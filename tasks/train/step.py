@@ -109,8 +109,11 @@ class Stepper:
         train_state, critic = self._train_state, self._train_state.critic
         for adamw in train_state.optimizers:
             adamw.zero_grad(set_to_none=True)
-        counts = self._mesh.total(torch.tensor([_counts(batch) for batch in minibatch]).sum(0)).tolist()
-        tokens, computed, padded = map(int, counts)
+        counts = [
+            [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
+            for batch in minibatch
+        ]
+        tokens, computed, padded = self._mesh.total(torch.tensor(counts).sum(0)).tolist()
         result = gathered([*self._passes(minibatch, terms)], self._mesh)
         # Checked first: a ratio that overflows must not end the run.
         limit = self._algorithm.early_stop
@@ -123,7 +126,8 @@ class Stepper:
         own = critic.parameters() if critic and critic.own is not None else []
         head = critic.parameters() if critic and critic.own is None else []
         shared = [*train_state.model.parameters(), *head]
-        norm, own_norm = (self._mesh.as_first(_norm(parameters)) for parameters in (shared, own))
+        gradients = ([each.grad for each in parameters if each.grad is not None] for parameters in (shared, own))
+        norm, own_norm = (self._mesh.as_first(whole(get_total_norm(each))) for each in gradients)
         size = result["gradient"].abs().nan_to_num(torch.inf)
         for each in (own_norm,) if stopped else (norm, own_norm):
             _refuse_not_finite("gradients", samples, result, each.cpu().where(size >= _OF_LARGEST * size.max(), 0.0))
@@ -205,15 +209,6 @@ def _spread(values: Tensor, has_it: Bool[Tensor, " tokens"]) -> Shaped[Tensor, "
     if len(values) == len(has_it):
         return values
     return torch.zeros(has_it.shape, dtype=torch.float32, device=has_it.device).masked_scatter(has_it, values.float())
-
-
-def _counts(batch: MicroBatch) -> list[int]:
-    """Return the numbers of a micro-batch's tokens, and of those that are computed, without and with padding."""
-    return [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
-
-
-def _norm(parameters: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
-    return whole(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
 
 
 def _refuse_not_finite(quantity: str, samples: Sequence[Sample], result: OfTokens, values: Tensor) -> None:

@@ -15,12 +15,12 @@ Several ranks write each of the first three as several files with an index (`sha
 pickled.
 """
 
-import functools
 import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,7 +39,7 @@ from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Places, Rows
 from tasks.train.experts import replay_routing
 from tasks.train.mesh import Mesh
-from tasks.train.optimizer import bring_home, make_adamw
+from tasks.train.optimizer import MOMENTS, bring_home, make_adamw
 from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
 from tasks.train.policy import load_policy, save_adapter, save_policy, trained
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
@@ -353,13 +353,13 @@ def _restore(train_state: TrainState, state: Path) -> None:
     if (critic := train_state.critic) and _CRITIC not in anew:
         stored, named = StoredTensors(state, _CRITIC), dict(critic.named_parameters())
         for name, parameter in named.items():
-            parameter.copy_(like(parameter, functools.partial(stored.rows, f"weight/{name}")))
+            parameter.copy_(like(parameter, partial(stored.rows, f"weight/{name}")))
         _restore_moments(named, critic.adamw or train_state.adamw, stored)
         critic.norm.sums = [float(value) for value in counts["value_norm"]]
     if train_state.reference and train_state.algorithm.knobs.kl.reference == "ema" and _REFERENCE not in anew:
         stored = StoredTensors(state, _REFERENCE)
         for name, parameter in train_state.reference.named_parameters():
-            parameter.copy_(like(parameter, functools.partial(stored.rows, name)))
+            parameter.copy_(like(parameter, partial(stored.rows, name)))
 
 
 def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW, stored: StoredTensors) -> None:
@@ -367,9 +367,7 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
     if not any(f"step/{name}" in stored.names for name in named):
         return
     for name, parameter in named.items():
-        moments = {
-            key: like(parameter, functools.partial(stored.rows, f"{key}/{name}")) for key in ("exp_avg", "exp_avg_sq")
-        }
+        moments = {key: like(parameter, partial(stored.rows, f"{key}/{name}")) for key in MOMENTS}
         adamw.state[parameter] = {"step": stored.read(f"step/{name}").to(parameter.device), **moments}
         bring_home(adamw, parameter)
 

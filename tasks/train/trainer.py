@@ -202,8 +202,12 @@ class Trainer:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         seconds = time.perf_counter() - middle
         follow(train_state, prepared.get("kl/trajectory"), len(samples))
+        played_by = None if chosen else version
         return {
-            **self._measured(samples, columns, steps, sources, None if chosen else version),
+            **sample_metrics(samples, played_by, self._reward.max_clip),
+            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **gradient_shares(samples, sources, steps),
+            "histograms": histograms(samples, [column.advantages for column in columns], played_by, steps),
             **of_steps,
             **prepared,
             **counts,
@@ -214,22 +218,6 @@ class Trainer:
             **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_initialized() else {}),
         }
 
-    def _measured(
-        self,
-        samples: Sequence[Sample],
-        columns: Sequence[Columns],
-        steps: Sequence[Step],
-        sources: Mapping[str, str],
-        version: int | None,
-    ) -> dict[str, Any]:
-        """Compute the metrics of the samples and of the steps; without a version none of staleness."""
-        return {
-            **sample_metrics(samples, version, self._reward.max_clip),
-            **step_metrics(steps, recomputed=self._algorithm.recomputes),
-            **gradient_shares(samples, sources, steps),
-            "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
-        }
-
     def distance(
         self, other: Path, trajectories: Iterable[Trajectory], scores: Iterable[Score], adapter: Path | None = None
     ) -> float | None:
@@ -238,8 +226,7 @@ class Trainer:
         `adapter` is the folder of its adapter, if any. The tokens are the action tokens of `trajectories`. Return None
         if none of them is trainable.
         """
-        samples = self._built(trajectories, scores)
-        if not samples:
+        if not (samples := self._built(trajectories, scores)):
             return None
         loaded = load_policy(other, self._knobs, self._mesh, adapter)
         train_state = self._train_state
@@ -264,30 +251,24 @@ class Trainer:
         trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
         samples = trainable if oldest is None else within_staleness(trainable, version, oldest)
         check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
-        left_out = {"too_old": len(trainable) - len(samples)}
-        left_out["failed_verdict"] = self._without_verdict(trajectories, scores)
+        failed, names = failed_by_graders(scores), [row.trajectory_id for row in trajectories if is_trainable(row)]
+        named = [f"{name} ({failed[name]})" for name in names if name in failed]
+        if len(named) > _ALARMING * len(names):
+            logger.warning(_FAILED, len(named), len(names), named[0])
+        left_out = {"too_old": len(trainable) - len(samples), "failed_verdict": len(named)}
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
                 most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
-                told = f"trajectories were sampled {most}, and the others cannot be trained on: collect again"
-                raise ValueError(f"{left_out['too_old']} of {len(trajectories)} {told}")
+                old = f"{left_out['too_old']} of {len(trajectories)} trajectories were sampled {most}"
+                raise ValueError(f"{old}, and the others cannot be trained on: collect again")
             if not chosen and all(row.status == "failed" for row in trajectories):
-                told = "trajectories can be trained on: all failed, see their reasons"
-                raise ValueError(f"none of {len(trajectories)} {told}")
+                none = f"none of {len(trajectories)} trajectories can be trained on"
+                raise ValueError(f"{none}: all failed, see their reasons")
             logger.warning(_NOTHING, len(trajectories))
             return [], left_out
         if not any(sample.successes.any() for sample in samples):
             logger.warning(_NOTHING_RIGHT, len(samples))
         return samples, left_out
-
-    def _without_verdict(self, trajectories: Sequence[Trajectory], scores: Iterable[Score]) -> int:
-        """Count the trajectories that are left out because a grader failed; many of them are an alarm."""
-        failed = failed_by_graders(scores)
-        trainable = [row.trajectory_id for row in trajectories if is_trainable(row)]
-        named = [f"{name} ({failed[name]})" for name in trainable if name in failed]
-        if len(named) > _ALARMING * len(trainable):
-            logger.warning(_FAILED, len(named), len(trainable), named[0])
-        return len(named)
 
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False

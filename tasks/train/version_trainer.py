@@ -19,7 +19,7 @@ from storage import layout
 from storage.errors import first_few
 from storage.objects.store import Store
 from storage.records import Score, Trajectory, to_score, to_trajectory
-from storage.version_names import PolicyVersion, TrajectoriesVersion
+from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
@@ -178,19 +178,23 @@ class VersionTrainer:
         self._mesh.wait()
 
     def _data(self, order: UpdateOrder, progress: Progress) -> tuple[list[Trajectory], list[Score], dict[str, float]]:
-        """Read the rows of an update and their scores, without what is excluded, and count that."""
-        rows, scores, excluded = list[Trajectory](), list[Score](), 0
+        """Read the rows of an update and their scores; set aside what `problems.exclusions` excludes, and count it."""
+        rows, scores, excluded, versions = list[Trajectory](), list[Score](), 0, self._config.problems.exclusions
         for number, part in enumerate(order.parts):
-            of_part, of_scores = self._rows(part)
-            kept, of_these = self._without_excluded(of_part, part.trajectories, progress)
-            excluded += of_these
+            kept, of_scores = self._rows(part)
+            if versions:
+                kept, ids = set_aside(kept, part.trajectories, read_exclusions(self._store, versions, self._cache))
+                excluded += len(ids)
+                if ids:
+                    named = first_few(ids, _NAMED)
+                    progress(f"{len(ids)} trajectories are excluded by {', '.join(versions)}: {named}")
             if order.selects:  # the ids of imported data sets are unique within each only
                 kept = [replace(row, trajectory_id=f"{number}/{row.trajectory_id}") for row in kept]
                 of_scores = [replace(score, trajectory_id=f"{number}/{score.trajectory_id}") for score in of_scores]
                 kept = [replace(row, problem_id=f"{number}/{row.problem_id}") for row in map(_as_sampled, kept)]
             rows += kept
             scores += of_scores
-        return rows, scores, {"trajectories/excluded": float(excluded)} if self._config.problems.exclusions else {}
+        return rows, scores, {"trajectories/excluded": float(excluded)} if versions else {}
 
     def _taught(
         self, order: UpdateOrder, rows: list[Trajectory], progress: Progress
@@ -216,18 +220,6 @@ class VersionTrainer:
             found = datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache)
             scores += map(to_score, found)
         return rows, scores
-
-    def _without_excluded(
-        self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress
-    ) -> tuple[list[Trajectory], int]:
-        """Leave out what `problems.exclusions` excludes; return the rows, and how many are excluded."""
-        if not (versions := self._config.problems.exclusions):
-            return rows, 0
-        rows, excluded = set_aside(rows, version, read_exclusions(self._store, versions, self._cache))
-        if excluded:
-            named = first_few(excluded, _NAMED)
-            progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {named}")
-        return rows, len(excluded)
 
     def _write(self, draft: Draft, order: UpdateOrder) -> None:
         """Write this rank's files of the policy that the order makes."""

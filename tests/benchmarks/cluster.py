@@ -208,7 +208,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
 
 def _ideal_s(plan: "RolloutPlan", problems: Sequence[Problem], slots: int) -> float:
     """Return the seconds until the last group ends if only the engine takes time; more groups have longer ones."""
-    from tasks.seeds import derive
+    from tasks.inference.api import derive
     from tests.support.waiting_engine import log_normal
     from tests.support.waiting_node import SPREAD
 

@@ -6,7 +6,7 @@ from configs import Config, ConfigError, differences, load, read_stored, to_yaml
 from configs.__main__ import entries
 from storage import layout
 from tasks.evaluate.protocol import greedy
-from tasks.own_code import own_code
+from tasks.registry import own_code
 from tests.configs.test_config import load_text
 
 SUMS = "{name: sums, weight: 2, source: {kind: arithmetic, high: 9}, reject_equal: true}"

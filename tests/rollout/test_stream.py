@@ -16,12 +16,11 @@ from storage.records import TRAJECTORY_SCHEMA, Problem
 from storage.versions import manifests
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import JournaledDraft, Provenance
-from tasks.inference.api import Completion, GenerationConfig, InferenceError
+from tasks.inference.api import Completion, GenerationConfig, InferenceError, derive
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
-from tasks.seeds import derive
 from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.train_helpers import make_trajectory

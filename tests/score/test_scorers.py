@@ -18,7 +18,7 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
-from tasks import own_code
+from tasks import registry
 from tasks.rollout.workers import LocalWorker
 from tasks.score.interface import Answer, ScorerContext
 from tasks.score.scorers import EnvironmentScorer, MathVerifyScorer, Scorers, check_scorers, identity
@@ -118,7 +118,7 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
     before = scorer_fingerprint(own)
     assert scorer_fingerprint(own) == before
     module.write_text("def score(answer): return False\n")
-    own_code._read.cache_clear()  # as in a new process
+    registry._read.cache_clear()  # as in a new process
     others = [
         ScoreSettings(type="environment"),
         ScoreSettings(type="environment", args={"environment": {"success_above": 0.5}}),

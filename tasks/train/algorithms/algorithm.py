@@ -21,20 +21,10 @@ import torch
 from configs.algorithms import Algorithm as Knobs
 from configs.knobs import nearest
 from tasks.registry import described_with_place
+from tasks.train import components
 from tasks.train.advantages import Observed
 from tasks.train.algorithms import OWN_LOSSES
-from tasks.train.components import (
-    Component,
-    Loss,
-    LossInputs,
-    LossOutputs,
-    Normaliser,
-    checked,
-    critic_loss,
-    cross_entropy,
-    policy_loss,
-    reference_kl,
-)
+from tasks.train.components import Component, Loss, LossInputs, LossOutputs, Normaliser
 from tasks.train.passes import broken, refuse_broken
 from tasks.train.returns import chain
 from tasks.train.samples import Floats, Ints, Logprobs, Sample, by_member
@@ -111,7 +101,7 @@ class Algorithm:
         """
         clips: Any = (getattr(self.knobs, name, None) for name in ("eps_clip", "eps_clip_higher", "c_clip"))
         ones = torch.ones_like(inputs.logp)
-        return policy_loss(inputs.logp, inputs.behaviour, ones, inputs.advantages, *clips)
+        return components.policy_loss(inputs.logp, inputs.behaviour, ones, inputs.advantages, *clips)
 
     def reweigh(self, samples: Mapping[int, Sample], current: ByIndex, reference: ByIndex) -> Reweighed:
         """Compute the factor [A] of each sample's weights in one minibatch, and metrics of it.
@@ -134,13 +124,16 @@ class Algorithm:
             own: str | None = getattr(self.knobs, "loss", None)
             return Component(cast(Loss, OWN_LOSSES.find(own)) if own else self.loss, self.per)
         if name == "ce":
-            return Component(cross_entropy)
+            return Component(components.cross_entropy)
         if name == "ref_kl":
-            penalty = Component(partial(reference_kl, estimator=kl.chosen_estimator), self.per, kl.kl_ctl)
-            return penalty if kl.in_loss else Component(reference_kl)
+            if not kl.in_loss:
+                return Component(components.reference_kl)
+            loss = partial(components.reference_kl, estimator=kl.chosen_estimator)
+            return Component(loss, self.per, kl.kl_ctl)
         if name == "value" and critic:
             coefficient = critic.value_loss_coefficient if critic.model == "value-head" else 1.0
-            return Component(partial(critic_loss, value_eps_clip=critic.value_eps_clip), "tokens", coefficient)
+            loss = partial(components.critic_loss, value_eps_clip=critic.value_eps_clip)
+            return Component(loss, "tokens", coefficient)
         known = ["ce", "ref_kl", "rl", "value"]
         hint = f"{nearest(name, known)}; there are {', '.join(known)}, and your class's `component` may return others"
         raise ValueError(
@@ -213,10 +206,8 @@ def check_assignment(algorithm: Algorithm, samples: Sequence[Sample], assigned: 
             raise ValueError(f"{named} gave {name} of {len(arrays)} samples, but there are {len(samples)}")
         for sample, array in zip(samples, arrays, strict=True):
             if len(array) != len(sample.actions):
-                raise ValueError(
-                    f"{named} gave {len(array)} {name} to {sample.trajectory_id}, which has {len(sample.actions)} "
-                    "action tokens: give each a number"
-                )
+                whom = f"{sample.trajectory_id}, which has {len(sample.actions)} action tokens"
+                raise ValueError(f"{named} gave {len(array)} {name} to {whom}: give each a number")
         quantity = name if name == "advantages" else f"weights of {name}"
         refuse_broken(quantity, samples, broken(enumerate(arrays)), by=named)
     of_observations = [each.weights for each in assigned.observations or ()]
@@ -239,7 +230,7 @@ def try_algorithm(algorithm: Algorithm) -> None:
         check_assignment(algorithm, samples, assigned)
         for name, weights in assigned.weights.items():
             given = _inputs(len(weights[0]), known)
-            outputs = checked(algorithm.component(name).loss(given), given, name)
+            outputs = components.checked(algorithm.component(name).loss(given), given, name)
             if math.isnan(known) and not outputs.loss.isfinite().all():
                 raise ValueError(f"{named}: its loss reads the logprobs of sampling: name them in its attribute `uses`")
     except ValueError:

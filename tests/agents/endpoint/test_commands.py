@@ -13,7 +13,7 @@ from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.command_agent import CommandAgent, _apart
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.own_code import files_of
+from tasks.registry import files_of
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 from tests.support.sandbox_helpers import wait_gone
