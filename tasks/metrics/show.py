@@ -36,14 +36,7 @@ MAIN = (
     "time/train",
 )
 """The metrics that are shown unless others are chosen."""
-_OF_SOURCE = (
-    "success/turn_1",
-    "success/any_turn",
-    "environment/return",
-    "reward/mean",
-    "episodes/rejected",
-    "gradient_share",
-)
+_OF_SOURCE = ("/success/turn_1", "/success/any_turn", "/environment/return", "/reward/mean", "/episodes/rejected")
 
 
 def names_of(runs: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -59,7 +52,9 @@ def shown(runs: Mapping[str, Sequence[Row]]) -> list[str]:
     names = names_of(runs)
     ends = ("/first_turn", "/any_turn", "/return")
     accuracies = [name for name in names if name.startswith("eval/") and name.endswith(ends)]
-    of_sources = [name for name in names if name.startswith("source/") and name.endswith(_OF_SOURCE)]
+    of_sources = [
+        name for name in names if name.startswith("source/") and name.endswith((*_OF_SOURCE, "/gradient_share"))
+    ]
     main = [name for name in dict.fromkeys([*MAIN[:1], *earned(names), *MAIN[1:]]) if name in names]
     return [*accuracies, *main, *of_sources]
 
