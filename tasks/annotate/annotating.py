@@ -172,23 +172,17 @@ class JudgeAsker(_OfTurns):
                 text, end = await client.chat(self._service, messages, fields | self._fields)
             except RefusedError as error:
                 return Said(prompt, problem=f"{error}. If it does not know a field, {_OTHER_FIELDS}")
-            return Said(prompt, text, problem=_cut(end))
-        ends = self._chat.stop_token_ids
-        gconfig = GenerationConfig(
-            temperature=scorer.temperature, max_new_tokens=scorer.max_new_tokens, stop_token_ids=ends
-        )
-        try:
-            prompt_ids = self._chat.prompt(quoted(messages))
-            (completion,) = await client.generate(prompt_ids, gconfig, seed)
-        except ContextLengthError as error:
-            return Said(prompt, problem=str(error).replace("inference.", "models.judge."))
-        text = self._chat.decode(completion.token_ids, prompt_ids)
-        return Said(prompt, text, problem=_cut(completion.finish_reason))
-
-
-def _cut(end: str) -> str:
-    """Return why what a judge said counts for nothing, since it did not come to its end; empty if it did."""
-    return f"it was cut ({end}): raise score.args.judge.max_new_tokens" if end in ("length", "content_filter") else ""
+        else:
+            ends, limit = self._chat.stop_token_ids, scorer.max_new_tokens
+            gconfig = GenerationConfig(temperature=scorer.temperature, max_new_tokens=limit, stop_token_ids=ends)
+            try:
+                prompt_ids = self._chat.prompt(quoted(messages))
+                (completion,) = await client.generate(prompt_ids, gconfig, seed)
+            except ContextLengthError as error:
+                return Said(prompt, problem=str(error).replace("inference.", "models.judge."))
+            text, end = self._chat.decode(completion.token_ids, prompt_ids), completion.finish_reason
+        cut = f"it was cut ({end}): raise score.args.judge.max_new_tokens"
+        return Said(prompt, text, problem=cut if end in ("length", "content_filter") else "")
 
 
 class RewardAsker(_OfTurns):
@@ -343,8 +337,8 @@ class Annotator:
                     seconds = time.monotonic() - started
                     progress(Fleeting(f"models.{self._role} has answered {asked} questions in {seconds:.0f} s"))
         distinct = len(self._known) if self._asks.repeats else asked
-        numbers = {"asked": asked, "distinct": distinct, "problems": len(problems)}
         named = {"role": self._role, "model": self._model, **({"example": problems[0]} if problems else {})}
+        numbers = {"asked": asked, "distinct": distinct, "problems": len(problems)}
         return {**named, **numbers, "seconds": time.monotonic() - started}
 
     async def _ask_all(
@@ -364,9 +358,7 @@ class Annotator:
         turns = itertools.cycle(range(len(clients)))
         answers = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
         known = self._known if self._asks.repeats else dict[Any, Said]()
-        known |= {
-            content: each for content, each in zip(new, answers, strict=True) if not isinstance(each, BaseException)
-        }
+        known |= {of: each for of, each in zip(new, answers, strict=True) if not isinstance(each, BaseException)}
         by_question = {each: Said(problem=each.problem) for each in questions if each.problem}
         by_question |= {each: known[each.content] for each in questions if each.content in known}
         return by_question, [each for each in answers if isinstance(each, BaseException)]

@@ -23,8 +23,6 @@ from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
 from tasks.evaluate.summary import comparison_rows, table
 from tasks.tables.sets import DataSet, Intake, TargetError, fetch_data_sets, parse_since, select
 
-_PORT = 8600
-
 
 def _read_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -36,7 +34,7 @@ def _read_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", default="", help="show only data sets committed since a date, or within a duration: 12h, 7d, 2w"
     )
-    parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0: any free port")
+    parser.add_argument("--port", type=int, default=8600, help="default 8600; 0: any free port")
 
 
 def _read(store: Store, arguments: argparse.Namespace) -> Output:
@@ -114,11 +112,7 @@ PROGRAM = Program(
     about=(__doc__ or "").splitlines()[0],
     epilog="python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems.",
     commands={
-        "read": Command(
-            "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
-            _read_arguments,
-            _read,
-        ),
+        "read": Command("browse trajectories, their tokens and groups, and an audit's cases", _read_arguments, _read),
         "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
         "compare": Command("compare two data sets on the same problems", _compared_arguments, _compare),
     },

@@ -73,8 +73,7 @@ class AuditDatabase(TrajectoryDb):
                 select *, row_number() over (partition by data_set order by id, detail) as round
                 from cases where check_name = ?
             ) order by round, data_set, id, detail limit ?""",
-            check,
-            limit,
+            *(check, limit),
         )
         return [Case(*row) for row in rows]
 
@@ -88,8 +87,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
     """
     with open_tables(data_sets, intake, settings.memory_gib) as opened:
         database = AuditDatabase(opened.connection, opened.folder)
-        columns = "check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar"
-        database.create("cases", columns, [])
+        database.create("cases", "check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar", [])
         database.set("left_out", [])
         database.set("highest_logprob", HIGHEST_LOGPROB)
         database.set("lowest_logprob", LOWEST_LOGPROB)

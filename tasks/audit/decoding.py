@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from storage import layout
 from storage.errors import DamagedError
+from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
@@ -37,9 +38,8 @@ class Decoder:
         self.tokenizer = tokenizer
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         ids = tokenizer.encode(_WITH_SPACES, add_special_tokens=False)
-        same = backend and backend.decode(ids, skip_special_tokens=True) == tokenizer.decode(
-            ids, skip_special_tokens=True
-        )
+        decoded = tokenizer.decode(ids, skip_special_tokens=True)
+        same = backend and backend.decode(ids, skip_special_tokens=True) == decoded
         self._backend = backend if same else None  # not used if transformers changes spaces after decoding
 
     def texts(self, sequences: list[list[int]], *, special: bool = False) -> list[str]:
@@ -59,8 +59,7 @@ class Decoder:
 
     def round_trip(self, text: str) -> str:
         """Encode and decode `text`; the result differs if the tokenizer normalises text or lacks a character."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return self.texts([list(ids)], special=True)[0]
+        return self.texts([list(self.tokenizer.encode(text, add_special_tokens=False))], special=True)[0]
 
     def shows(self, decoded: str, text: str) -> bool:
         r"""Return whether decoded tokens show `text`, which templates may trim, quote or split between its lines.
@@ -92,9 +91,7 @@ class Decoders:
 
     def __init__(self, evidence: AuditEvidence) -> None:
         rows = evidence.database.all("select data_set, run, policy from data_sets order by evaluation, iteration")
-        policies: dict[str, dict[str, None]] = {}
-        for _, run, policy in rows:
-            policies.setdefault(run, {})[policy] = None
+        policies = grouped((run, policy) for _, run, policy in rows)
         decoders = {run: find_decoder(evidence.store, run, names, evidence.cache)[0] for run, names in policies.items()}
         self.missing = [run for run, decoder in decoders.items() if decoder is None]
         """Runs without a decoder."""

@@ -56,9 +56,10 @@ def commit_audit(
             html = page.render(result, _examples(audited), f"{reader} {version}")
             (draft.scratch / RESULT).write_text(json.dumps(asdict(result), indent=1))
             (draft.scratch / REPORT).write_text(html, encoding="utf-8")
-            rows = _write_cases(audited, draft.scratch / CASES)
-            for name, count in ((RESULT, None), (REPORT, None), (CASES, rows)):
-                draft.add(draft.scratch / name, name, count)
+            cases = audited.database.connection.sql(_ALL_CASES).to_arrow_table().cast(CASE_SCHEMA)
+            write_parquet(cases, draft.scratch / CASES)
+            for name, rows in ((RESULT, None), (REPORT, None), (CASES, cases.num_rows)):
+                draft.add(draft.scratch / name, name, rows)
             draft.commit(provenance, [parent.version for parent in parents], metrics)
             draft.hand_over(cache)
     return manifests.read(store, version)
@@ -78,13 +79,11 @@ def read_audit(store: Store, version: str, cache: Path) -> tuple[AuditResult, Pa
 
 def _fingerprint(audited: Audited, parents: Sequence[Parent], provenance: Provenance) -> str:
     """Return a digest of data, knobs and findings, without durations and measured values, whose last bits vary."""
-    cases = audited.database.one(
-        "select bit_xor(hash(check_name, id, data_set)), count(*) from (select distinct * from cases)"
-    )
+    cases = "select bit_xor(hash(check_name, id, data_set)), count(*) from (select distinct * from cases)"
     identity: dict[str, Any] = {
         "parents": [parent.sha256 for parent in parents],
         "audit": provenance.config.get("audit"),
-        "cases": [str(value) for value in cases],
+        "cases": list(map(str, audited.database.one(cases))),
         "checks": [(each.name, each.verdict, each.cases, each.of) for each in audited.result.checks],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -113,13 +112,5 @@ def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
 _NOT_REPEATED = ("secrets", "personal_data")
 """A version cannot be deleted, so the texts that these checks find must not be copied into the audit's version."""
 
-
-def _write_cases(audited: Audited, path: Path) -> int:
-    """Write all cases to a Parquet file; return their number."""
-    cases = audited.database.connection.sql(
-        """select row_number() over (order by check_name, data_set, id, detail) - 1 as number, * from (
-            select check_name, unit, id, data_set, detail from cases
-        ) order by number"""
-    ).to_arrow_table()
-    write_parquet(cases.cast(CASE_SCHEMA), path)
-    return int(cases.num_rows)
+_ALL_CASES = """select row_number() over (order by check_name, data_set, id, detail) - 1 as number,
+    check_name, unit, id, data_set, detail from cases order by number"""

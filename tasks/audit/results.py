@@ -64,9 +64,7 @@ class SetNumbers:
     @property
     def failed_calls(self) -> float | None:
         """The share of failed calls among those with an output."""
-        failed, answered = (
-            sum(each.get(status, 0) for each in self.calls.values()) for status in ("failed", "answered")
-        )
+        failed, answered = (sum(each.get(of, 0) for each in self.calls.values()) for of in ("failed", "answered"))
         return failed / (failed + answered) if failed + answered else None
 
 

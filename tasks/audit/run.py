@@ -117,11 +117,10 @@ def histograms(database: AuditDatabase) -> list[Histogram]:
             continue
         values, counts = np.array(rows, float).T
         low, high = values.min(), values.max()
+        edges = np.linspace(low, high, _BINS + 1) if high > low else np.array([low, low + 1])
         if (values == np.floor(values)).all() and high > 1:
             width = max(1.0, np.ceil((high - low + 1) / _BINS))
             edges = np.arange(low, high + width + 0.5, width)
-        else:
-            edges = np.linspace(low, high if high > low else low + 1, _BINS + 1 if high > low else 2)
         counted, _ = np.histogram(values, edges, weights=counts)
         drawn.append(Histogram(title, unit, edges.tolist(), counted.astype(int).tolist()))
     return drawn

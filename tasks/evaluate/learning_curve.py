@@ -66,9 +66,7 @@ def summary(curve: LearningCurve) -> dict[str, Any]:
     result: dict[str, Any] = {
         "run": curve.name,
         "iterations": len(curve.iterations),
-        "evaluations": [
-            {"policy_version": each.policy_version} | summarise(each.outcomes) for each in curve.evaluations
-        ],
+        "evaluations": [{"policy_version": of.policy_version} | summarise(of.outcomes) for of in curve.evaluations],
         "stages": _stages(curve.iterations),
         "training": curve.iterations,
     }

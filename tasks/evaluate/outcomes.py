@@ -13,15 +13,8 @@ from storage.grouping import grouped
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets, manifests
-from tasks.evaluate.statistics import (
-    mean,
-    paired_difference,
-    paired_means,
-    paired_proportions,
-    pass_at_k,
-    proportion,
-    sign_flip,
-)
+from tasks.evaluate import statistics
+from tasks.evaluate.statistics import mean, paired_difference, pass_at_k, proportion
 from tasks.tables.words import any_turn, by_turn, first_turn, graded
 
 _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns without their texts
@@ -143,24 +136,21 @@ def summarise(greedy: Sequence[Outcome]) -> dict[str, Any]:
     Raises:
         ValueError: there is no greedy episode.
     """
-    failed_verdicts = [n < each.failed_verdicts for each in greedy for n in range(len(each.success))]
-    failed_calls = [n < each.failed_calls for each in greedy for n in range(each.calls)]
     pairs = [(now > 0.5, after > 0.5) for each in greedy for now, after in pairwise(each.success)]
     return {
         "episodes": len(greedy),
         "first_turn": proportion([each.first for each in greedy])._asdict(),
         "any_turn": proportion([each.any for each in greedy])._asdict(),
         "by_turn": [
-            proportion(successes)._asdict() | {"episodes": len(successes)}
-            for successes in by_turn(each.success for each in greedy)
+            proportion(of)._asdict() | {"episodes": len(of)} for of in by_turn(each.success for each in greedy)
         ],
         "fix_rate": _share([after for now, after in pairs if not now]),
         "break_rate": _share([not after for now, after in pairs if now]),
         "truncated": _share([each.status == "truncated" for each in greedy]),
         "answer_tokens": _mean((each.problem_id, each.tokens) for each in greedy),
-        "failed_verdicts": _share(failed_verdicts),
+        "failed_verdicts": _share([n < each.failed_verdicts for each in greedy for n in range(len(each.success))]),
         "called": _share([each.calls > 0 for each in greedy]),
-        "calls_failed": _share(failed_calls),
+        "calls_failed": _share([n < each.failed_calls for each in greedy for n in range(each.calls)]),
         "rewards": _rewards(greedy),
         "by_source": {source: summarise(own) for source, own in by_source(greedy).items()},
     }
@@ -183,12 +173,9 @@ def _mean(observed: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float] |
 def _rewards(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float] | None]:
     if not any(each.rewards or each.parts for each in outcomes):
         return {}
-    rewards = {"return": _mean((each.problem_id, [each.total]) for each in outcomes if each.success)}
-    for part in sorted({name for each in outcomes for name, _ in each.parts}):
-        rewards[f"part {part}"] = _mean(
-            (each.problem_id, [v for name, v in each.parts if name == part]) for each in outcomes
-        )
-    return rewards
+    parts = grouped((f"part {name}", (each.problem_id, [value])) for each in outcomes for name, value in each.parts)
+    of_parts = {part: _mean(values) for part, values in sorted(parts.items())}
+    return {"return": _mean((each.problem_id, [each.total]) for each in outcomes if each.success)} | of_parts
 
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -267,10 +254,10 @@ def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], meas
     if all(len(group) == 1 for groups in (old, new) for group in groups.values()):
         pairs = [(earlier > 0.5, later > 0.5) for earlier, later in zip(before, after, strict=True)]
         lost, won = pairs.count((True, False)), pairs.count((False, True))
-        score = paired_proportions(lost, won, len(pairs))._asdict()
+        score = statistics.paired_proportions(lost, won, len(pairs))._asdict()
     else:
-        adjusted = paired_means(before, after)._asdict()
-    tested = {"only_before": lost, "only_after": won, "p": sign_flip(before, after)}
+        adjusted = statistics.paired_means(before, after)._asdict()
+    tested = {"only_before": lost, "only_after": won, "p": statistics.sign_flip(before, after)}
     return numbers | tested | {"score_interval": score, "adjusted_interval": adjusted}
 
 

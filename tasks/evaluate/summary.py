@@ -106,9 +106,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     """Make a table of the result of `compare`. Fixed: problems solved only after; broken: solved only before."""
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     lines: list[tuple[str, dict[str, Any], str | None]]
-    lines = [(label, comparison[key], None) for label, key in _LINES.items()]
-    if comparison.get("return"):  # older programs stored none
-        lines.append(("return", comparison["return"], None))
+    lines = [(label, comparison[key], None) for label, key in _MEASURES.items() if comparison.get(key)]
     for source, own in comparison.get("by_source", {}).items():
         lines += [(f"{source}: {label}", own[key], None) for label, key in _MEASURES.items() if own[key]]
     lines.append(("truncated episodes", truncated, f"{truncated['after'] - truncated['before']:+.3f}"))
@@ -168,12 +166,8 @@ def fault_rows(numbers: dict[str, Any]) -> list[Row]:
 
     Iterations of older programs counted none.
     """
-    rows = []
-    for fault in ("policy", "set-up"):
-        shares = [row.get(f"faults/{fault}", 0.0) for row in numbers["training"]]
-        if any(shares):
-            rows.append({"without a verdict, fault of": fault} | _over_iterations(shares))
-    return rows
+    shares = {fault: [row.get(f"faults/{fault}", 0.0) for row in numbers["training"]] for fault in ("policy", "set-up")}
+    return [{"without a verdict, fault of": of} | _over_iterations(each) for of, each in shares.items() if any(each)]
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:

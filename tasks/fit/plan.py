@@ -77,10 +77,8 @@ def _uses(config: Config) -> set[str]:
     """
     uses = {"tokens", *make_algorithm(config.algorithm, config.sampling.max_new_tokens).uses}
     if unknown := sorted(uses - LACKED.keys()):
-        raise ValueError(
-            f"algorithm.type={config.algorithm.type} declares that it uses {first_few(unknown, 3)}: give a tuple with "
-            f"words of {', '.join(LACKED)}"
-        )
+        declares = f"algorithm.type={config.algorithm.type} declares that it uses {first_few(unknown, 3)}"
+        raise ValueError(f"{declares}: give a tuple with words of {', '.join(LACKED)}")
     return uses
 
 
@@ -157,7 +155,10 @@ def plan_updates(store: Store, config: Config, data_sets: list[DataSet], cache: 
     files = [path.name for _, path in intake.trajectories]
     with open_tables(data_sets, intake, config.audit.memory_gib) as database:
         of_scores = _score_files(database, [path.name for _, path in intake.scores])
-        rows, groups = _chosen(database, config.fit.where)
+        _choose(database, config.fit.where)
+        rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
+    if not len(rows):
+        raise ValueError(f"fit.where={config.fit.where!r} chooses none of the trajectories")
     numbers = [number for number, _ in intake.trajectories]  # of each file's data set
     batches = _batches(rows, groups, len(files), config)
     return [_parts(rows[batch], numbers, files, of_scores, data_sets) for batch in batches]
@@ -173,17 +174,10 @@ def check_condition(config: Config) -> None:
         _choose(database, config.fit.where)
 
 
-def _chosen(database: TrajectoryDb, where: str | None) -> tuple[Ints, Ints]:
-    """Return for each chosen trajectory its `row` (the file's number, and its place in it), and that of its group."""
-    _choose(database, where)
-    rows, groups = (database.integers(f"select {name} from chosen order by row") for name in ("row", '"group"'))
-    if not len(rows):
-        raise ValueError(f"fit.where={where!r} chooses none of the trajectories")
-    return rows, groups
-
-
 def _choose(database: TrajectoryDb, where: str | None) -> None:
     """Create the table `chosen`; from then on the database reads and writes no file, and reaches no network.
+
+    It has for each chosen trajectory its `row` (the file's number, and its place in it), and the number of its group.
 
     Raises:
         ValueError: the condition is no SQL, more than one expression, or has a query in it.
@@ -195,9 +189,8 @@ def _choose(database: TrajectoryDb, where: str | None) -> None:
         if where:
             duckdb.SQLExpression(where)  # an error unless it is a single one
             if '"class":"SUBQUERY"' in str(database.one("select json_serialize_sql('select ' || ?)", where)):
-                raise ValueError(
-                    f"fit.where={where!r} has a query in it: give a condition on the columns of `episodes`"
-                )
+                remedy = "give a condition on the columns of `episodes`"
+                raise ValueError(f"fit.where={where!r} has a query in it: {remedy}")
         database.connection.execute("set enable_external_access = false; set lock_configuration = true")
         database.connection.execute(
             f"""create table chosen as select row,

@@ -101,10 +101,10 @@ def describe(overlaps: Sequence[Overlap]) -> str:
     1 training problem is also in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): "What is 12 + 7?"
     """
     count, lines = len({overlap.problem_id for overlap in overlaps}), []
-    for overlap in sorted(overlaps, key=lambda overlap: overlap.kind != "exact"):
-        verb = "is" if overlap.kind == "exact" else "repeats a part of"
-        other = f"{overlap.other_id} of {overlap.set_name!r} ({overlap.kind})"
-        lines.append(f'{overlap.problem_id} {verb} {other}: "{overlap.shared}"')
+    for each in sorted(overlaps, key=lambda overlap: overlap.kind != "exact"):
+        verb = "is" if each.kind == "exact" else "repeats a part of"
+        other = f"{each.other_id} of {each.set_name!r} ({each.kind})"
+        lines.append(f'{each.problem_id} {verb} {other}: "{each.shared}"')
     subject = "1 training problem is" if count == 1 else f"{count} training problems are"
     return f"{subject} also in evaluation sets: {first_few(lines, 5)}"
 
@@ -189,12 +189,10 @@ def find_repeats(problems: Sequence[Problem]) -> list[str]:
     >>> find_repeats([Problem("1", "1 + 2?", ["3"]), Problem("2", "1+2", ["3"]), Problem("3", "1+2?", ["4"])])
     ['2 as 1', '3 as 1 with other solutions']
     """
-    first: dict[tuple[str, str], Problem] = {}
-    repeats = []
+    first, repeats = dict[tuple[str, str], Problem](), list[str]()
     for problem in problems:
         asked = " ".join(tokens(problem.prompt)) or problem.prompt, setting(problem)
-        earlier = first.setdefault(asked, problem)
-        if earlier is not problem:
+        if (earlier := first.setdefault(asked, problem)) is not problem:
             other = "" if set(earlier.solutions) == set(problem.solutions) else " with other solutions"
             repeats.append(f"{problem.problem_id} as {earlier.problem_id}{other}")
     return repeats

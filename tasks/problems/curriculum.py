@@ -68,10 +68,8 @@ def plan_curriculum(
         standing, weight = _standing(episodes, rate, settings)
         entries.append(CurriculumEntry(problem.problem_id, content, episodes, rate, standing, weight))
     if entries and not any(entry.weight for entry in entries):
-        raise ValueError(
-            f"problems.sampling leaves out all {len(entries)} problems: none was ever solved. Set "
-            "problems.sampling.leave_out_suspects=false, or add problems"
-        )
+        remedy = "Set problems.sampling.leave_out_suspects=false, or add problems"
+        raise ValueError(f"problems.sampling leaves out all {len(entries)} problems: none was ever solved. {remedy}")
     return entries
 
 
@@ -135,12 +133,8 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
         content = key(Problem(row["problem_id"], row["prompt"], row["solutions"], metadata=row["metadata"]))
         about = {name: row[name] for name in _OF_PROBLEM}
         found = counted.get(content) or ProblemHistory(content, **about, episodes=0, first_turn=0, any_turn=0)
-        counted[content] = replace(
-            found,
-            episodes=found.episodes + 1,
-            first_turn=found.first_turn + any(map(first_turn, of_rows)),
-            any_turn=found.any_turn + any(map(any_turn, of_rows)),
-        )
+        first, solved = found.first_turn + any(map(first_turn, of_rows)), found.any_turn + any(map(any_turn, of_rows))
+        counted[content] = replace(found, episodes=found.episodes + 1, first_turn=first, any_turn=solved)
     return [counted[content] for content in sorted(counted)]
 
 
@@ -175,16 +169,10 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance, 
         if any(store.exists(layout.tombstone(each)) for each in (trajectories, scores)):
             collected += 1
             continue
-        rows += summarise_run(
-            datasets.rows(store, trajectories, cache, _TRAJECTORY_COLUMNS),
-            datasets.rows(store, scores, cache, _SCORE_COLUMNS),
-        )
-    metrics = {
-        "iterations": iterations,
-        "collected": collected,
-        "problems": len({row.problem_key for row in rows}),
-        "episodes": sum(row.episodes for row in rows),
-    }
+        played = datasets.rows(store, trajectories, cache, _TRAJECTORY_COLUMNS)
+        rows += summarise_run(played, datasets.rows(store, scores, cache, _SCORE_COLUMNS))
+    metrics = {"iterations": iterations, "collected": collected, "problems": len({row.problem_key for row in rows})}
+    metrics["episodes"] = sum(row.episodes for row in rows)
     with Draft(store, version, "history") as draft:
         datasets.write_rows(draft, HISTORY_SCHEMA, rows, _ROWS_PER_SHARD)
         draft.commit(provenance, [layout.checkpoint(run, iterations), *before], metrics)

@@ -97,10 +97,8 @@ def check_exclusions(store: Store, versions: Iterable[str]) -> None:
         StorageError: a version does not exist, is damaged, or is no version of exclusions; the message says what to do.
     """
     root = f"--root {shlex.quote(store.root)}"
-    remedy = (
-        f"`python -m storage {root} ls --kind exclusions` lists the existing ones, `python -m tasks.provenance "
-        f"{root} exclude` makes one; or remove it from problems.exclusions"
-    )
+    remedy = f"`python -m storage {root} ls --kind exclusions` lists the existing ones, "
+    remedy += f"`python -m tasks.provenance {root} exclude` makes one; or remove it from problems.exclusions"
     for version in versions:
         manifest = manifests.find(store, version)
         if manifest is None or manifest.kind != "exclusions":
@@ -112,13 +110,9 @@ def set_aside(rows: Iterable[Trajectory], data_set: str, excluded: Excluded) -> 
 
     They are not removed, because an update has a rule for the case that all rows are rejected.
     """
-    marked, excluded_ids = list[Trajectory](), list[str]()
-    for row in rows:
-        if excluded.has(row, data_set):
-            excluded_ids.append(row.trajectory_id)
-            row = dataclasses.replace(row, status="rejected", reason="excluded by problems.exclusions")
-        marked.append(row)
-    return marked, excluded_ids
+    reason, marked = "excluded by problems.exclusions", [(row, excluded.has(row, data_set)) for row in rows]
+    kept = [dataclasses.replace(row, status="rejected", reason=reason) if out else row for row, out in marked]
+    return kept, [row.trajectory_id for row, out in marked if out]
 
 
 def left_of(problems: Sequence[Problem], excluded: Excluded) -> list[Problem]:

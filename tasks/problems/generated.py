@@ -90,15 +90,10 @@ def _sums(source: ArithmeticSource) -> list[Problem]:
 
 
 @cache
-def _all_words() -> dict[str, dict[str, list[str]]]:
-    """Read the words of both splits."""
-    words: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name("word_problems.yaml").read_text())
-    return words
-
-
 def words_of(split: str) -> dict[str, list[str]]:
     """Return the sentences of a split by their operator (`plus`, `minus`), its `people` and its `things`."""
-    return _all_words()[split]
+    words: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("word_problems.yaml").read_text())[split]
+    return words
 
 
 def _word_problems(source: WordProblemSource) -> list[Problem]:
@@ -118,10 +113,8 @@ def _word_problems(source: WordProblemSource) -> list[Problem]:
             f"{source.count} {source.split} word problems are more than low={source.low} and high={source.high} give: "
             "lower count or widen the range"
         )
-    return [
-        Problem(f"{number:06d}", prompt, [str(solution)], "word-problems")
-        for number, (prompt, solution) in enumerate(drawn.items())
-    ]
+    numbered = enumerate(drawn.items())
+    return [Problem(f"{n:06d}", prompt, [str(solution)], "word-problems") for n, (prompt, solution) in numbered]
 
 
 def _draw(source: WordProblemSource, draws: random.Random) -> tuple[str, int]:
@@ -150,13 +143,5 @@ def _games(source: GuessSource) -> list[Problem]:
     """
     held_out = source.split == "held-out"
     seeds = islice((seed for seed in count(1) if (seed % 4 == 0) == held_out), source.count)
-    return [
-        Problem(
-            f"game{seed}",
-            f"Guess the number from {source.low} to {source.high}.",
-            [],
-            "guess-number",
-            json.dumps({SEED: seed, "low": source.low, "high": source.high}),
-        )
-        for seed in seeds
-    ]
+    prompt, bounds = f"Guess the number from {source.low} to {source.high}.", {"low": source.low, "high": source.high}
+    return [Problem(f"game{n}", prompt, [], "guess-number", json.dumps({SEED: n} | bounds)) for n in seeds]

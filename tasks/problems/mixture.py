@@ -48,9 +48,9 @@ def of_member(name: str, problems: list[Problem]) -> list[Problem]:
     >>> [(each.problem_id, each.source) for each in of_member("sums", [Problem("1+2", "What is 1 + 2?", ["3"])])]
     [('sums/1+2', 'sums')]
     """
-    return (
-        [replace(each, problem_id=f"{name}/{each.problem_id}", source=name) for each in problems] if name else problems
-    )
+    if not name:
+        return problems
+    return [replace(each, problem_id=f"{name}/{each.problem_id}", source=name) for each in problems]
 
 
 def by_member(knobs: Problems, problems: Sequence[Problem]) -> Iterator[tuple[Part, Sequence[Problem]]]:
@@ -85,14 +85,11 @@ class Turns:
         while len(self._turns) < end:
             self._lags = [lag + part for lag, part in zip(self._lags, self._parts, strict=True)]
             behind = [n for n, lag in enumerate(self._lags) if lag * self._slack >= self._whole]
-            chosen = min(behind, key=self._time_left)
+            wait = self._whole * (self._slack - 1)  # times a member's `_faster`: in units that all members share
+            chosen = min(behind, key=lambda n: (wait - self._slack * self._lags[n]) * self._faster[n])
             self._lags[chosen] -= self._whole
             self._turns.append(chosen)
         return self._turns
-
-    def _time_left(self, member: int) -> int:
-        """Return how long a member can wait, in units that all members share."""
-        return (self._whole * (self._slack - 1) - self._slack * self._lags[member]) * self._faster[member]
 
 
 turns_of = functools.lru_cache(maxsize=2)(Turns)

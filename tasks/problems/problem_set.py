@@ -105,10 +105,8 @@ def collect(
     Raises:
         ProblemError: there are no rows, none is usable, or a larger fraction than `max_bad_share` is bad.
     """
-    problems: dict[str, tuple[Where, Problem]] = {}
-    sources: dict[str, str] = {}
-    bad: list[BadRow] = []
-    left_out: list[BadRow] = []
+    problems, sources = dict[str, tuple[Where, Problem]](), dict[str, str]()
+    bad, left_out = list[BadRow](), list[BadRow]()
     for where, row in rows:
         try:
             if isinstance(row, RowError):
@@ -207,12 +205,10 @@ def key(problem: Problem) -> str:
 
 def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[Problem]:
     """List the `problems` that are not among `seen`, in their order; keep only the first of equal problems."""
-    seen_keys = {key(problem) for problem in seen}
-    fresh: dict[str, Problem] = {}
+    known, fresh = set(map(key, seen)), dict[str, Problem]()
     for problem in problems:
-        if (problem_key := key(problem)) not in seen_keys:
-            fresh.setdefault(problem_key, problem)
-    return list(fresh.values())
+        fresh.setdefault(key(problem), problem)
+    return [problem for content, problem in fresh.items() if content not in known]
 
 
 def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
@@ -231,8 +227,7 @@ def union(*sets: Sequence[Problem]) -> list[Problem]:
     If an earlier problem has the same id, the later problem's id gets the first free suffix of `~2`, `~3` … A set that
     is added at the end does not change earlier ids: union(a, b, c) is union(union(a, b), c).
     """
-    joined: dict[str, Problem] = {}
-    numbers: dict[str, Iterator[int]] = {}
+    joined, numbers = dict[str, Problem](), dict[str, Iterator[int]]()
     for problem in new_problems(chain(*sets), []):
         unique = problem.problem_id
         if unique in joined:

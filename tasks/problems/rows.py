@@ -65,10 +65,8 @@ def solutions(row: Row, column: str) -> list[str]:
     value = present(row, column)
     if value is None or value == []:
         return []
-    items = [value]
-    if isinstance(value, list):
-        items = value
-    elif isinstance(value, str) and value.lstrip().startswith('["'):
+    items = value if isinstance(value, list) else [value]
+    if isinstance(value, str) and value.lstrip().startswith('["'):
         with suppress(ValidationError):
             items = _TEXTS.validate_json(value)
     return golds([as_text(item, column) for item in items])
@@ -111,11 +109,9 @@ def as_text(value: object, column: str) -> str:
 
 def as_json(metadata: dict[str, Any]) -> str:
     """Write the columns that become metadata; a NaN in a column is a missing number, as in tables of pandas."""
-    values = {
-        name: None if isinstance(value, float) and math.isnan(value) else value for name, value in metadata.items()
-    }
+    missing = {name: None for name, value in metadata.items() if isinstance(value, float) and math.isnan(value)}
     try:
-        return json.dumps(values, allow_nan=False)
+        return json.dumps(metadata | missing, allow_nan=False)
     except (ValueError, TypeError) as error:  # NaN inside of a list, a date, bytes
         raise RowError(f"the columns of metadata cannot be written as JSON: {error}") from None
 
@@ -214,9 +210,8 @@ def with_instructions(messages: list[Message], system_prompt: str = "", instruct
 
 def _message(item: Any, column: str) -> Message:
     if not isinstance(item, dict) or item.get("role") not in ("system", "user", "assistant"):
-        raise RowError(
-            f"column {column!r} has a message that is not of system, user or assistant: {reprlib.repr(item)}"
-        )
+        other = f"a message that is not of system, user or assistant: {reprlib.repr(item)}"
+        raise RowError(f"column {column!r} has {other}")
     if more := [name for name, value in item.items() if name not in ("role", "content") and value]:
         raise RowError(f"column {column!r} has a message with {', '.join(map(str, more))}: only content is read")
     return {"role": item["role"], "content": as_text(item.get("content"), f"{column}.content")}
@@ -341,10 +336,9 @@ def from_fields(fields: Fields, found: Counter[str], preset: str = "") -> Callab
         if preset:
             metadata = {column: value for column, value in metadata.items() if value is not None}
         found.update(metadata.keys())
-        problem_id = text(row, there["id"]) if "id" in there else number
         prompt, messages = read_prompt(row, columns["prompt"])
         return Problem(
-            problem_id=problem_id,
+            problem_id=text(row, there["id"]) if "id" in there else number,
             prompt=prompt,
             solutions=solutions(row, there["solutions"]) if "solutions" in there else [],
             source=text(row, there["source"]) if "source" in there else preset,

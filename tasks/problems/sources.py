@@ -20,13 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from configs.problems import (
-    FileSource,
-    GuessSource,
-    HubSource,
-    Source,
-    StoredSource,
-)
+from configs.problems import FileSource, GuessSource, HubSource, Source, StoredSource
 from configs.safety import brief, open_regular
 from storage.records import Problem
 from tasks.problems.generated import Generated, generate
@@ -126,9 +120,8 @@ def find(path: str) -> list[tuple[str, str]]:
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that runs for days must see new files
         parts = pattern.split("/")
-        wildcards = (
-            n for n, part in enumerate(parts) if _is_pattern(part) and not system.exists("/".join(parts[: n + 1]))
-        )
+        patterns = (n for n, part in enumerate(parts) if _is_pattern(part))
+        wildcards = (n for n in patterns if not system.exists("/".join(parts[: n + 1])))
         if (wild := next(wildcards, len(parts))) == len(parts) and system.isfile(pattern):
             return [("", path)]
         escaped = "/".join([*map(glob.escape, parts[:wild]), *parts[wild:]])
@@ -259,10 +252,8 @@ def explained(path: str) -> Iterator[None]:
     except ProblemError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ProblemError(
-            f"{path} cannot be read ({why}): check path, permissions and kind (jsonl or parquet)"
-        ) from error
+        why, check = f"{type(error).__name__}: {error}", "check path, permissions and kind (jsonl or parquet)"
+        raise ProblemError(f"{path} cannot be read ({why}): {check}") from error
 
 
 def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:
@@ -288,11 +279,11 @@ def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, 
     try:
         data = datasets.load_dataset(name, subset, split=split)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}{unreachable}"
-        raise ProblemError(
-            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({why}): "
-            "check the three names; without a network, download its files and use kind jsonl or parquet"
-        ) from error
+        why = (
+            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({type(error).__name__}: {error}"
+        )
+        remedy = "check the three names; without a network, download its files and use kind jsonl or parquet"
+        raise ProblemError(f"{why}{unreachable}): {remedy}") from error
     finally:
         constants.HF_HUB_OFFLINE = before
     yield from enumerate(data, 1)

@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,10 @@ def _first_trained(first: Sequence[FirstTrained]) -> list[Table | str]:
 
 def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
     """Return lines about versions that cannot be read, and about checkpoints that may be affected because of them."""
-    lines = []
-    if unknown:
-        shown = first_few([f"{version}: {why}" for version, why in unknown.items()])
-        lines.append(f"UNKNOWN, because it cannot be read: {shown}")
-    if doubtful:
-        lines.append(f"{counted(len(doubtful), 'more checkpoint')} may descend from these, such as {doubtful[0]}")
-    return lines
+    shown = first_few([f"{version}: {why}" for version, why in unknown.items()])
+    lines = [f"UNKNOWN, because it cannot be read: {shown}"] if unknown else []
+    more = counted(len(doubtful), "more checkpoint")
+    return [*lines, f"{more} may descend from these, such as {doubtful[0]}"] if doubtful else lines
 
 
 def _data(answer: TrainedOn | TrainingData | Proposal) -> dict[str, Any]:
@@ -100,23 +98,13 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
         f"{counted(answer.trajectories, 'trajectory')}, {counted(answer.tokens, 'sampled token')}, "
         f"{counted(len(answer.problems), 'problem')}"
     )
-    origins = [f"began with {line}" for line in answer.began]
-    sets = f"problem sets: {', '.join(answer.problem_sets) or 'none'}"
+    origins = [*(f"began with {line}" for line in answer.began)]
+    origins.append(f"problem sets: {', '.join(answer.problem_sets) or 'none'}")
     columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last"]
-    rows = [
-        (
-            visible(p.problem_id),
-            visible(" ".join(p.prompt.split()), 50),
-            p.episodes,
-            p.trained,
-            p.updates,
-            p.first,
-            p.last,
-        )
-        for p in answer.problems
-    ]
+    numbers = attrgetter("episodes", "trained", "updates", "first", "last")
+    rows = [(visible(p.problem_id), visible(" ".join(p.prompt.split()), 50), *numbers(p)) for p in answer.problems]
     shown = _rows(columns, rows, arguments.last)
-    return Output(_data(answer), [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
+    return Output(_data(answer), [totals, *origins, *shown, *_uncertain([], answer.unknown)])
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
@@ -189,11 +177,10 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _summary(proposal: Proposal) -> str:
     trajectories = [row for row in proposal.rows if row.trajectory_id]
-    sets = len({row.data_set for row in trajectories})
+    sets = counted(len({row.data_set for row in trajectories}), "data set")
     whole = "; the problem is no longer drawn, and no other trajectory of it is trained on" if proposal.problem else ""
     trained = f"; trained on some of them, and unchanged: {counted(len(proposal.trained), 'checkpoint')}, see `impact`"
-    where = f"{counted(len(trajectories), 'trajectory')} in {counted(sets, 'data set')}"
-    return f"{where}{whole}{trained if proposal.trained else ''}"
+    return f"{counted(len(trajectories), 'trajectory')} in {sets}{whole}{trained if proposal.trained else ''}"
 
 
 COMMANDS = {

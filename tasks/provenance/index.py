@@ -193,16 +193,22 @@ class TrainingIndex:
         needed = {each for update in self.updates.values() if not update.failed_too for each in update.data_sets}
         needed = {version for version in chosen if scored or version in needed} & self.scores.keys()
         numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
-        trajectory_files = self._fetch({version: numbers[version] for version in chosen}, "trajectories")
-        score_files = self._fetch({self.scores[each]: numbers[each] for each in sorted(needed)}, "scores")
-        problem_files = self._fetch({version: numbers[version] for version in problem_sets}, "problems")
+        trajectories = self._fetch({version: numbers[version] for version in chosen}, "trajectories")
+        scores = self._fetch({self.scores[each]: numbers[each] for each in sorted(needed)}, "scores")
+        problems = self._fetch({version: numbers[version] for version in problem_sets}, "problems")
         with open_trajectory_db(Audit().memory_gib) as self.database:
             sets = [(number, version) for version, number in numbers.items()]
             self.database.create("sets", "data_set integer, version varchar", sets)
-            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, trajectory_files)
-            self.database.add_view("scores", SCORE_SCHEMA, score_files)
-            self.database.add_view("problems", PROBLEM_SCHEMA, problem_files)
-            _create_problem_tables(self.database)
+            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, trajectories)
+            self.database.add_view("scores", SCORE_SCHEMA, scores)
+            self.database.add_view("problems", PROBLEM_SCHEMA, problems)
+            union = "select {columns} from trajectories union select {columns} from problems"
+            distinct = self.database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
+            keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
+            columns = "prompt varchar, solutions varchar[], setting varchar, key varchar"
+            self.database.create("problem_contents", columns, keyed)
+            with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
+            _select(self.database, "problem_ids", with_ids=with_ids)
             yield
 
     def load(self, updates: Collection[Update] | None = None, condition: str = "true", *parameters: Any) -> None:
@@ -214,11 +220,7 @@ class TrainingIndex:
         # An update may leave out trajectories by status, fault, age, unknown return, failed verdict or exclusion.
         updates, database = self.updates.values() if updates is None else updates, self.database
         rules = attrgetter("allowed", *_FLAGS)
-        rows = [
-            (each.checkpoint, data_set, each.checkpoint.number - 1, *rules(each))
-            for each in updates
-            for data_set in each.data_sets
-        ]
+        rows = [(of.checkpoint, name, of.checkpoint.number - 1, *rules(of)) for of in updates for name in of.data_sets]
         flags = ", ".join(f"{flag} boolean" for flag in _FLAGS)
         columns = f"checkpoint varchar, version varchar, trained integer, allowed integer, {flags}"
         database.create("updates", columns, rows)
@@ -304,13 +306,3 @@ def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) ->
 def _select(database: TrajectoryDb, table: str, *parameters: Any, **words: object) -> None:
     """Create a table by its query in `index.sql`, into which `words` are put."""
     database.connection.execute(f"create table {table} as {_QUERIES[table].format(**words)}", parameters)
-
-
-def _create_problem_tables(database: TrajectoryDb) -> None:
-    """Create the tables `problem_contents` and `problem_ids`."""
-    union = "select {columns} from trajectories union select {columns} from problems"
-    distinct = database.all(union.format(columns=f"prompt, solutions, {SETTING_SQL} as setting"))
-    keyed = [(*each, key(Problem("", each[0], each[1], metadata=each[2]))) for each in distinct]
-    database.create("problem_contents", "prompt varchar, solutions varchar[], setting varchar, key varchar", keyed)
-    with_ids = union.format(columns=f"problem_id, prompt, solutions, {SETTING_SQL} as setting, data_set")
-    _select(database, "problem_ids", with_ids=with_ids)

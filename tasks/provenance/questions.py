@@ -196,14 +196,21 @@ def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False
     with index.opened(scored=True):
         found = find_problem(index, problem, by_prompt=by_prompt)
         answer, versions = _trained_on(index, found), index.versions_with(found.key)
-        trajectories = _affected_trajectories(index)
+        trajectories = index.database.all(
+            """select p.trajectory_id, p.version, split_part(p.version, '/', 2),
+                split_part(p.version, '/', 4)::integer, p.problem_id,
+                case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
+                coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
+            from played p left join update_inputs u using (version, trajectory_id)
+            group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
+        )
     scores = [index.scores[version] for version in sorted(versions) if version in index.scores]
     checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
     current = {name: aliases.current(store, name) for name in aliases.names(store)}
     answer.unknown.update({each: index.unknown[each] for each in scores if each in index.unknown})
     return Affected(
         **vars(answer),
-        trajectories=trajectories,
+        trajectories=[AffectedTrajectory(*row) for row in trajectories],
         problem_sets=sorted(select(ProblemsVersion, versions)),
         evaluations=_affected_evaluations(index, versions),
         checkpoints=sorted(checkpoints),
@@ -274,18 +281,15 @@ def _trained_on(index: TrainingIndex, problem: FoundProblem) -> TrainedOn:
 
 def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
     """Yield the updates over data sets with the problem, and the warm starts whose generator makes the problem."""
-    for checkpoint, data_set, episodes, trained in index.database.all(
-        "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
-    ):
-        update = index.updates[checkpoint]
-        yield ProblemUse(
-            checkpoint, update.checkpoint.run, update.checkpoint.number - 1, "update", data_set, episodes, trained
-        )
+    query = "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
+    for checkpoint, *played in index.database.all(query):
+        of = index.updates[checkpoint].checkpoint
+        yield ProblemUse(of, of.run, of.number - 1, "update", *played)
     taught = [(source, each.checkpoint) for each in index.updates.values() for source in each.taught]
     for source in {each.model_dump_json(): each for each, _ in taught}.values():
         if any(key(each) == problem.key for each in generate(source) if each.prompt == problem.prompt):
-            for checkpoint in (each for taught_by, each in taught if taught_by == source):
-                yield ProblemUse(checkpoint, index.updates[checkpoint].checkpoint.run, -1, "warm start", "", 0, 0)
+            for of in (each for taught_by, each in taught if taught_by == source):
+                yield ProblemUse(of, of.run, -1, "warm start", "", 0, 0)
 
 
 def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
@@ -299,17 +303,6 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
         sound = (each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful)
         clean = next((each for each in sound if not index.store.exists(layout.tombstone(each))), "")
         yield FirstTrained(run, layout.checkpoint(run, min(numbers)), len(numbers), clean)
-
-
-def _affected_trajectories(index: TrainingIndex) -> list[AffectedTrajectory]:
-    rows = index.database.all(
-        """select p.trajectory_id, p.version, split_part(p.version, '/', 2), split_part(p.version, '/', 4)::integer,
-            p.problem_id, case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
-            coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
-        from played p left join update_inputs u using (version, trajectory_id)
-        group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
-    )
-    return [AffectedTrajectory(*row) for row in rows]
 
 
 def _affected_evaluations(index: TrainingIndex, versions: set[str]) -> list[AffectedEvaluation]:
@@ -340,8 +333,7 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
         from by_problem b join ids i using (key)
         join (select distinct on (key) key, prompt, solutions from problem_contents order by solutions) a using (key)
         order by b.newest, i.problem_id""",
-        checkpoints,
-        checkpoints,
+        *(checkpoints, checkpoints),
     )
     return [TrainedProblem(*row) for row in rows]
 
@@ -364,13 +356,13 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
         )
         if len(rows) > 1:
             lines = [
-                f"\n  {name}  {visible(', '.join(ids[:3]))}: {visible(' '.join(prompt.split()), _MOST_CHARACTERS)} -> "
+                f"  {name}  {visible(', '.join(ids[:3]))}: {visible(' '.join(prompt.split()), _MOST_CHARACTERS)} -> "
                 f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
-                for name, ids, prompt, solutions in rows
+                for name, ids, prompt, solutions in rows[:_MOST_CANDIDATES]
             ]
-            if len(rows) > _MOST_CANDIDATES:
-                lines[_MOST_CANDIDATES:] = [f"\n  and {len(rows) - _MOST_CANDIDATES} more"]
-            raise ValueError(f"{text!r} means {len(rows)} different problems: give the key of one{''.join(lines)}")
+            lines += [f"  and {len(rows) - _MOST_CANDIDATES} more"] if len(rows) > _MOST_CANDIDATES else []
+            means = f"{text!r} means {len(rows)} different problems: give the key of one"
+            raise ValueError("\n".join([means, *lines]))
         if rows:
             return FoundProblem(*rows[0])
     count = int(index.database.number("select count(distinct key) from problem_ids"))
@@ -395,7 +387,7 @@ def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_
     with index.opened():
         found = find_problem(index, problem, by_prompt=by_prompt)
         index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
-        trained, rows = _trained_by(index), _exclusions(index, reason, whole=True)
+        rows, trained = _excluded(index, reason, whole=True)
         unknown = {version: index.unknown[version] for version in sorted(index.unreadable_data_sets(found.key))}
     unplayed = Exclusion("", "", "", -1, found.problem_ids[0], found.key, whole_problem=True, reason=reason)
     return Proposal(rows or [unplayed], found, trained, unknown)
@@ -415,7 +407,7 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str) -> P
     index = TrainingIndex(store, cache)
     with index.opened():
         index.load(None, "t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
-        trained, rows = _trained_by(index), _exclusions(index, reason, whole=False)
+        rows, trained = _excluded(index, reason, whole=False)
     unreadable = select(TrajectoriesVersion, index.unknown)
     found = {row.trajectory_id for row in rows}
     if missing := [name for name in distinct_ids if name not in found]:
@@ -434,16 +426,12 @@ def _check(reason: str) -> None:
     check_plain({"reason": reason})
 
 
-def _exclusions(index: TrainingIndex, reason: str, *, whole: bool) -> list[Exclusion]:
+def _excluded(index: TrainingIndex, reason: str, *, whole: bool) -> tuple[list[Exclusion], list[str]]:
+    """Return a row for each loaded trajectory, and the checkpoints that were trained on any of them."""
     found = index.database.all(
         """select distinct trajectory_id, version, split_part(version, '/', 2), split_part(version, '/', 4)::integer,
         problem_id, key, ?::boolean, ?::varchar from played order by version, trajectory_id""",
         *(whole, reason),
     )
-    return [Exclusion(*row) for row in found]
-
-
-def _trained_by(index: TrainingIndex) -> list[str]:
-    """Return the checkpoints that were trained on any loaded trajectory."""
-    rows = index.database.all("select distinct checkpoint from update_inputs where entered order by 1")
-    return [checkpoint for (checkpoint,) in rows]
+    trained = index.database.all("select distinct checkpoint from update_inputs where entered order by 1")
+    return [Exclusion(*row) for row in found], [checkpoint for (checkpoint,) in trained]

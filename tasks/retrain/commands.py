@@ -43,9 +43,8 @@ def roll_back(config: Config) -> str:
     promotions = _promotions(moves)
     if len(promotions) < 2:
         raise StorageError(f"alias {alias!r} has no champion before the present one: there is nothing to restore")
-    present, before = promotions[-1], promotions[-2]
-    undone = _night_undone(store, config, present)
-    reason = f"roll back of move {present.number}"
+    *_, before, present = promotions
+    undone, reason = _night_undone(store, config, present), f"roll back of move {present.number}"
     restored = aliases.move(store, alias, before.version, moves[-1].number, reason)  # fails if it was moved meanwhile
     lines = [
         f"{alias}: {present.version} -> {restored.version} (move {restored.number})",

@@ -130,10 +130,8 @@ def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
 def _bounds(accuracy: Mapping[str, Any], level: float = _LEVEL) -> tuple[float, float]:
     """Return the ends of all intervals together: if few problems differ, the bootstrap interval is too narrow."""
     intervals = [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
-    low, high = (
-        choose(_end(interval, name, level) for interval in intervals) for choose, name in ((min, "low"), (max, "high"))
-    )
-    return max(-1.0, low), min(1.0, high)
+    low, high = ([_end(interval, name, level) for interval in intervals] for name in ("low", "high"))
+    return max(-1.0, min(low)), min(1.0, max(high))
 
 
 def _end(interval: Mapping[str, Any], name: str, level: float) -> float:
@@ -145,10 +143,8 @@ def _end(interval: Mapping[str, Any], name: str, level: float) -> float:
 def _difference(comparison: Mapping[str, Any], gate: Gate, level: float = _LEVEL) -> str:
     accuracy = comparison[gate.measure]
     low, high = _bounds(accuracy, level)
-    return (
-        f"{measured(gate)} {accuracy['before']:.3f} -> {accuracy['after']:.3f}, "
-        f"{accuracy['difference']['value']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    )
+    change = f"{measured(gate)} {accuracy['before']:.3f} -> {accuracy['after']:.3f}"
+    return f"{change}, {accuracy['difference']['value']:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _alarms(evidence: GateEvidence, gate: Gate) -> Iterator[GateCheck]:

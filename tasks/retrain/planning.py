@@ -91,9 +91,8 @@ def check_sets(sets: Mapping[str, str], records: Sequence[Record], config: Confi
         ValueError: a set has changed or is missing, so the gate would no longer guard the same.
     """
     before = {name: version for record in records for name, version in record.night.sets.items()}
-    pinned = {
-        name: version for name, version in (before | config.evaluation.fingerprints).items() if version != REMOVED
-    }
+    pinned = before | config.evaluation.fingerprints
+    pinned = {name: version for name, version in pinned.items() if version != REMOVED}
     changed = {name: sets.get(name, REMOVED) for name, version in pinned.items() if sets.get(name) != version}
     if changed:
         lines = "".join(f"\n  {name}: {pinned[name]} -> {version}" for name, version in changed.items())

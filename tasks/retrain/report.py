@@ -128,13 +128,9 @@ def night_markdown(store: Store, config: Config, record: Record, decision: Mappi
     headline = _HEADLINES[end.outcome].format(number=night.number, **decision)
     counts = ", ".join(f"{count} {name}" for name, count in night.counts.items())
     training = decision["training"]
-    parts = [
-        f"# {headline}",
-        f"Began {night.at}, ended {end.at}. Problems: {counts}. Trained {len(training['solved'])} iterations on "
-        f"{training['tokens']:,} sampled tokens.",
-        "## Why",
-        markdown_table(check_rows(decision)),
-    ]
+    trained = f"Trained {len(training['solved'])} iterations on {training['tokens']:,} sampled tokens."
+    about = f"Began {night.at}, ended {end.at}. Problems: {counts}. {trained}"
+    parts = [f"# {headline}", about, "## Why", markdown_table(check_rows(decision))]
     for name, comparison in decision["comparisons"].items():
         parts += [f"## {name}: champion and challenger", markdown_table(comparison_rows(comparison))]
     versions = {

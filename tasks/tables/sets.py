@@ -25,7 +25,7 @@ from storage.versions.manifests import File, Manifest
 
 _KINDS = ("trajectories", "evaluation")
 _FETCHED_AT_ONCE = 4
-_PERIOD = re.compile(r"(\d+)\s*(h|d|w)")
+_PERIOD = re.compile(r"(\d+)\s*([hdw])")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
 LACKED = {
@@ -106,9 +106,8 @@ def parse_since(text: str, now: datetime | None = None) -> datetime | None:
             return (now or datetime.now(UTC)) - timedelta(hours=int(period[1]) * _HOURS[period[2]])
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise TargetError(
-            f"since={text!r}: give a date such as 2026-11-14, or a duration such as 12h, 7d or 2w"
-        ) from None
+        remedy = "give a date such as 2026-11-14, or a duration such as 12h, 7d or 2w"
+        raise TargetError(f"since={text!r}: {remedy}") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -152,8 +151,7 @@ def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> 
     """Read the manifest of a data set; return None if it was never committed."""
     run, number = layout.run_of(version) or "", layout.number_of(version) or 0
     try:
-        manifest = manifests.find(store, version)
-        if manifest is None:
+        if (manifest := manifests.find(store, version)) is None:
             return None
         manifest.number("rollout.max_head_offpolicyness")  # raises if it is missing; the database needs it
     except (DamagedError, OSError) as error:

@@ -39,9 +39,8 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
         per_hour: price of an hour; None: the run's `cost.per_hour`.
     """
     drawing = Lock()  # requests are answered in threads, and matplotlib's style is global
-    app, render = create_site(
-        [Path(__file__).parent], "", root=store.root, run=run, refresh_s=REFRESH_S, duration=duration
-    )
+    shared = {"root": store.root, "run": run, "refresh_s": REFRESH_S, "duration": duration}
+    app, render = create_site([Path(__file__).parent], "", **shared)
 
     @lru_cache(maxsize=1)
     def transcripts(data_set: str) -> list[Transcript]:
@@ -160,11 +159,8 @@ def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, 
             (checks.verdict_failures, failed, "verdicts are timeouts or errors"),
             (checks.verdicts_disagree, row.get("verdicts/disagree", 0), "verdicts differ from the environment's"),
         )
-        now = {
-            what: f"{share:.1%} of the {what}."
-            for check, share, what in measured
-            if share > check.threshold and check.severity != "ignore"
-        }
+        above = [each for each in measured if each[1] > each[0].threshold and each[0].severity != "ignore"]
+        now = {what: f"{share:.1%} of the {what}." for _, share, what in above}
         if row.get("trajectories") == 0:
             now["idle"] = "Nothing was left to train on."
         if row.get("reward/all_minimal"):

@@ -46,16 +46,14 @@ class AuditEvidence:
         A data set without scores is left out while a run is still working on it, because its scores are yet to come.
         """
 
-        def in_progress(each: DataSet) -> bool:
+        def is_done(each: DataSet) -> bool:
             trained = layout.checkpoint(each.run, each.iteration + 1)
             return (
-                not each.is_evaluation
-                and not manifests.committed(self.store, trained)
-                and is_held(self.store, each.run) is not None
+                each.is_evaluation or manifests.committed(self.store, trained) or is_held(self.store, each.run) is None
             )
 
         readable = [each for each in self.data_sets if each.version not in self.intake.incomplete]
-        return [each.number for each in readable if each.scores or not in_progress(each)]
+        return [each.number for each in readable if each.scores or is_done(each)]
 
     @cached_property
     def rows(self) -> int:
@@ -73,23 +71,24 @@ class AuditEvidence:
         Raises:
             SkippedError: there is no data set on which the check could run.
         """
-        if needs != "nothing" and not self.rows:
+        words = set(needs.split())
+        if words != {"nothing"} and not self.rows:
             raise SkippedError("there is no row to check")
-        if "scored" in needs.split() and not self.database.count("scores"):
+        if "scored" in words and not self.database.count("scores"):
             raise SkippedError("there is no score to check")
-        if "calls" in needs.split() and not self.database.count("calls"):
+        if "calls" in words and not self.database.count("calls"):
             raise SkippedError("no turn calls a tool")
-        wanted = set(needs.split()) & LACKED.keys()
+        wanted = words & LACKED.keys()
         lacks = {each.number: wanted.intersection(each.lacks) for each in self.data_sets}
         for number in lacks.keys() - self.graded:
             lacks[number] |= wanted & {"scores"}
         left_out = [each for each in self.data_sets if lacks[each.number]]
-        words = ", ".join(sorted({LACKED[what] for found in lacks.values() for what in found}))
+        names = ", ".join(sorted({LACKED[what] for found in lacks.values() for what in found}))
         if left_out and left_out == self.data_sets:
             is_scored = "scores" not in wanted or self.database.count("scores")
             remedy = "" if is_scored else ": run the score stage (python -m flows.score) first"
-            raise SkippedError(f"the data sets lack {words}{remedy}")
-        return left_out, words
+            raise SkippedError(f"the data sets lack {names}{remedy}")
+        return left_out, names
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,10 +112,8 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
     played = [_Played(*row) for row in rows]
     whole = [each for each in played if each.samples_all_tokens]
     if played and not whole:
-        raise SkippedError(
-            "sampled with top_p, top_k or a JSON schema, and logprobs of a cut distribution cannot be compared: "
-            f"{played[0].sampling}"
-        )
+        cut = "sampled with top_p, top_k or a JSON schema, and logprobs of a cut distribution cannot be compared"
+        raise SkippedError(f"{cut}: {played[0].sampling}")
     store = evidence.store
     gone = {each.policy for each in whole if not each.policy or not manifests.committed(store, each.policy)}
     kept = [each for each in whole if not (each.policy in gone or store.exists(layout.tombstone(each.policy)))]
@@ -154,8 +152,8 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     differences = []
     for (name, _, mask, _, _, logprobs, versions), of_row, of_served in zip(rows, exact, rounded, strict=True):
         if of_row is not None:
-            stored, by_policy = np.array(logprobs)[mask], np.array(versions)[mask] == played.policy_version
-            compared = by_policy & np.isfinite(stored)
+            stored = np.array(logprobs)[mask]
+            compared = (np.array(versions)[mask] == played.policy_version) & np.isfinite(stored)
             if compared.any():
                 nats, rounding = (_distance(each, of_row)[compared] for each in (stored, of_served))
                 differences.append((name, nats, rounding))

@@ -37,14 +37,14 @@ _SHOWN = 80  # characters
 class StatedAnswer:
     """Words that state an answer, and whether it is the gold answer.
 
-    Example: StatedAnswer(run="demo", words="answer is 19", problem_id="12+7", data_set=0, is_gold=True)
+    Example: StatedAnswer("answer is 19", "12+7", is_gold=True, run="demo", version="runs/demo/trajectories/000000")
     """
 
-    run: str
     words: str
     problem_id: str
-    data_set: int
     is_gold: bool
+    run: str = ""
+    version: str = ""  # of the data set
 
 
 def leaks(answers: Iterable[StatedAnswer]) -> Iterator[StatedAnswer]:
@@ -79,19 +79,14 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
         "select problem_id, prompt, solutions from problems where not all_left_out(data_sets)"
     )
     in_texts = [
-        StatedAnswer("", words, name, -1, is_gold)
+        StatedAnswer(words, name, is_gold)
         for name, prompt, solutions in problems
         for words, is_gold in stated(prompt, solutions)
     ]
     answers = (*leaks(in_texts), *leaks(_in_prompts(evidence)))
     distinct = {(answer.problem_id, answer.words): answer for answer in answers}.values()
     cases = [
-        Case(
-            "problem",
-            each.problem_id,
-            evidence.data_sets[each.data_set].version if each.data_set >= 0 else "",
-            f'its prompt states the gold answer: "{each.words[:_SHOWN]}"',
-        )
+        Case("problem", each.problem_id, each.version, f'its prompt states the gold answer: "{each.words[:_SHOWN]}"')
         for each in distinct
     ]
     found = evidence.database.flag_all("leaked_answers", cases)
@@ -113,8 +108,9 @@ def _in_prompts(evidence: AuditEvidence) -> Iterator[StatedAnswer]:
         return
     for batch in decoders.decode(evidence, query):
         for row, text in batch.columns("data_set", "problem_id", "solutions"):
+            version = evidence.data_sets[row["data_set"]].version
             for words, is_gold in stated(text, row["solutions"]):
-                yield StatedAnswer(batch.run, words, row["problem_id"], row["data_set"], is_gold)
+                yield StatedAnswer(words, row["problem_id"], is_gold, batch.run, version)
 
 
 def _flag_feedback(evidence: AuditEvidence) -> int:
@@ -216,8 +212,14 @@ def contamination(evidence: AuditEvidence) -> Measured:
     if not any(sets.values()):
         raise SkippedError("no run among the data sets has both training problems and evaluations to compare them with")
     details: dict[tuple[str, str], str] = {}
+    columns = ["problem_id", "prompt", "solutions", "metadata"]
     for run, names in sets.items():
-        for overlap in find_overlaps(trained[run], {name: _read_problems(evidence, name) for name in names}):
+        try:
+            stored = {name: read_rows(evidence.store, name, evidence.cache, columns) for name in names}
+            evaluated = {name: [Problem(**row) for row in rows] for name, rows in stored.items()}
+        except DamagedError as error:
+            raise SkippedError(f"an evaluation set cannot be read: {error}") from error
+        for overlap in find_overlaps(trained[run], evaluated):
             match = f"{overlap.other_id} of {overlap.set_name}, which {run} is evaluated on"
             details[run, overlap.problem_id] = f'is {match} ({overlap.kind}): "{overlap.shared}"'
     cases = [Case("problem", problem, "", detail) for (_, problem), detail in details.items()]
@@ -245,12 +247,3 @@ def _evaluation_sets(store: Store, runs: Iterable[str]) -> dict[str, list[str]]:
                 if name not in sets[run] and not store.exists(layout.tombstone(name)):
                     sets[run].append(name)
     return sets
-
-
-def _read_problems(evidence: AuditEvidence, version: str) -> list[Problem]:
-    try:
-        columns = ["problem_id", "prompt", "solutions", "metadata"]
-        rows = read_rows(evidence.store, version, evidence.cache, columns)
-        return [Problem(**row) for row in rows]
-    except DamagedError as error:
-        raise SkippedError(f"an evaluation set cannot be read: {error}") from error

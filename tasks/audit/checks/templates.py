@@ -91,23 +91,18 @@ def template_drift(evidence: AuditEvidence) -> Measured:
     query = "select data_set, digest, prompt, episodes, problem_id, ids from distinct_prompts order by number"
     members = _members(evidence)
     prompts = [
-        {
-            "run": batch.run,
-            "of": _player(batch.run, row["problem_id"], members),
-            **row,
-            "form": sys.intern(_form(text, row["prompt"], decoders.runs[batch.run])),
-        }
+        row
+        | {"run": batch.run, "of": _player(batch.run, row["problem_id"], members)}
+        | {"form": sys.intern(_form(text, row["prompt"], decoders.runs[batch.run]))}
         for batch in decoders.decode(evidence, query, special=True)
         for row, text in batch.columns("digest", "prompt", "episodes", "problem_id")
     ]
     forms: dict[str, Counter[str]] = {}
     for each in prompts:
         forms.setdefault(each["of"], Counter())[each["form"]] += each["episodes"]
-    varied = [run for run, each in forms.items() if len(each) > _MANY and 2 * max(each.values()) <= each.total()]
-    for run in varied:
-        del forms[run]
+    forms = {of: each for of, each in forms.items() if len(each) <= _MANY or 2 * max(each.values()) > each.total()}
     prompts = [each for each in prompts if each["of"] in forms]
-    usual = {run: counts.most_common(1)[0][0] for run, counts in forms.items()}
+    usual = {of: counts.most_common(1)[0][0] for of, counts in forms.items()}
     beyond = sum(len(counts) - 1 for counts in forms.values())
     found = [
         {**each, "detail": _difference(each["form"], usual[each["of"]])}
@@ -172,16 +167,15 @@ def _flag_feedback(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, in
     """
     query = """select data_set, feedback, digest, any_value(ids) as ids from between_turns where trim(feedback) <> ''
         group by data_set, feedback, digest"""
-    pieces, lacking = 0, set[tuple[str, str, int]]()
+    pieces, lacking = 0, dict[tuple[str, str, int], dict[str, Any]]()
     for batch in decoders.decode(evidence, query, special=True):
         for row, text in batch.columns("feedback", "digest"):
             pieces += 1
             if not decoders.runs[batch.run].shows(text, row["feedback"]):
-                lacking.add((batch.run, row["feedback"], row["digest"]))
-    found = [{"run": run, "feedback": feedback, "digest": digest} for run, feedback, digest in lacking]
+                lacking[batch.run, row["feedback"], row["digest"]] = row | {"run": batch.run}
     query = """select any_value(p.trajectory_id), p.data_set,
             'the tokens after ' || turn_name(p.turn) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'
         from between_turns p join data_sets d using (data_set)
         left join found f on f.run = d.run and f.feedback = p.feedback and f.digest = p.digest
         group by p.row, p.data_set, p.turn, p.feedback having count(*) = count(f.digest)"""
-    return evidence.database.flag("template_drift", "turn", query, found=found), pieces
+    return evidence.database.flag("template_drift", "turn", query, found=[*lacking.values()]), pieces

@@ -1,7 +1,7 @@
 """Checks of prompts, turns and feedback for text that should not be there: keys, personal data, hidden characters."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import phonenumbers
 from stdnum import iban, luhn
@@ -32,8 +32,7 @@ def personal_data(evidence: AuditEvidence) -> Measured:
 @check("hidden_characters", "turn")
 def hidden_characters(evidence: AuditEvidence) -> Measured:
     """Count texts with a character that `HIDDEN` matches: people then read another text than the policy."""
-    what = "characters that hide or reorder text"
-    return _search(evidence, "hidden_characters", HIDDEN, _hidden, what)
+    return _search(evidence, "hidden_characters", HIDDEN, _hidden, "characters that hide or reorder text")
 
 
 def _search(evidence: AuditEvidence, name: str, pattern: str, read: Callable[[str], str], what: str) -> Measured:
@@ -53,19 +52,18 @@ def _search(evidence: AuditEvidence, name: str, pattern: str, read: Callable[[st
         where regexp_matches(text, ?)""",
         [pattern],
     )
-    kinds = [{"digest": digest, "kind": kind} for digest, text in _distinct(evidence) if (kind := read(text))]
+    distinct = database.connection.sql("select digest, any_value(text) from matching group by 1")
+    kinds = [
+        {"digest": digest.as_py(), "kind": kind}
+        for batch in distinct.to_arrow_reader(_BATCH)
+        for digest, text in zip(*batch.columns, strict=True)
+        if (kind := read(text.as_py()))
+    ]
     query = "select id, data_set, name || ' has ' || kind from matching join found using (digest) where unit = '{}'"
     found = database.flag(name, "problem", query.format("problem"), found=kinds)
     found += database.flag(name, "turn", query.format("turn"), found=kinds)
     total = database.count("texts")
     return Measured(found, total, f"{found:,} of {total:,} prompts, turns and pieces of feedback have {what}")
-
-
-def _distinct(evidence: AuditEvidence) -> Iterator[tuple[int, str]]:
-    """Yield each distinct matching text with its digest."""
-    distinct = evidence.database.connection.sql("select digest, any_value(text) from matching group by 1")
-    for batch in distinct.to_arrow_reader(_BATCH):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _pattern(kinds: Kinds) -> str:
@@ -125,10 +123,6 @@ def _is_secret(value: str, before: str, after: str) -> bool:
     return bool(re.search(r"\d", value) and re.search(r"[A-Za-z]", value) and not _PLACEHOLDER.search(value))
 
 
-def _is_iban(value: str, before: str, after: str) -> bool:
-    return bool(iban.is_valid(value))
-
-
 def _is_social(value: str, before: str, after: str) -> bool:
     """Return False for numbers that are never assigned, and for those next to signs or other numbers."""
     return (
@@ -184,7 +178,10 @@ _PERSONAL: Kinds = {
         r"\b[A-Za-z0-9][A-Za-z0-9._%+\-]{0,63}@(?:[A-Za-z0-9\-]{1,63}\.){1,8}[A-Za-z]{2,24}\b",
         _always,
     ),
-    "an IBAN": (r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", _is_iban),
+    "an IBAN": (
+        r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b",
+        lambda value, *_: bool(iban.is_valid(value)),
+    ),
     "a card number": (
         r"\b(?:[3-6][0-9]{3}(?:[ \-]?[0-9]{4}){3}|3[47][0-9]{2}[ \-]?[0-9]{6}[ \-]?[0-9]{5})\b",
         _is_card,

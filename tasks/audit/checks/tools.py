@@ -26,9 +26,7 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
     """
     database, decoders = evidence.database, Decoders(evidence)
     calls = database.count("answered")
-    query = (
-        "select data_set, output, digest, any_value(given) as ids from calls_given group by data_set, output, digest"
-    )
+    query = "select data_set, output, digest, any_value(given) as ids from calls_given group by all"
     lacking = [
         (row["data_set"], row["output"], row["digest"])
         for batch in decoders.decode(evidence, query, special=True)
@@ -148,7 +146,7 @@ def _stating(outputs: Iterable[_Output]) -> Iterator[_Leak]:
     for each in outputs:
         for words, is_gold in stated(each.output, each.solutions):
             by_words.setdefault((each.problem_id, words), []).append(each)
-            answers.append(StatedAnswer("", words, each.problem_id, -1, is_gold))
+            answers.append(StatedAnswer(words, each.problem_id, is_gold))
     for answer in leaks(answers):
         for each in by_words[answer.problem_id, answer.words]:
             if not contains_gold(each.prompt, each.solutions):

@@ -143,8 +143,7 @@ def stated(text: str, solutions: Sequence[str]) -> list[tuple[str, bool]]:
     """
     found = []
     for cue in _STATEMENT.finditer(text):
-        spellings = _spellings(cue[0], text[cue.end() : cue.end() + LONGEST])
-        if spellings:
+        if spellings := _spellings(cue[0], text[cue.end() : cue.end() + LONGEST]):
             right = any(compare(spelling, gold) == "right" for spelling in spellings for gold in solutions)
             found.append((f"{cue[0].strip()} {spellings[-1]}", right))
     return found
@@ -202,8 +201,7 @@ def _contradicted(
     cases = list[Case]()
     for (row, version, turn, given, solutions), (second, answer) in zip(sample, opinions, strict=True):
         if second in flagged:
-            cannot = f"cannot judge {given[-_SHOWN:]!r}"
-            read = cannot if second == "cannot say" else f"reads {answer[:_SHOWN]!r}"
+            read = f"cannot judge {given[-_SHOWN:]!r}" if second == "cannot say" else f"reads {answer[:_SHOWN]!r}"
             gold = " or ".join(repr(solution[:_SHOWN]) for solution in solutions[:3])
             detail = f"turn {turn + 1}: judged {verdict}; the second checker {read}, the gold is {gold}"
             cases.append(Case("turn", row, version, detail))
@@ -218,10 +216,8 @@ def _measured(opinions: Sequence[Opinion], verdict: str, contrary: Opinion) -> M
         says = f"the second checker could judge none of {len(opinions):,} turns judged {verdict}"
         return Measured(0.0, 0, says, judged)
     estimate = proportion([float(opinion == contrary) for opinion in decided])
-    says = (
-        f"the second checker calls {decided.count(contrary):,} of {len(decided):,} turns judged {verdict} {contrary}: "
-        f"{estimate.value:.1%}, 95 % interval {estimate.low:.1%} to {estimate.high:.1%}"
-    )
+    says = f"the second checker calls {decided.count(contrary):,} of {len(decided):,} turns judged {verdict} {contrary}"
+    says += f": {estimate.value:.1%}, 95 % interval {estimate.low:.1%} to {estimate.high:.1%}"
     if len(decided) < _LEAST:
         says += f"; fewer than {_LEAST} turns raise no alarm"
     if undecided := len(opinions) - len(decided):

@@ -89,11 +89,12 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         lacks["scores"] = len(rollouts)
     skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
-    root = shlex.quote(config.storage.root)
-    of_all = f"{len(bad)} of {len(bad) + len(rollouts)} rows are left out"
-    lines = [*numbered, *([f"{of_all}, {len(bad) - len(faulty)} of them without tokens"] if bad else [])]
-    lines += [f"left out: {line}" for line in listed(bad)]
+    root, lines = shlex.quote(config.storage.root), numbered
+    if bad:
+        of_all = f"{len(bad)} of {len(bad) + len(rollouts)} rows are left out"
+        lines.append(f"{of_all}, {len(bad) - len(faulty)} of them without tokens")
     lines += [
+        *(f"left out: {line}" for line in listed(bad)),
         f"scored by {config.score.type}. Next:",
         f"  python -m flows.audit_trajectories {arguments.name} storage.root={root}",
         f"  python -m tasks.audit --root {root} read {arguments.name}",
@@ -185,10 +186,7 @@ def _commit(
     name, settings, holds = arguments.name, config.score, {"format": arguments.format, "tokenizer": bool(chat)}
     problems = {problem.problem_id: problem for problem in map(problem_of, rollouts)}.values()
     problem_set, scorer = layout.problems(fingerprint(problems)), scorer_fingerprint(settings)
-    with (
-        Lease(store, name, label="import") as lease,
-        Verifier(settings.workers, settings.timeout_s) as verifier,
-    ):
+    with Lease(store, name, label="import") as lease, Verifier(settings.workers, settings.timeout_s) as verifier:
         provenance = Provenance(config=config.model_dump(mode="json"), fence=lease)
         scorers = Scorers(settings, verifier)
         if not manifests.committed(store, layout.run(name)):
@@ -208,7 +206,7 @@ def _commit(
             of_step = list(group)
             rows = [to_trajectory(each, samples, name, problem_set, arguments.format) for each in of_step]
             digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
-            lacks = sorted({what for each in of_step for what in each.lacks})
+            lacks = sorted(set[str]().union(*(each.lacks for each in of_step)))
             version: TrajectoriesVersion = layout.trajectories(name, step)
             scores = layout.scores(name, step, scorer)
             if arguments.evaluation:

@@ -247,15 +247,13 @@ def _verl(row: Row) -> Fields:
     parts = _numbers({name: value for name, value in row.items() if name not in ("score", "reward", "step", "gts")})
     if "acc" in parts:  # whether the answer is right, which the scorer `environment` knows under this name
         parts["correct"] = parts.pop("acc")
-    more = {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts")}
-    return _texts(row, "input", "output") | more
+    return _texts(row, "input", "output") | {"reward": row.get("score"), "parts": parts, "golds": _golds(row, "gts")}
 
 
 def _trl(row: Row) -> Fields:
     """Read a row of `completions_*.parquet`. A reward function that did not apply gave NaN; weights are not known."""
     parts = _numbers({name: value for name, value in row.items() if isinstance(value, float) and name != "advantage"})
-    reward = sum(parts.values()) if parts else None
-    return _texts(row, "prompt", "completion") | {"reward": reward, "parts": parts}
+    return _texts(row, "prompt", "completion") | {"reward": sum(parts.values()) if parts else None, "parts": parts}
 
 
 FORMATS = {"messages": _messages, "openai-finetune": _messages, "verifiers": _verifiers, "verl": _verl, "trl": _trl}

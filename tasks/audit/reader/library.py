@@ -59,10 +59,7 @@ class Filter(BaseModel):
         return urlencode({**self.chosen(), **more})
 
 
-LABELS = {
-    "unscored": "no score",
-    "disagree": "score and environment differ",
-}
+LABELS = {"unscored": "no score", "disagree": "score and environment differ"}
 """Labels of those values of a filter that are not shown as they are."""
 
 

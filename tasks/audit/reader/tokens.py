@@ -109,14 +109,11 @@ def spans(row: Trajectory, part: slice, decoder: Decoder | None, advantages: Map
     texts = [""] * len(shown)
     if decoder:
         texts = decoder.texts([[n if 0 <= n < NO_TOKEN else NO_TOKEN] for n in shown], special=True)
-    tokens = [
-        Token(
-            position, number, text, bool(sampled), logprob, None if version == -1 else version, advantages.get(position)
-        )
-        for position, (text, (number, sampled, logprob, version)) in enumerate(
-            zip(texts, islice(columns, part.start, part.start + len(shown)), strict=True), part.start
-        )
-    ]
+    tokens = list[Token]()
+    of_part = zip(texts, islice(columns, part.start, part.start + len(shown)), strict=True)
+    for position, (text, (number, sampled, logprob, version)) in enumerate(of_part, part.start):
+        values = logprob, None if version == -1 else version, advantages.get(position)
+        tokens.append(Token(position, number, text, bool(sampled), *values))
     return [Span(title, list(same)) for title, same in groupby(tokens, lambda token: _title(row, token.position))]
 
 
@@ -222,10 +219,8 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
         rows, scores, reward = _group(library, data_set, row.problem_id, reward)
         masked = bool(manifest.knob("train.mask_truncated"))
         built = build_samples(rows, scores, reward, scorers=scorers, mask_truncated=masked)
-        oldest = int(manifest.number("rollout.max_head_offpolicyness"))
-        samples = within_staleness(built, data_set.iteration, oldest)
-        observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
-        assigned = algorithm.assign(samples, observed)
+        samples = within_staleness(built, data_set.iteration, int(manifest.number("rollout.max_head_offpolicyness")))
+        assigned = algorithm.assign(samples, [Observed(np.zeros(len(sample.actions))) for sample in samples])
     except ValueError as error:
         raise NoAdvantageError(f"The advantages cannot be computed: {error}.") from error
     by_id = {sample.trajectory_id: index for index, sample in enumerate(samples)}
@@ -273,8 +268,7 @@ def _group(
     library: Library, data_set: DataSet, problem_id: str, reward: Reward
 ) -> tuple[list[Trajectory], list[Score], Reward]:
     """Return the trajectories and scores of a group, and the reward with the least one of the whole data set."""
-    database = library.database
-    rows = library.group(data_set.version, problem_id)
+    database, rows = library.database, library.group(data_set.version, problem_id)
     scores = database.all(
         """select trajectory_id, turn, verdict, coalesce(success, 0), extracted, solution, verdict_reason, scored_reward
         from turns where verdict is not null and list_contains(?, row)""",

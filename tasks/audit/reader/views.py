@@ -133,9 +133,8 @@ class Views:
 
     def _tokens(self, given: Given, trajectory: Trajectory, row: int) -> dict[str, Any]:
         """Return the values of the template for the tokens."""
-        number = int(self.library.database.number("select data_set from listing where row = ?", row))
         page = _Page(given, len(trajectory.token_ids), tokens.PART, "part")
-        data_set = self.data_sets[number]
+        data_set = self.data_sets[int(self.library.database.number("select data_set from listing where row = ?", row))]
         policies = select(PolicyVersion, data_set.manifest.parent_names) if data_set.manifest else []
         decoder, no_tokenizer = find_decoder(self.store, data_set.run, policies, self.cache)
         by_advantage = given.get("colour") == "advantage"
@@ -203,8 +202,7 @@ def create_app(
     app, render = create_site([], moved, root=store.root, has_audit=audit is not None)
     library = Library(database, audit / CASES if audit else None)
     views = Views(library, render, store, data_sets, cache, notes)
-    pages = {"/": views.listing, "/group": views.group, "/trajectory": views.trajectory}
-    for path, view in pages.items():
+    for path, view in (("/", views.listing), ("/group", views.group), ("/trajectory", views.trajectory)):
         app.add_api_route(path, view, methods=["GET", "HEAD"])
 
     @app.get("/report")

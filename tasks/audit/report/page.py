@@ -94,9 +94,8 @@ _Column = tuple[str, Values, Callable[[float | None], str]]
 
 
 def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
-    tools = attributes(
-        episodes_with_calls="with_calls", failed_calls="failed_calls", episodes_with_branches="branched"
-    )(sets)
+    titles = {"episodes_with_calls": "with_calls", "failed_calls": "failed_calls", "episodes_with_branches": "branched"}
+    tools = attributes(**titles)(sets)
     groups = [
         (attributes("iteration", "trajectories", "turns", "tokens")(sets), wording.decimal),
         ({f"{title} right": values for title, values in by_turn(sets).items()}, wording.share),

@@ -76,9 +76,7 @@ def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
 
 def attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
     """Return a function that reads attributes of the data sets: some named like their titles, some titled anew."""
-    titles = {name.replace("_", " "): name for name in names} | {
-        title.replace("_", " "): name for title, name in titled.items()
-    }
+    titles = {title.replace("_", " "): name for title, name in [*zip(names, names, strict=True), *titled.items()]}
     return lambda sets: {title: [getattr(each, name) for each in sets] for title, name in titles.items()}
 
 
@@ -102,11 +100,11 @@ _KINDS = (
 
 def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
     """Draw lines over iterations. Return None without values."""
-    series: dict[str, Values] = {}
-    for title, values in kind.series(sets).items():
-        finite = [value if value is not None and math.isfinite(value) else None for value in values]
-        if any(value is not None for value in finite):
-            series[title] = finite
+    finite = {
+        title: [value if value is not None and math.isfinite(value) else None for value in values]
+        for title, values in kind.series(sets).items()
+    }
+    series = {title: values for title, values in finite.items() if values.count(None) < len(values)}
     return Plot(kind.title, kind.about, _draw(name, lambda axes: _lines(axes, kind, series, sets))) if series else None
 
 
