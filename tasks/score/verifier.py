@@ -44,8 +44,7 @@ from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
 from tasks.own_code import CodeChangedError, files_of
 from tasks.score import worker
-from tasks.score.interface import Answer
-from tasks.score.verdict import LIMIT_MET, Verdict
+from tasks.score.verdict import LIMIT_MET, Answer, Verdict
 
 logger = logging.getLogger(__name__)
 
