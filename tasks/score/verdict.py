@@ -11,7 +11,6 @@ from tasks.thoughts import split
 FAILED = ("timeout", "error")
 LIMIT_MET = "needs more than"
 """The beginning of the reason where the answer met a limit of time or memory."""
-_LONGEST_TEXT = 500  # characters of `extracted` and `reason`
 _LARGEST = 3e38  # rewards are stored as float32
 
 
@@ -95,5 +94,5 @@ def checked(verdict: Verdict) -> Verdict:
 
 
 def storable(text: str) -> str:
-    """Return the text, cut and without lone surrogates, which UTF-8 cannot encode."""
-    return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
+    """Return the text, cut to 500 characters and without lone surrogates, which UTF-8 cannot encode."""
+    return text[:500].encode("utf-8", "replace").decode()
