@@ -21,7 +21,7 @@ from storage.versions.drafts import Draft, JournaledDraft
 from tasks import registry
 from tasks.evaluate.protocol import greedy
 from tasks.registry import fingerprint
-from tasks.score.interface import Answer
+from tasks.score.verdict import Answer
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.score.test_verifier import workers_of
 

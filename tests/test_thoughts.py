@@ -19,7 +19,7 @@ from tasks.audit.importing import command
 from tasks.audit.importing.rollout import Message, Rollout, to_trajectory
 from tasks.inference.api import Completion
 from tasks.score.by_model import messages_of
-from tasks.score.interface import Answer
+from tasks.score.verdict import Answer
 from tasks.score.verifier import Verifier
 from tasks.thoughts import after, split
 from tests.support.chat_formats import tokenizer_of

@@ -85,9 +85,10 @@ class AnswerReader:
         """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
         # Special tokens included: they may be the tags.
         thought, said = split(self._chat.opening_of(prompt_ids) + self._chat.completion_text(completion_ids))
-        calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
-        content = _CALL.sub("", said) if tools else said
-        return ParsedAnswer(content.strip(), thought, calls)
+        if not tools:
+            return ParsedAnswer(said.strip(), thought)
+        calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)]
+        return ParsedAnswer(_CALL.sub("", said).strip(), thought, calls)
 
 
 def _call(body: str, *, closed: bool) -> Call:
@@ -138,9 +139,6 @@ _FAMILIES = (
 )
 """Families of text models in the package `renderers`, in the order in which they are tried."""
 
-_HARMONY = ("gpt-oss", "<|channel|>")
-"""The family that fetches a vocabulary from the network unless it is in the cache, and a token that only it has."""
-
 
 @lru_cache(maxsize=4)
 def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
@@ -159,8 +157,8 @@ def open_reader(chat: Chat, family: str = "auto") -> AnswerReader:
         return AnswerReader(chat)
     if family != "auto":
         return FamilyReader(chat, family)
-    harmony, mark = _HARMONY
-    for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
+    # The vocabulary of gpt-oss is fetched from the network: only for a tokenizer with a token that no other has.
+    for name in (*_FAMILIES, *(["gpt-oss"] if "<|channel|>" in chat.tokenizer.get_vocab() else [])):
         with suppress(Exception):  # the tokenizer lacks tokens of the family; the library has no narrower error
             reader = FamilyReader(chat, name)
             calls = reader.read([], chat.toy_calls, TOY_TOOLS).calls

@@ -97,8 +97,9 @@ class Chat:
 
     def whole(self, messages: Messages) -> list[int]:
         """Return the ids of a conversation that ends with the assistant's answer; tags of thoughts in it are text."""
-        text = self.tokenizer.apply_chat_template(self.control.apart(quoted(messages)), tokenize=False)
-        return self.control.encode(str(text))
+        return self.control.encode(
+            str(self.tokenizer.apply_chat_template(self.control.apart(quoted(messages)), tokenize=False))
+        )
 
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
         """Return the prompt for the next turn, in which the user answers a completion of `messages` with `message`.
@@ -107,10 +108,9 @@ class Chat:
         the policy sampled it), the user's turn and the assistant's header. Whitespace that the template would trim
         stays as it was sampled.
         """
-        new = [{"role": "user", "content": message}]
+        new = {"role": "user", "content": message}
         answer = {"role": "assistant", "content": self._template.lead + self.completion_text(completion_ids)}
-        following: list[Message] = [*messages, answer, *new]
-        ids = self.continuation(messages, completion_ids, new)
+        following, ids = [*messages, answer, new], self.continuation(messages, completion_ids, [new])
         return NextPrompt(self.prompt(following) if ids is None else ids, ids is None, following)
 
     def continuation(
@@ -146,8 +146,7 @@ class Chat:
         """
         body = self.control.said_apart(after(self.opening, text) if self.opening else text)
         if not calls:
-            ends = *self._ends.template, *self.stop_token_ids
-            return [*self.control.encode(body), *ends[:1]]
+            return [*self.control.encode(body), *[*self._ends.template, *self.stop_token_ids][:1]]
         ids = self.control.encode(body + self._template.calls(calls, tools, said=bool(split(text)[1])))
         names, before = Counter(call["function"]["name"] for call in calls), body.replace(JOINT, "")
         for end in (end for end, token in enumerate(ids, 1) if token in self._ends):
@@ -179,8 +178,7 @@ class Chat:
 
     def without_end(self, completion_ids: Sequence[int]) -> list[int]:
         """Return a completion without the token that ended it."""
-        ended = bool(completion_ids) and completion_ids[-1] in self._ends
-        return list(completion_ids[:-1] if ended else completion_ids)
+        return list(completion_ids[:-1] if completion_ids and completion_ids[-1] in self._ends else completion_ids)
 
     def completion_text(self, completion_ids: list[int]) -> str:
         """Return the completion's text without the end of turn, which the template itself writes."""
@@ -246,8 +244,7 @@ def engine_ends(folder: Path) -> tuple[int, ...]:
     vLLM reads generation_config.json or, without it, config.json. It stops at the tokenizer's end of text as well.
     """
     stated = folder / "generation_config.json"
-    values = json.loads((stated if stated.exists() else folder / "config.json").read_bytes())
-    ends = values.get("eos_token_id")
+    ends = json.loads((stated if stated.exists() else folder / "config.json").read_bytes()).get("eos_token_id")
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
 

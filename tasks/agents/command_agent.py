@@ -90,8 +90,8 @@ class CommandAgent(EndpointAgent):
 
         Its output goes to files: a process that it leaves behind would hold a pipe open.
         """
-        names = (*_PASSED, *(self.pass_environment or ()))
-        env = {name: os.environ[name] for name in names if name in os.environ} | mark()
+        passed = {*_PASSED, *(self.pass_environment or ())}
+        env = {name: value for name, value in os.environ.items() if name in passed} | mark()
         if "PYTHONPATH" in env:  # the command runs in another folder
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
@@ -113,14 +113,14 @@ def _apart() -> tuple[str, ...]:
 
     Root keeps its capabilities, by which it could see the others nevertheless.
     """
-    capabilities = ("--cap-add", "ALL") if os.geteuid() == 0 else ()
-    alone = ("bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--die-with-parent", *capabilities)
+    alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
+    alone += [*(("--cap-add", "ALL") if os.geteuid() == 0 else ()), "--"]
     try:
-        subprocess.run([*alone, "--", "true"], timeout=60, check=True)
+        subprocess.run([*alone, "true"], timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("commands can read the keys of other episodes in /proc, because bubblewrap fails: %s", error)
         return ()
-    return (*alone, "--")
+    return tuple(alone)
 
 
 def _text(file: IO[bytes]) -> str:

@@ -3,11 +3,11 @@ contents never become such tokens (`ControlTokens`), and at which tokens turns e
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -160,9 +160,7 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
-        self._tokenizer = tokenizer
-        marks = marks_of(tokenizer)
-        written = written or Written({}, [], [], "")
+        self._tokenizer, marks, written = tokenizer, marks_of(tokenizer), written or Written({}, [], [], "")
 
         def marks_in(*texts: str) -> set[str]:
             return {mark for mark in marks if any(mark in text for text in texts)}
@@ -176,7 +174,10 @@ class ControlTokens:
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
-        return [self._apart(message) for message in messages]
+        return [
+            {name: _mapped(value, self._change(message["role"], name)) for name, value in message.items()}
+            for message in messages
+        ]
 
     def tools_apart(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return descriptions of tools in which no text can become a control token."""
@@ -200,11 +201,10 @@ class ControlTokens:
         joining.add_tokens([JOINT], special_tokens=True)
         return joining
 
-    def _apart(self, message: dict[str, Any]) -> dict[str, Any]:
-        change = {"assistant": self.said_apart, "tool": self._returned}.get(message["role"], self._others)
-        return {
-            name: _mapped(value, self._returned if name == "tool_calls" else change) for name, value in message.items()
-        }
+    def _change(self, role: str, member: str) -> Callable[[str], str]:
+        if role == "tool" or member == "tool_calls":
+            return self._returned
+        return self.said_apart if role == "assistant" else self._others
 
 
 def _joiner(texts: Collection[str]) -> Callable[[str], str]:
@@ -214,18 +214,15 @@ def _joiner(texts: Collection[str]) -> Callable[[str], str]:
     its first character, or ends with one without its last, unless what is left is a word. In JSON, quotes begin and end
     a text.
     """
-    rests: dict[str, list[str]] = {}
-    begun: list[str] = []
-    for text in sorted(texts):
+    rests, begun = defaultdict[str, list[str]](list), list[str]()
+    for text in sorted(text for text in texts if len(text) > 1):  # nothing can be put into a single character
         rest, cut = re.escape(text[1:]), re.escape(text[1:-1]) + '(?![^"])'  # nothing or a quote follows
-        if len(text) > 1:  # nothing can be put into a single character
-            rests.setdefault(re.escape(text[0]), []).extend([rest, cut] if len(text) > 2 else [rest])
-            begun.extend([rest] if re.fullmatch(r"\w*", text[1:-1]) else [rest, cut])
+        rests[re.escape(text[0])] += [rest, cut] if len(text) > 2 else [rest]
+        begun += [rest] if re.fullmatch(r"\w*", text[1:-1]) else [rest, cut]
     if not rests:
         return str
     patterns = [f"{first}(?={'|'.join(others)})" for first, others in rests.items()]
-    pattern = re.compile("|".join([*patterns, f'(?<![^"])(?={"|".join(begun)})']))
-    return lambda text: pattern.sub(rf"\g<0>{JOINT}", text)
+    return partial(re.compile("|".join([*patterns, f'(?<![^"])(?={"|".join(begun)})'])).sub, rf"\g<0>{JOINT}")
 
 
 def quoted(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -268,11 +265,10 @@ class TurnEnds:
         self._tokenizer, self._marks = tokenizer, marks_of(tokenizer)
         self.engine = frozenset(engine)
         self.template: dict[int, str] = {}
-        ends = [end for gap in written.after.values() if (end := self._note_end(gap)) is not None]
+        ends = Counter(end for gap in written.after.values() if (end := self._note_end(gap)) is not None)
         begins = tokenizer.encode(written.around[0], add_special_tokens=False) if written.around else []
-        self.headers = frozenset(
-            end for end, roles in Counter(ends).items() if roles == 1 and (len(ends) > 1 or end in begins)
-        )
+        once = (end for end, roles in ends.items() if roles == 1)
+        self.headers = frozenset(end for end in once if ends.total() > 1 or end in begins)
         self._note_end(written.end_of_calls)
 
     def __contains__(self, token_id: int) -> bool:
@@ -311,5 +307,4 @@ class TurnEnds:
 
 def exact_text(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:
     """Return the text of tokens, special ones included."""
-    decoded = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return str(decoded)
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

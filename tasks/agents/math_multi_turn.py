@@ -1,5 +1,6 @@
 """The math agents: they answer a problem, get feedback and try again; and one without verdicts."""
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -16,6 +17,7 @@ WRONG_FEEDBACK = "Your answer is wrong. Try again."
 CORRECT_FEEDBACK = "Your answer is correct."
 
 
+@dataclass(eq=False, repr=False)
 class MathMultiTurnAgent:
     """An agent that makes up to `num_turns` completions in one conversation.
 
@@ -30,22 +32,15 @@ class MathMultiTurnAgent:
         instruction: appended to the problem's text.
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        *,
-        num_turns: Annotated[int, Field(ge=1)] = 5,
-        turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0,
-        stop_on_success: bool = True,
-        wrong_feedback: str = WRONG_FEEDBACK,
-        correct_feedback: str = CORRECT_FEEDBACK,
-        system_prompt: str = "",
-        instruction: str = "",
-    ) -> None:
-        self.context = context
-        self.num_turns, self.turn_discount, self.stop_on_success = num_turns, turn_discount, stop_on_success
-        self.wrong_feedback, self.correct_feedback = wrong_feedback, correct_feedback
-        self.system_prompt, self.instruction = system_prompt, instruction
+    context: AgentContext
+    _: KW_ONLY
+    num_turns: Annotated[int, Field(ge=1)] = 5
+    turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
+    stop_on_success: bool = True
+    wrong_feedback: str = WRONG_FEEDBACK
+    correct_feedback: str = CORRECT_FEEDBACK
+    system_prompt: str = ""
+    instruction: str = ""
 
     async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
         """See `AwaitingAgent.play`."""

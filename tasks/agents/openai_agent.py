@@ -128,9 +128,8 @@ def open_client(completions: Completions, base_url: str, key: str) -> AsyncOpenA
     request = httpx.Request("POST", f"{client.base_url}chat/completions")  # OpenAI's exceptions name it
 
     async def create(**arguments: Any) -> Any:
-        given = {
-            name: value for name, value in arguments.items() if not isinstance(value, openai.NotGiven | openai.Omit)
-        }
+        absent = (openai.NotGiven, openai.Omit)
+        given = {name: value for name, value in arguments.items() if not isinstance(value, absent)}
         if any(given.get(name) for name in _SENT):
             return await send(**arguments)
         limit = given.pop("timeout", None)  # a number, or httpx's limits of each step of a request

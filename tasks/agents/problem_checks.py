@@ -70,17 +70,15 @@ def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> li
     most = context - max(1, config.sampling.max_new_tokens // _ANSWER_DIVISOR)
     lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
     if lacking and len(lacking) == len(problems):
-        remedy = "raise inference.max_model_len, or shorten them"
-        raise ProblemError(f"{describe_lacking(lacking, len(problems), config)}: {remedy}")
+        told = describe_lacking(lacking, len(problems), config)
+        raise ProblemError(f"{told}: raise inference.max_model_len, or shorten them")
     return lacking
 
 
 def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> str:
     """Say how many of `count` problems lack room, and name the first ones."""
-    return (
-        f"{len(lacking)} of {count} problems ({_first_ids(lacking)}) leave no room for an answer in "
-        f"inference.max_model_len={config.inference.max_model_len}"
-    )
+    room = f"inference.max_model_len={config.inference.max_model_len}"
+    return f"{len(lacking)} of {count} problems ({_first_ids(lacking)}) leave no room for an answer in {room}"
 
 
 def _first_ids(problems: Sequence[Problem]) -> str:
@@ -96,11 +94,8 @@ def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
 
 def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
     """Return a warning that names the problems in which control tokens are spelled out; None if there are none."""
-    marked = [
-        problem
-        for problem in problems
-        if any(control.found_in(message["content"]) for message in first_messages(problem, problem.prompt))
-    ]
+    shown = ((problem, first_messages(problem, problem.prompt)) for problem in problems)
+    marked = [problem for problem, messages in shown if any(control.found_in(each["content"]) for each in messages)]
     if not marked:
         return None
     return (

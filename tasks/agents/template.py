@@ -194,19 +194,17 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message in which the arguments of calls are objects instead of JSON texts, as templates expect."""
     if not message.get("tool_calls"):
         return message
-    calls = [
-        call | {"function": call["function"] | {"arguments": _object(call["function"]["arguments"] or "{}")}}
-        for call in message["tool_calls"]
-    ]
+    calls = [call | {"function": _with_object(call["function"])} for call in message["tool_calls"]]
     return message | {"tool_calls": calls}
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """Return arguments as an object; a text that is none, as a policy may write it, is in one."""
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's function with an object as its arguments; a text that is none, by a policy, is in one."""
+    arguments = function["arguments"] or "{}"
     with suppress(ValueError, RecursionError):
         if isinstance(read := json.loads(arguments), dict):
-            return read
-    return {"arguments": arguments}
+            return function | {"arguments": read}
+    return function | {"arguments": {"arguments": arguments}}
 
 
 def _roles(messages: Messages) -> str:

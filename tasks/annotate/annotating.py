@@ -29,9 +29,9 @@ from tasks.inference.beside import BesideModels
 from tasks.inference.client import LOST, UNIX, Client, MalformedError, retrying
 from tasks.inference.location import folder_of, identities, model_fingerprints
 from tasks.score.by_model import JudgeScorer, messages_of
-from tasks.score.interface import Answer
 from tasks.score.scorers import OWN_COLUMNS, SCORERS
 from tasks.score.scoring import batches
+from tasks.score.verdict import Answer
 
 Rows = Iterable[dict[str, Any]]
 Tell = Callable[[str], None]

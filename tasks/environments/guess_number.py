@@ -5,8 +5,7 @@ import random
 import re
 from typing import Any
 
-from storage.records import Problem
-from tasks.environments.interface import EnvironmentContext
+from tasks.environments.interface import EnvironmentContext, problem_of
 from tasks.problems.problem_set import SEED
 
 
@@ -21,8 +20,7 @@ class GuessNumberEnvironment:
         self._low = self._high = self._number = 0
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        problem = (options or {}).get("problem")
-        assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
+        problem = problem_of(options)
         game = json.loads(problem.metadata)
         if missing := [name for name in (SEED, "low", "high") if name not in game]:
             raise ValueError(f"problem {problem.problem_id!r} has no metadata {missing[0]!r}: use kind: guess-number")
@@ -41,5 +39,4 @@ class GuessNumberEnvironment:
             self._low, word = max(self._low, guess + 1), "Higher"
         else:
             self._high, word = min(self._high, guess - 1), "Lower"
-        left = f"{word}: the number is from {self._low} to {self._high}."
-        return left, 0.0, False, False, {"verdict": "wrong"}
+        return f"{word}: the number is from {self._low} to {self._high}.", 0.0, False, False, {"verdict": "wrong"}

@@ -5,8 +5,7 @@ import json
 import re
 from typing import Any
 
-from storage.records import Problem
-from tasks.environments.interface import EnvironmentContext
+from tasks.environments.interface import EnvironmentContext, problem_of
 
 try:
     import gymnasium
@@ -51,8 +50,7 @@ class GymnasiumEnvironment:
         self._names = _names(self._environment.action_space, actions)
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        problem = (options or {}).get("problem")
-        assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
+        problem = problem_of(options)
         metadata = json.loads(problem.metadata)
         begin = {"seed": metadata.get("seed", seed), "options": metadata.get("options")}
         observation, _ = await asyncio.to_thread(self._environment.reset, **begin)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from storage.records import Problem
 from tasks.score.verifier import Verifier
 
 
@@ -55,6 +56,13 @@ class Environment(Protocol):
         ...
 
 
+def problem_of(options: dict[str, Any] | None) -> Problem:
+    """Return the problem in the `options` of a reset."""
+    problem = (options or {}).get("problem")
+    assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
+    return problem
+
+
 def verdict_of(info: Mapping[str, Any]) -> str:
     """Return the verdict in the `info` of a step. It is `correct` if and only if `success` is true, where both exist.
 
@@ -62,8 +70,6 @@ def verdict_of(info: Mapping[str, Any]) -> str:
     ('unparsable', 'correct', '')
     """
     verdict = str(info.get("verdict", ""))
-    if "success" not in info:
-        return verdict
-    if info["success"]:
+    if info.get("success"):
         return "correct"
-    return "wrong" if verdict in ("", "correct") else verdict
+    return "wrong" if "success" in info and verdict in ("", "correct") else verdict

@@ -3,7 +3,7 @@
 from typing import Any
 
 from storage.records import Problem
-from tasks.environments.interface import EnvironmentContext
+from tasks.environments.interface import EnvironmentContext, problem_of
 
 
 class MathVerifyEnvironment:
@@ -14,10 +14,8 @@ class MathVerifyEnvironment:
         self._problem: Problem | None = None
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        problem = (options or {}).get("problem")
-        assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
-        self._problem = problem
-        return problem.prompt, {}
+        self._problem = problem_of(options)
+        return self._problem.prompt, {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         assert self._problem is not None, "reset comes before step"
@@ -32,9 +30,7 @@ class NullEnvironment:
         pass
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        problem = (options or {}).get("problem")
-        assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
-        return problem.prompt, {}
+        return problem_of(options).prompt, {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         return "", 0.0, False, False, {"verdict": ""}

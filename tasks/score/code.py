@@ -23,14 +23,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tasks.problems.problem_set import HIDDEN_TESTS
-from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
-from tasks.score.verdict import Verdict, storable
+from tasks.score.interface import ProgramError, RunProgram, ScorerContext
+from tasks.score.verdict import Answer, Verdict, storable
 from tasks.thoughts import TAG, split
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.sandbox import Sandboxes
 
 _FENCE = re.compile(r"[ \t]*+(```++|~~~++)[ \t]*+([^`\s]*+)[^`]*+")
-_PYTHON = ("python", "py", "python3")
 _MARK = "result of the last call: "
 _USUAL = "re string random datetime copy json sys typing collections heapq bisect math itertools functools operator"
 _FUNCTION = f"""
@@ -110,7 +109,7 @@ def program_in(text: str) -> str | None:
         if mark and not fence:
             fence, language, block = mark[1], mark[2].lower(), []
         elif mark and mark[1].startswith(fence) and not mark[2]:
-            blocks["python" if language in _PYTHON else language].append(block)
+            blocks["python" if language in ("py", "python3") else language].append(block)
             fence = ""
         elif fence:
             block.append(line)
@@ -176,8 +175,6 @@ def _equal(left: Any, right: Any) -> bool:
 
 _LONGEST_PROGRAM = 100_000
 """Most bytes of a program, which is an argument of a command line."""
-_PROCESSES = 16
-"""Most processes and threads of a program: many solve their problem in a thread, to have a larger stack."""
 _MAIN = """
 import builtins, sys
 builtins.exit = builtins.quit = sys.exit  # normally `site` adds them
@@ -185,8 +182,6 @@ sys.set_int_max_str_digits(0)  # time and output are limited
 program, sys.modules["__main__"] = sys.argv.pop(), type(sys)("__main__")
 exec(compile(program, "program", "exec"), sys.modules["__main__"].__dict__)
 """
-_LONGEST_ERROR = 200
-"""Characters of what a failed program said last."""
 
 
 def sandboxed(timeout_s: float, memory_mb: int) -> RunProgram:
@@ -198,7 +193,8 @@ def sandboxed(timeout_s: float, memory_mb: int) -> RunProgram:
         timeout_s: processor time of a program.
         memory_mb: its memory.
     """
-    limits = Limits(60 + 10 * timeout_s, cpu_s=timeout_s, memory_mb=memory_mb, processes=_PROCESSES)
+    # Many programs solve their problem in a thread, to have a larger stack.
+    limits = Limits(60 + 10 * timeout_s, cpu_s=timeout_s, memory_mb=memory_mb, processes=16)
     sandboxes = Sandboxes()
 
     def run(program: str, given: str) -> str:
@@ -213,7 +209,7 @@ def sandboxed(timeout_s: float, memory_mb: int) -> RunProgram:
             raise ProgramError(f"more than {limits.output_bytes:,} bytes of output")
         if result.status:
             lines = result.stderr.decode(errors="replace").split("\n")
-            last = next((f": {line[:_LONGEST_ERROR]}" for line in reversed(lines) if line.strip()), "")
+            last = next((f": {line[:200]}" for line in reversed(lines) if line.strip()), "")
             raise ProgramError(f"exit status {result.status}{last}")
         return result.stdout.decode(errors="replace")
 

@@ -14,14 +14,13 @@ without a usable solution is `wrong`: the problem is to blame, not the scorer.
 """
 
 import re
-from collections.abc import Sequence
 
 from storage.records import VerdictName
 from storage.visible import described
 from tasks.score import golds
 from tasks.score.golds import Gold, Listed, interval
 from tasks.score.library import equal, parsed
-from tasks.score.numbers import LONGEST, ROUGHLY, Number, readings, same
+from tasks.score.numbers import LONGEST, ROUGHLY, readings, same
 from tasks.score.plain_text import in_ascii, unstyled
 from tasks.score.reading import Statement, final_statement, last_choice, last_formula, last_numbers, last_words
 from tasks.score.verdict import Verdict, storable
@@ -78,7 +77,10 @@ def _with_numbers(statement: Statement, gold: Gold) -> Compared:
         return not _renamed(gold.text, read), read, ""
     formula = statement.text if statement.boxed else last_formula(statement) or ""
     if listed := golds.read_list(_plain_list(read)) or golds.read_list(_plain_list(formula)):
-        return _same_lists(gold.listed, listed) if gold.listed else _is_repeated(gold, listed), read, ""
+        if gold.listed:
+            return _same_lists(gold.listed, listed), read, ""
+        repeated = not listed.brackets and len(listed.distinct_names) < 2  # a number in two notations: `1/2 or 0.5`
+        return repeated and number is not None and all(same(number, each) for each in listed.numbers), read, ""
     if (
         not 0 < len(formula) <= LONGEST
         or _DIGIT.search(in_ascii(formula))
@@ -98,18 +100,12 @@ def _plain_list(text: str) -> str:
     return found[1] if found else _ASIDE.sub(r", \1", text)
 
 
-def _is_repeated(gold: Gold, listed: Listed) -> bool:
-    """Return whether a list is a number in several notations: `1/2 or 0.5`."""
-    one = not listed.brackets and len(listed.distinct_names) < 2
-    return one and gold.number is not None and all(same(gold.number, number) for number in listed.numbers)
-
-
 def _renamed(gold: str, answer: str) -> bool:
     """Return whether a solution and an answer say what two different variables are: `x = 5` and `y = 5`."""
-    name, other = _name(gold), _name(answer)
-    if not ("(" in name and "(" in other):  # P is P(A)
-        name, other = name.partition("(")[0], other.partition("(")[0]
-    return bool(name and other) and name != other
+    names = [_name(gold), _name(answer)]
+    if not all("(" in name for name in names):  # P is P(A)
+        names = [name.partition("(")[0] for name in names]
+    return all(names) and names[0] != names[1]
 
 
 def _name(text: str) -> str:
@@ -120,9 +116,8 @@ def _name(text: str) -> str:
 
 
 def _same_lists(gold: Listed, answer: Listed) -> bool:
-    if len(gold.numbers) != len(answer.numbers):
-        return False
-    if gold.is_ordered and answer.is_ordered and gold.brackets != answer.brackets:
+    other_brackets = gold.is_ordered and answer.is_ordered and gold.brackets != answer.brackets
+    if len(gold.numbers) != len(answer.numbers) or other_brackets:
         return False
     names, others = gold.distinct_names, answer.distinct_names
     if len(names) > 1 and others:
@@ -131,17 +126,12 @@ def _same_lists(gold: Listed, answer: Listed) -> bool:
     if names and others and names != others:
         return False
     if gold.is_ordered or len(names) > 1:
-        return all(same(*pair) for pair in zip(gold.numbers, answer.numbers, strict=True))
-    return _same_in_any_order(gold.numbers, answer.numbers)
-
-
-def _same_in_any_order(numbers: Sequence[Number], others: Sequence[Number]) -> bool:
-    left = list(others)
-    for number in numbers:
-        position = next((position for position, other in enumerate(left) if same(number, other)), None)
-        if position is None:
+        return all(map(same, gold.numbers, answer.numbers))
+    left = list(answer.numbers)
+    for number in gold.numbers:
+        if not (found := [other for other in left if same(number, other)]):
             return False
-        del left[position]
+        left.remove(found[0])
     return True
 
 

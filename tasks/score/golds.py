@@ -11,7 +11,6 @@ r"""Read the gold answers of problems: what kind of answer each one is, which de
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -104,7 +103,6 @@ _AROUND = re.compile(
     re.DOTALL,
 )
 _NAMED = re.compile(r"\s*((?:\\[A-Za-z]+|[A-Z]{2}|[A-Za-z])(?:_\{?\w{1,3}\}?|\([A-Za-z]\)|')?)\s*=\s*(.+)", re.DOTALL)
-_MOST_ITEMS = 50
 
 
 def split_list(text: str) -> tuple[str, list[str]]:
@@ -115,8 +113,10 @@ def split_list(text: str) -> tuple[str, list[str]]:
     """
     plain = unstyled(text).strip(" \n$").rstrip(".").strip(" \n$")
     brackets = ""
-    if (found := _AROUND.fullmatch(plain)) and all(depth >= 0 for depth in _depths(found[2])):
-        brackets, plain = (found[1] + found[3]).replace("\\", ""), found[2]
+    if found := _AROUND.fullmatch(plain):
+        depths = accumulate((character in "([") - (character in ")]") for character in found[2])
+        if all(depth >= 0 for depth in depths):  # not those of `(0,1), (2,3)`
+            brackets, plain = (found[1] + found[3]).replace("\\", ""), found[2]
     items, depth, begin = list[str](), 0, 0
     for mark in _SEPARATOR.finditer(plain):
         if mark[0] in _OPEN or mark[0] in _CLOSE:
@@ -128,22 +128,17 @@ def split_list(text: str) -> tuple[str, list[str]]:
     return brackets, [item for item in stripped if item and item != "so"]
 
 
-def _depths(inner: str) -> Iterator[int]:
-    """Yield how many brackets are open after each character: fewer than none within those of `(0,1), (2,3)`."""
-    return accumulate((character in "([") - (character in ")]") for character in inner)
-
-
 def read_list(text: str) -> Listed | None:
     """Return the plain numbers that a text lists, or None if it is something else or a single number."""
     if len(text) > 4 * LONGEST:
         return None
     brackets, items = split_list(in_ascii(text))
     items = [each for item in items for each in _both_signs(item)]
-    if not (2 <= len(items) <= _MOST_ITEMS) and not (brackets == "{}" and items):
+    if not (2 <= len(items) <= 50) and not (brackets == "{}" and items):
         return None
     named = [_NAMED.fullmatch(item) for item in items]
-    numbers = [read_number(found[2] if found else item) for item, found in zip(items, named, strict=True)]
-    if any(number is None for number in numbers):
+    readings = (read_number(found[2] if found else item) for item, found in zip(items, named, strict=True))
+    if None in (numbers := tuple(readings)):
         return None
     names = tuple(found[1].partition("(")[0] if found else "" for found in named)
     if len(set(names)) > 1 and len(set(names)) < len(names) and all(names):
@@ -154,9 +149,7 @@ def read_list(text: str) -> Listed | None:
 def _both_signs(item: str) -> list[str]:
     r"""Write `\pm 45` as two numbers."""
     name, found, rest = item.rpartition("\\pm")
-    if not found or name.strip()[-1:] not in ("", "="):
-        return [item]
-    return [f"{name}{rest}", f"{name}-{rest.strip()}"]
+    return [f"{name}{rest}", f"{name}-{rest.strip()}"] if found and name.strip()[-1:] in ("", "=") else [item]
 
 
 _LETTERS = re.compile(r"[^\W\d_]|(?:[^\W\d_]{2,}|[aI])(?:(?:[.']?\s+|[.'-])(?:[^\W\d_]{2,}|[aIsmt]))*")
@@ -248,9 +241,7 @@ def interval(text: str) -> tuple[str, str] | None:
 
 def _interval_of(text: str) -> tuple[str, str] | None:
     """Return the variable and the interval of one inequality, or of a chain of two."""
-    sides = _SIGN.split(text)
-    signs = [_SIGNS[sign] for sign in sides[1::2]]
-    terms = sides[::2]
+    terms, signs = (sides := _SIGN.split(text))[::2], [_SIGNS[sign] for sign in sides[1::2]]
     if any(">" in sign for sign in signs):  # read it from right to left
         terms, signs = terms[::-1], [sign.replace(">", "<") if ">" in sign else "?" for sign in signs[::-1]]
     if not all(terms) or "?" in signs or len(signs) not in (1, 2):

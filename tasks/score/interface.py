@@ -1,17 +1,13 @@
 """The interface of scorers, which give verdicts on stored turns."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from configs.models import Role
 from storage.records import Annotation
-from tasks.score.verdict import Verdict
-from tasks.thoughts import split
-
-if TYPE_CHECKING:
-    from tasks.score.verifier import Verifier
+from tasks.score.verdict import Answer, Verdict
+from tasks.score.verifier import Verifier
 
 RunProgram = Callable[[str, str], str]
 """Runs a Python program with a text as its input, in a sandbox. Many threads may call it at the same time.
@@ -21,7 +17,6 @@ exception if the sandbox is.
 """
 Annotations = Mapping[tuple[str, int], Annotation]
 """What a model beside the policy said, by trajectory and turn."""
-"""What is graded: the answer that the environment got, read by `tasks.score.contract`, or the text, by math-verify."""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
 
@@ -31,43 +26,10 @@ class ProgramError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A turn to score, within its stored trajectory.
-
-    Example: Answer({"trajectory_id": "demo/3/12+7/0", "turns": [{"text": "19", …}], "solutions": ["19"], …}, turn=0)
-    """
-
-    row: dict[str, Any]  # columns of `storage.records.Trajectory`, without those that have a value for each token
-    turn: int
-    group: Sequence[dict[str, Any]] = ()  # the rows of its problem in the data set, with its own; with `score.group`
-
-    @property
-    def ungraded(self) -> bool:
-        """True if the turn answers nothing, for agent or environment: no scorer gets it, its verdict is `none`."""
-        return self.turn in self.row["ungraded"] or self.row["turns"][self.turn]["verdict"] == "none"
-
-    @property
-    def text(self) -> str:
-        """The completion, with its thoughts between their tags."""
-        return str(self.row["turns"][self.turn]["text"])
-
-    @property
-    def given(self) -> str:
-        """The answer that the agent gave to the environment, without thoughts: at times a part of the completion."""
-        answers = self.row.get("answers")
-        return split(self.text if not answers or answers[self.turn] is None else str(answers[self.turn]))[1]
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The problem's metadata."""
-        return dict(json.loads(self.row["metadata"]))
-
-
-@dataclass(frozen=True, slots=True)
 class ScorerContext:
     """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
 
-    verifier: "Verifier"
+    verifier: Verifier
     run_program: RunProgram
     annotations: Mapping[Role, Annotations] = field(default_factory=dict)
     """What models beside the policy said, by role."""

@@ -38,7 +38,7 @@ def equal(gold: str, answer: str) -> bool:
     >>> equal(r"(x+1)^2", "x^2+2x+1"), equal("x^2+1=0", "x^2+4=0"), equal(r"\frac{1}{2^{60}}", r"\frac{1}{2^{61}}")
     (True, False, False)
     """
-    golds, answers = ([_with_i(each) for each in parsed(text)] for text in (gold, answer))
+    golds, answers = (list(map(_with_i, parsed(text))) for text in (gold, answer))
     if not golds or not answers:
         return False
     try:
@@ -57,11 +57,10 @@ def _with_i(parsed: Any) -> Any:
     return parsed.subs(unit, I) if isinstance(parsed, Expr) and unit in parsed.free_symbols else parsed
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # a group shares its solutions, and short answers recur in other problems
 def parsed(latex: str) -> list[Any]:
     """Return what math-verify reads in LaTeX: an expression and its text; nothing if it cannot read it."""
-    boxed = "\\boxed{" + _BARE.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", in_ascii(latex))) + "}"
-    return _read(boxed)
+    return _read("\\boxed{" + _BARE.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", in_ascii(latex))) + "}")
 
 
 def _is_meant(gold: Any, answer: Any) -> bool:
@@ -109,22 +108,16 @@ def _are_same_values(gold: Expr, answer: Expr) -> bool:
 
 def _read(text: str) -> list[Any]:
     """Return what math-verify reads in a text; nothing if it cannot read it."""
-    try:
-        return _parse(text)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
-        return []
-
-
-@lru_cache(maxsize=1024)  # a group shares its solutions, and short answers recur in other problems
-def _parse(text: str) -> list[Any]:
     # math-verify's time doubles with each bracket in another one, and grows with the square of a run of blanks.
     if max(accumulate(_NO_BRACKETS.sub("", text), _depth, initial=0)) > _DEEPEST:
         return []
     text = _BLANKS.sub(lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
-    found: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
-    return found
+    try:
+        return list(parse(text, parsing_timeout=None, raise_on_error=True))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
+        return []
 
 
 def _depth(outside: int, bracket: str) -> int:

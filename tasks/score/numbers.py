@@ -66,8 +66,7 @@ ALTERED = re.compile(rf"\s*(?:{patterns('altered')})")
 JOINED = re.compile(rf"{patterns('or')}|{patterns('joint')}", re.IGNORECASE)
 SCALES = {name: int(scale) for table in _TABLES for name, scale in table.get("scale", {}).items()}
 
-_COUNTER = r"[\u30a0-\u9fff\uac00-\ud7a3つこ]{0,2}"
-_JOINT = re.compile(rf"(?<=\d)\s?({_COUNTER})\s?(?:{patterns('joint')})\s?(?=\d)")
+_JOINT = re.compile(rf"(?<=\d)\s?([\u30a0-\u9fff\uac00-\ud7a3つこ]{{0,2}})\s?(?:{patterns('joint')})\s?(?=\d)")
 
 
 def is_denied(before: str, after: str = "") -> bool:
@@ -93,8 +92,6 @@ def spaced(text: str) -> str:
 
 LONGEST = 200
 """The most characters of an answer that is read as a number."""
-_ENOUGH = 6  # significant digits of a decimal that may be a rounded fraction
-_LARGEST_POWER = 400  # of ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,31 +116,24 @@ def same(left: Number, right: Number) -> bool:
     """
     if (one := UNITS.get(left.unit)) and (other := UNITS.get(right.unit)) and one != other:
         return False
-    if left.percent == right.percent:
-        return _equal(left, right)
-    return _equal(left, right) or _equal(*(_hundredth(each) if each.percent else each for each in (left, right)))
+    if left.value == right.value or _rounded(left, right) or _rounded(right, left):
+        return True
+    return left.percent != right.percent and same(_without_percent(left), _without_percent(right))
 
 
-def _hundredth(number: Number) -> Number:
+def _without_percent(number: Number) -> Number:
+    """Return a number as it is, and a percentage as a hundredth of it."""
     decimals = None if number.decimals is None else number.decimals + 2
-    return replace(number, value=number.value / 100, decimals=decimals)
-
-
-def _equal(left: Number, right: Number) -> bool:
-    return left.value == right.value or _rounded(left, right) or _rounded(right, left)
+    return replace(number, value=number.value / 100, decimals=decimals, percent=False) if number.percent else number
 
 
 def _rounded(decimal: Number, exact: Number) -> bool:
     """Return whether a decimal with enough digits is a fraction without an end, correctly rounded."""
-    if decimal.decimals is None or exact.decimals is not None or _ends(exact.value.denominator):
+    denominator = exact.value.denominator  # it divides a power of ten if the decimals have an end
+    if decimal.decimals is None or exact.decimals is not None or not pow(10, denominator.bit_length(), denominator):
         return False
-    shown = abs(decimal.value) * Fraction(10) ** decimal.decimals
-    return shown >= 10 ** (_ENOUGH - 1) and 2 * abs(decimal.value - exact.value) * Fraction(10) ** decimal.decimals <= 1
-
-
-def _ends(denominator: int) -> bool:
-    """Return whether the decimals of a fraction have an end: then the denominator divides a power of ten."""
-    return pow(10, denominator.bit_length(), denominator) == 0
+    power = Fraction(10) ** decimal.decimals
+    return abs(decimal.value) * power >= 100_000 and 2 * abs(decimal.value - exact.value) * power <= 1
 
 
 def simplified(text: str) -> str:
@@ -195,7 +185,7 @@ def readings(text: str) -> list[Number]:
         return [number] if number else []
     if not all(_is_name(side) or _computes(side) for side in sides):
         return []
-    before, roughly = _side(sides[-1]), ROUGHLY.search(plain) is not None
+    before, roughly = _side(sides[-1]), ROUGHLY.search(plain)
     if before is None and roughly and not _is_name(sides[-1]):  # whether it is near cannot be checked
         return [number] if number.decimals and number.value else []
     if before is None or before.unit:
@@ -320,7 +310,7 @@ def _mixed(found: re.Match[str], rest: str) -> Found:
 def _scientific(found: re.Match[str], rest: str) -> Found:
     power = int(next(filter(None, found.groups()[1:])))
     number = _decimal_number(found[1] or "1")
-    if abs(power) > _LARGEST_POWER:
+    if abs(power) > 400:
         return None
     return Number(number.value * Fraction(10) ** power, (number.decimals or 0) - power), rest
 
@@ -398,8 +388,6 @@ _UNIT = re.compile(
     rf"{LETTER}(?:{LETTER}|[.'\"-])*"
     r"|\^\s?\{?[-]?[1-4]\}?(?!\d)|[$€£¥₹/*()\s,;-]|(?<=[A-Za-z])[23](?![\d.])|\\cdot(?![A-Za-z])"
 )
-_NO_UNITS = words_of("operation") | words_of("no_unit")
-"""Words behind a number that make it another one, or none."""
 
 
 def _unit(rest: str) -> str | None:
@@ -419,7 +407,8 @@ def _unit(rest: str) -> str | None:
         end = found.end()
     if not words:
         return ""
-    if not _is_unit(words[0], attached) or any(word in _NO_UNITS for word in words):
+    # Some words behind a number make it another one, or none.
+    if not _is_unit(words[0], attached) or (words_of("operation") | words_of("no_unit")).intersection(words):
         return None
     return " ".join(words).casefold()
 

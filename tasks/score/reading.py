@@ -235,15 +235,12 @@ def _groups(sentence: str) -> list[list[_Segment]]:
     words = [match[0].casefold() for match in _WORD.finditer(sentence)]
     for segment in _segments(sentence):
         between = words[groups[-1][-1].position : segment.position] if groups else []
-        if between == ["to"] or (len(between) <= _MOST_BETWEEN and between and JOINED.fullmatch(between[-1])):
+        # At most two words stand between two numbers of a list: `27 cats and 64 dogs`.
+        if between == ["to"] or (0 < len(between) <= 2 and JOINED.fullmatch(between[-1])):
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return groups
-
-
-_MOST_BETWEEN = 2
-"""Most words between two numbers of a list: `27 cats and 64 dogs`."""
 
 
 def _segments(sentence: str) -> Iterator[_Segment]:

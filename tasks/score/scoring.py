@@ -21,9 +21,8 @@ from storage.versions.datasets import ShardWriter, read_parquet
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File
-from tasks.score.interface import Answer
 from tasks.score.scorers import NO_MODELS, Scorers, identity
-from tasks.score.verdict import FAILED, Verdict, has_failed
+from tasks.score.verdict import FAILED, Answer, Verdict, has_failed
 from tasks.score.verifier import MEMORY_MB, Verifier
 
 ByRole = Mapping[Role, AnnotationsVersion]

@@ -1,14 +1,50 @@
-"""The verdict on one turn."""
+"""A turn to score, and the verdict on it."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from storage.records import VerdictName
+from tasks.thoughts import split
 
 FAILED = ("timeout", "error")
 LIMIT_MET = "needs more than"
 """The beginning of the reason where the answer met a limit of time or memory."""
-_LONGEST_TEXT = 500  # characters of `extracted` and `reason`
 _LARGEST = 3e38  # rewards are stored as float32
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A turn to score, within its stored trajectory.
+
+    Example: Answer({"trajectory_id": "demo/3/12+7/0", "turns": [{"text": "19", …}], "solutions": ["19"], …}, turn=0)
+    """
+
+    row: dict[str, Any]  # columns of `storage.records.Trajectory`, without those that have a value for each token
+    turn: int
+    group: Sequence[dict[str, Any]] = ()  # the rows of its problem in the data set, with its own; with `score.group`
+
+    @property
+    def ungraded(self) -> bool:
+        """True if the turn answers nothing, for agent or environment: no scorer gets it, its verdict is `none`."""
+        return self.turn in self.row["ungraded"] or self.row["turns"][self.turn]["verdict"] == "none"
+
+    @property
+    def text(self) -> str:
+        """The completion, with its thoughts between their tags."""
+        return str(self.row["turns"][self.turn]["text"])
+
+    @property
+    def given(self) -> str:
+        """The answer that the agent gave to the environment, without thoughts: at times a part of the completion."""
+        answers = self.row.get("answers")
+        return split(self.text if not answers or answers[self.turn] is None else str(answers[self.turn]))[1]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The problem's metadata."""
+        return dict(json.loads(self.row["metadata"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +94,5 @@ def checked(verdict: Verdict) -> Verdict:
 
 
 def storable(text: str) -> str:
-    """Return the text, cut and without lone surrogates, which UTF-8 cannot encode."""
-    return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
+    """Return the text, cut to 500 characters and without lone surrogates, which UTF-8 cannot encode."""
+    return text[:500].encode("utf-8", "replace").decode()

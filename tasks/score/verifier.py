@@ -44,16 +44,12 @@ from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
 from tasks.registry import CodeChangedError, files_of
 from tasks.score import worker
-from tasks.score.interface import Answer
-from tasks.score.verdict import LIMIT_MET, Verdict
+from tasks.score.verdict import LIMIT_MET, Answer, Verdict
 
 logger = logging.getLogger(__name__)
 
 _LARGEST_CHUNK = 32
 _TRIES = 3
-_CHECK_S = 0.2
-"""Seconds between two checks of the pool."""
-_FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
 
 class VerifierBrokenError(RuntimeError):
@@ -94,8 +90,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         cache_size: int = 1_000_000,
         function: str = "tasks.score.contract:grade",
     ) -> None:
-        self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._function = function
+        self._workers, self._timeout_s, self._memory_mb, self._function = workers, timeout_s, memory_mb, function
         self._patience_s = 60 + 10 * timeout_s  # wall-clock limit, only against a worker that waits for ever
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -141,7 +136,7 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     def _watch_pool(self) -> None:
         """Replace the pool whenever it is broken, until the verifier is closed."""
-        while not self._closed.wait(_CHECK_S):
+        while not self._closed.wait(0.2):
             if not self._pool.active:
                 self._replace_pool()
 
@@ -236,7 +231,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         if failure is None:
             for request, verdict in zip(requests, result.result(), strict=True):
                 self._settle(request, verdict, keep=request.function == self._function)
-        elif not isinstance(failure, _FAILURES):
+        elif not isinstance(failure, TimeoutError | ProcessExpired | MemoryError):
             self._give_up(requests, str(failure) if isinstance(failure, CodeChangedError) else repr(failure))
         elif len(requests) > 1:
             for request in requests:

@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from storage.processes.limits import address_space, hard_address_space, limited, prepare_for_limits
 from tasks.registry import Code, described_with_place, files_of, refuse_other
-from tasks.score.interface import Answer
-from tasks.score.verdict import Verdict, checked, storable
+from tasks.score.verdict import Answer, Verdict, checked, storable
 
 _MB = 2**20
 _timeout_s, _grade = 0.0, ""

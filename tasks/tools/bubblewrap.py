@@ -12,7 +12,6 @@ Where this process may make control groups, the kernel limits all of the memory 
 count the address space of one process, a group also page tables, queues, locks and the nodes of files.
 """
 
-import contextlib
 import errno
 import importlib.util
 import json
@@ -24,7 +23,7 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,9 +35,6 @@ _NOBODY = "65534"
 _USERS = range(0x70000000, 0x80000000)
 """Ids that no distribution, container or service gives to anybody (systemd.io/UIDS-GIDS)."""
 _DEVICES = ("/dev/null", "/dev/urandom")
-_OPEN_FILES = 64
-_PENDING = 64
-"""Timers and queued signals of a sandbox."""
 _OVERHEAD_MB = 64
 """Memory of a control group for bubblewrap's processes, and for what the kernel keeps."""
 PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
@@ -78,8 +74,7 @@ class Launch:
 
     def exit_status(self) -> int | None:
         """Return the program's exit status after its end; 128 + n for signal n. None: it was not started, or killed."""
-        written = os.pread(self.report.fileno(), 2**16, 0)
-        reports = [json.loads(line) for line in written.splitlines()]
+        reports = map(json.loads, os.pread(self.report.fileno(), 2**16, 0).splitlines())
         return next((each["exit-code"] for each in reports if "exit-code" in each), None)
 
 
@@ -166,8 +161,8 @@ def _limited(limits: Limits) -> list[str]:
     """Return the beginning of a command line that sets resource limits; bubblewrap's own process counts, too."""
     return [
         *(_prlimit(), f"--as={limits.memory_mb << 20}", f"--nproc={limits.processes + 1}"),
-        *(f"--cpu={math.ceil(limits.cpu_s)}", f"--fsize={limits.folder_mb << 20}", f"--nofile={_OPEN_FILES}"),
-        *("--core=0", "--msgqueue=0", f"--sigpending={_PENDING}", "--"),
+        *(f"--cpu={math.ceil(limits.cpu_s)}", f"--fsize={limits.folder_mb << 20}", "--nofile=64"),
+        *("--core=0", "--msgqueue=0", "--sigpending=64", "--"),  # also timers count as pending signals
     ]
 
 
@@ -182,11 +177,9 @@ def _prlimit() -> str:
 @cache
 def visible() -> tuple[str, ...]:
     """Return the files and folders that every sandbox sees, read-only."""
-    architecture = sysconfig.get_config_var("MULTIARCH")
-    system = ("/usr/lib64", f"/usr/lib/{architecture}", "/etc/ld.so.cache")
-    library = _STANDARD_LIBRARY
-    if library.parent != Path("/usr/lib"):
-        library = library.parent  # has shared libraries of this interpreter
+    system = ("/usr/lib64", f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}", "/etc/ld.so.cache")
+    # The folder above it has shared libraries of an interpreter that is not the system's.
+    library = _STANDARD_LIBRARY if _STANDARD_LIBRARY.parent == Path("/usr/lib") else _STANDARD_LIBRARY.parent
     paths = [Path(path).resolve() for path in (*system, library, _INTERPRETER, _prlimit())]
     return tuple(dict.fromkeys(str(path) for path in paths if path.exists()))
 
@@ -270,10 +263,9 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 _ended = set[Path]()
 """Groups whose block has ended."""
-_ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
 
 
-@contextlib.contextmanager
+@contextmanager
 def control_group(memory_bytes: int) -> Iterator[list[str]]:
     """Make a group until the block ends; yield the beginning of a command line that enters it, empty without groups.
 
@@ -286,11 +278,11 @@ def control_group(memory_bytes: int) -> Iterator[list[str]]:
         return
     made = _make_group(folder, memory_bytes)
     try:
-        yield ["sh", "-c", _ENTER, str(made)]
+        yield ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(made)]
     finally:
         _ended.add(made)
         for each in list(_ended):
-            with contextlib.suppress(OSError):  # a process is still ending: a later call removes it
+            with suppress(OSError):  # a process is still ending: a later call removes it
                 each.rmdir()
                 _ended.discard(each)
 
@@ -305,7 +297,7 @@ def folder_of_groups() -> Path | None:
     first = next((path for _, names, path in stated if "memory" in names.split(",")), None)
     own = Path("/sys/fs/cgroup", "memory" if first else "", (first or stated[-1][2]).lstrip("/"))
     folder = own if first or stated[-1][2] == "/" else own.parent
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if not first:
             (folder / "cgroup.subtree_control").write_text("+memory")
         _make_group(folder, 2**30).rmdir()

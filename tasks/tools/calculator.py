@@ -21,7 +21,6 @@ _LONGEST = 1000
 """Most characters of an expression."""
 _MOST_BITS = 10_000
 """Largest size of a numerator or denominator, about 3,000 digits; Python writes at most 4,300."""
-_SHOWN_DIGITS = 15
 _TOO_LARGE = f"a number has more than {_MOST_BITS:,} bits"
 
 
@@ -85,7 +84,7 @@ def _checked(number: Fraction) -> Fraction:
 def _written(number: Fraction) -> str:
     if number.denominator == 1:
         return str(number)
-    context = Context(prec=_SHOWN_DIGITS)
+    context = Context(prec=15)
     decimal = context.divide(Decimal(number.numerator), Decimal(number.denominator))
     return f"{number} (about {decimal:g})" if context.flags[Inexact] else f"{decimal:f}"
 

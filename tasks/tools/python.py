@@ -15,7 +15,7 @@ from tasks.tools.driver import READY
 from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, FunctionTool, ToolContext, ToolError, shorten
 from tasks.tools.sandbox import Sandbox, SandboxError, Sandboxes
 
-_DRIVER = Path(__file__).with_name("driver.py")
+_DRIVER = Path(__file__).with_name("driver.py").read_text()
 _DESCRIPTION = (
     "Run Python code, and return what it prints and the value of its last expression. "
     "There is no network, and files are kept in memory only. "
@@ -68,7 +68,7 @@ class Interpreter:
         await self._open.aclose()
 
     async def _start(self) -> Sandbox:
-        argv = python(_DRIVER.read_text(), self._packages)
+        argv = python(_DRIVER, self._packages)
         opened = self._sandboxes.open(argv, self._limits, packages=self._packages, merged=True)
         sandbox = await self._open.enter_async_context(opened)
         try:

@@ -23,14 +23,11 @@ from tasks.tools.bubblewrap import MACHINE, Launch, Limits, launch, python
 
 Ended = Literal["exited", "time", "output"]
 """Why a program ended: by itself or by a limit of the kernel ("exited"), or killed at the limit of time or output."""
-_CHUNK = 2**16
-_PROGRAMS = ("bwrap", "prlimit", "setpriv")
 _REMEDY = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; on Ubuntu 24.04 an AppArmor profile for bwrap "
     "with the rule `userns,`), and in a container mounts, too (Docker: --security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
 )
-_PATIENCE_S = 60.0
 _TRIAL = """
 import os, socket
 try:
@@ -82,7 +79,7 @@ class Sandbox:
 
     async def read(self, source: asyncio.StreamReader, into: bytearray, most: int) -> bool:
         """Read to the end; kill the program and return True if it writes more than `most` bytes."""
-        while chunk := await source.read(_CHUNK):
+        while chunk := await source.read(2**16):
             if len(into) + len(chunk) > most:
                 into += chunk[: most - len(into)]
                 self.kill()
@@ -209,10 +206,10 @@ def check_host() -> None:
     """
     if platform.machine() != MACHINE:
         raise ValueError(f"sandboxes filter system calls by the numbers of {MACHINE}, not {platform.machine()}")
-    if missing := [program for program in _PROGRAMS if not shutil.which(program)]:
+    if missing := [program for program in ("bwrap", "prlimit", "setpriv") if not shutil.which(program)]:
         raise ValueError(f"sandboxes need {', '.join(missing)}: apt-get install bubblewrap util-linux")
     with launch(python(_TRIAL), Limits()) as start:
-        done = subprocess.run(start.command, capture_output=True, text=True, timeout=_PATIENCE_S, **start.options)
+        done = subprocess.run(start.command, capture_output=True, text=True, timeout=60, **start.options)
     if done.returncode:
         raise ValueError(f"bubblewrap cannot make a sandbox here: {done.stderr.strip()[-500:]}; {_REMEDY}")
     if done.stdout != "limited\n":

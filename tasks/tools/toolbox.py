@@ -46,8 +46,9 @@ class Toolbox:
             raise ValueError(f"tools with the same name: {names}; the policy chooses by name, so leave one out")
         self._call_timeout_s, self._output_chars = call_timeout_s, output_chars
         shown = "name", "description", "parameters"
-        functions = [{name: getattr(tool, name) for name in shown} for tool in tools]
-        self.schemas: list[dict[str, Any]] = [{"type": "function", "function": function} for function in functions]
+        self.schemas: list[dict[str, Any]] = [
+            {"type": "function", "function": {name: getattr(tool, name) for name in shown}} for tool in tools
+        ]
 
     async def __aenter__(self) -> Self:
         return self

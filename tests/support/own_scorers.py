@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.score.interface import Answer
-from tasks.score.verdict import Verdict
+from tasks.score.verdict import Answer, Verdict
 
 
 def decides(answer: Answer) -> bool:

@@ -22,11 +22,6 @@ from tasks.inference.api import BundledGenerationOutputs
 
 T = TypeVar("T")
 
-_NOTED = 3
-"""Most refusals that the reason of a failed episode names."""
-_OVERRUN_S = 0.5
-"""Wait before each refusal of an agent that asks too often: others are to be played meanwhile."""
-
 _LARGE = 2**17
 """Bytes of messages and tools from which a request is rendered in a thread: the largest take seconds, in which all
 other episodes would stand still."""
@@ -126,7 +121,7 @@ class Completions:
                 if self._agent and not self.overrun:
                     self._agent.cancel()
                 self.overrun = True
-                await asyncio.sleep(_OVERRUN_S)
+                await asyncio.sleep(0.5)  # before each refusal: others are to be played meanwhile
                 told = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
                 raise EndpointError(429, "too_many_requests", told)
             try:
@@ -168,7 +163,7 @@ class Completions:
             told = f"{failed.status} {failed.code}: {failed.message}"
             if failed.code == OUT_OF_CONTEXT:
                 self.out_of_context = told
-            if len(self.refused) < _NOTED:
+            if len(self.refused) < 3:
                 self.refused.append(told)
             if failed is error:
                 raise

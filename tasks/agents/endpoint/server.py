@@ -21,9 +21,6 @@ BODY_S = 60.0
 """Most seconds that the body of a request may take."""
 IDLE_S = 30.0
 """Most seconds that a connection may take for the headers of a request, and wait for the next one."""
-_BACKLOG = 64
-"""Connections that are accepted before the next ones are closed: in the worst case so many, three times, are above the
-limit."""
 MOST_CONNECTIONS = 8192
 """Most connections at once; fewer where they would be more than half of the files that this process may open."""
 
@@ -62,7 +59,8 @@ class EndpointServer:
         host, _, port = self._listen.rpartition(":")
         answering, loop = partial(self._connection, runner), asyncio.get_running_loop()
         try:
-            server = await loop.create_server(answering, host.strip("[]"), int(port), backlog=_BACKLOG)
+            # In the worst case three times as many connections as the backlog are above the limit.
+            server = await loop.create_server(answering, host.strip("[]"), int(port), backlog=64)
         except (OSError, OverflowError) as error:  # the latter for a port above 65535
             await self._open.aclose()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
@@ -124,8 +122,8 @@ class EndpointServer:
             raise invalid('send {"action": "…"}, the answer for the environment', "action")
         with completions.noting("environment_failed"):
             said = await step(action)
-        result = said._asdict() | {"info": dict(said.info)}
-        return web.json_response(result, dumps=partial(json.dumps, default=str))  # `info` may hold anything
+        dumps = partial(json.dumps, default=str)  # `info` may hold anything
+        return web.json_response(said._asdict() | {"info": dict(said.info)}, dumps=dumps)
 
     async def _models(self, _: web.Request) -> web.Response:
         listed = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}]

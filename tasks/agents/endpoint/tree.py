@@ -195,15 +195,14 @@ def record(
     """
     sequences = _sequences(nodes)
     episode = Episode(prompt, sequences[0][0].prompt_ids)
-    for sequence in sequences:
-        first, *others = sequence
-        if sequence is not sequences[0]:
-            episode.start_sequence("", first.prompt_ids)
-        _add(episode, first)
-        for node in others:
+    ordered, later = [node for sequence in sequences for node in sequence], {first for first, *_ in sequences[1:]}
+    for node in ordered:
+        if node in later:  # it begins a sequence
+            episode.start_sequence("", node.prompt_ids)
+        elif node is not ordered[0]:
             episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
-            _add(episode, node)
-    ordered = [node for sequence in sequences for node in sequence]
+        outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
+        episode.add_completion(outputs, node.text)
     if status is None and ordered[-1].cut:  # the agent wanted no more of it, and ended
         status, unplayed_turns = "completed", 0
     turns = [
@@ -237,12 +236,6 @@ def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
     """
     by_last: dict[Node, list[Node]] = {}
     for node in nodes:
-        sequence = by_last.pop(node.parent, []) if node.parent and node.continues else []
-        sequence.append(node)
-        by_last[node] = sequence
+        before = by_last.pop(node.parent, []) if node.parent and node.continues else []
+        by_last[node] = [*before, node]
     return list(by_last.values())
-
-
-def _add(episode: Episode, node: Node) -> None:
-    outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
-    episode.add_completion(outputs, node.text)
