@@ -240,10 +240,7 @@ def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> No
     The database is closed to the outside, too: to what the parser might let through one day.
     """
     (tmp_path / "in.csv").write_text("a\n1\n")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        open_database([], Intake(), load("smoke").audit) as database,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as server, open_database([], Intake(), load("smoke").audit) as database:
         server.settimeout(0.05)
         for where, message in CONDITIONS.items():
             told = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")

@@ -164,10 +164,6 @@ def test_nothing_is_reported_to_the_makers_of_prefect(scratch: Path) -> None:
         "import flows.score; from prefect.settings import PREFECT_SERVER_ANALYTICS_ENABLED as server;"
         "from prefect._internal.analytics import is_telemetry_enabled as client; print(client(), server.value())"
     )
-    bare = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(scratch),
-        "PREFECT_HOME": str(scratch),
-    }
+    bare = {"PATH": os.environ["PATH"], "HOME": str(scratch), "PREFECT_HOME": str(scratch)}
     ran = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, env=bare, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]

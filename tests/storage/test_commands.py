@@ -155,10 +155,7 @@ def test_gc_deletes_only_if_asked(filled: Store) -> None:
     ("arguments", "message"),
     [
         (["show", "runs/s/checkpoints/000007"], "was never committed, did you mean 'runs/r/checkpoints/000001'?"),
-        (
-            ["show", "r"],
-            "r was never committed, but r is a run: name a version, such as runs/r/checkpoints/000001; ",
-        ),
+        (["show", "r"], "r was never committed, but r is a run: name a version, such as runs/r/checkpoints/000001; "),
         (["show", "r/1"], "r/1 was never committed, did you mean 'runs/r/checkpoints/000001'?"),
         (["show", "runs/r/trajectories/0"], "0 was never committed, did you mean 'runs/r/trajectories/000000'?"),
         (["show", "r/lastest"], "was never committed, did you mean 'r/latest'?"),

@@ -34,13 +34,7 @@ def advantages_of(samples: Sequence[Sample], **knobs: Any) -> list[list[float]]:
     return [row.tolist() for row in estimate(samples, observed, Advantage(**knobs)).advantages]
 
 
-ROWS: Rows = {
-    "a": ("p", [1]),
-    "b": ("p", [0, 1]),
-    "c": ("p", [0, 0]),
-    "d": ("q", [1]),
-    "e": ("q", [1]),
-}
+ROWS: Rows = {"a": ("p", [1]), "b": ("p", [0, 1]), "c": ("p", [0, 0]), "d": ("q", [1]), "e": ("q", [1])}
 
 
 def test_group_baselines_by_turn_by_hand() -> None:

@@ -46,10 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask_truncated": {"mask_truncated": True},
     "group by std": {"advantage": {"scale_by_std": True, "leave_one_out": True, "normalisation": "group"}},
     "KL in the reward": {"kl": {"kl_ctl": 0.1, "adaptive": True}, "advantage": {"scale_by_std": True, "bound": 1.5}},
-    "KL in the loss, moving reference": {
-        "kl": {"kl_ctl": 0.1, "place": "loss", "reference": "ema"},
-        "epochs": 2,
-    },
+    "KL in the loss, moving reference": {"kl": {"kl_ctl": 0.1, "place": "loss", "reference": "ema"}, "epochs": 2},
     "value head": {**GAE, "critic": {"model": "value-head"}},
     "own critic": {**GAE, "critic": {"model": "own"}},
     "everything": EVERYTHING,
