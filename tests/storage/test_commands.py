@@ -214,14 +214,10 @@ def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
 @pytest.mark.parametrize(
     ("command", "make"),
     [
-        ("ls", Path.exists),
-        ("ls", Path.mkdir),
-        ("ls", Path.touch),
-        ("verify", Path.exists),
-        ("repair", Path.exists),
-        ("show runs/r/run", Path.exists),
+        ("ls", Path.exists), ("ls", Path.mkdir), ("ls", Path.touch), ("verify", Path.exists),
+        ("repair", Path.exists), ("show runs/r/run", Path.exists),
     ],
-)
+)  # fmt: skip
 def test_a_root_without_objects_is_refused(command: str, make: Callable[[Path], object], tmp_path: Path) -> None:
     """The root is most likely mistyped: no command reports it as an undamaged store or creates anything there."""
     root = tmp_path / "vra"

@@ -57,21 +57,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"type": name} for name in NAMES if name not in ("ppo", "echo")},
     "echo": {"type": "echo", "observations": "all"},
 }
-FEW = [
-    "early stop",
-    "own critic",
-    "everything",
-    "autocast",
-    "mixture of experts",
-    "adapter",
-    "grpo",
-    "gspo",
-    "dpo",
-    "echo",
-]
-"""Options of the short test; the long one has all."""
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
+FEW = ["early stop", "own critic", "everything", "autocast", MIXTURE, "adapter", "grpo", "gspo", "dpo", "echo"]
+"""Options of the short test; the long one has all."""
 ADAPTED = {"adapter"}
 """Options with which only an adapter is trained."""
 LOOSE = {"autocast": 2e-2}
