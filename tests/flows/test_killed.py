@@ -41,8 +41,8 @@ from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
-ITERATIONS, OVERLAPPING = scaled(12, 450), scaled(8, 20)
-"""Iterations of the runs, so many that most of them hold one kill or more."""
+ITERATIONS, OVERLAPPING = scaled(15, 450), scaled(12, 20)
+"""Iterations of the runs, so many that most of them hold one kill or more, and that some answer is right."""
 PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 """The policy is too small to answer, but what the library reads in its texts is right now and then: weights change."""
