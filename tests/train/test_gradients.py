@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from configs.algorithms import PPO
 from tasks.train.batches import batching_for
-from tasks.train.kernels import PACKED
+from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
@@ -180,43 +180,31 @@ def test_gradient_does_not_depend_on_the_batching(
     assert_near(gradients(parts), gradients(whole), 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["trees", "packed"])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        EVERYTHING,
-        {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}},
-        *({"type": name} for name in ("grpo", "gspo", "rft", "dpo")),
-        {"type": "echo", "observations": "all"},
-    ],
-    ids=str,
+    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
 )
-def test_trees_and_packed_rows_give_the_same_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kind: str
-) -> None:
-    """Sequences in one tree or row do not see each other: gradients and metrics are those of padded rows.
+def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """Sequences in one tree do not see each other: gradients and metrics are those of padded rows.
 
-    Of two possible tokens, the samples of a problem have many beginnings in common. One history is rewritten, and one
-    episode is cut.
+    Of two possible tokens, the samples of a problem have many beginnings in common.
     """
+    folder = save_tiny(tmp_path)
     rows, scores = random_rows(samples=12, vocabulary=8, longest=4)
     rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
-    trees = False
-    for module in ("trainer", "prepare"):
-        monkeypatch.setattr(f"tasks.train.{module}.batching_for", lambda *of: replace(batching_for(*of), trees=trees))
-    padded = make_trainer(save_tiny(tmp_path), micro_batch_tokens=160, **options)
-    expected = padded.update(rows, scores, version=2)
-    monkeypatch.setattr("tasks.train.policy.suits", lambda device, train: kind == "packed")
-    monkeypatch.setattr("tasks.train.policy.accelerate", lambda model, _: model.set_attn_implementation(PACKED))
-    trees = kind == "trees"
-    other = make_trainer(tmp_path, micro_batch_tokens=160, **options)
-    found = other.update(rows, scores, version=2)
-    assert_near(gradients(other), gradients(padded), 1e-5)
-    assert expected["tokens/shared_share"] == 0
-    assert found["tokens/shared_share"] > 0.3 * (kind == "trees")
-    others = ("seconds", "tokens/per_second", "tokens/padding_share", "tokens/shared_share", "histograms")
-    for name, value in expected.items():
-        if not name.startswith(others):
-            assert found[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    trainers: dict[bool, Trainer] = {}
+    metrics: dict[bool, dict[str, Any]] = {}
+    for trees in (False, True):
+        for module in ("trainer", "prepare"):
+            monkeypatch.setattr(
+                f"tasks.train.{module}.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
+            )
+        trainers[trees] = make_trainer(folder, micro_batch_tokens=160, **options)
+        metrics[trees] = trainers[trees].update(rows, scores, version=2)
+    assert_near(gradients(trainers[True]), gradients(trainers[False]), 1e-5)
+    assert metrics[False].pop("tokens/shared_share") == 0 < 0.3 < metrics[True].pop("tokens/shared_share")
+    assert metrics[False].pop("tokens/padding_share") > metrics[True].pop("tokens/padding_share") >= 0
+    for name in ("seconds/prepare", "seconds/update", "tokens/per_second", "histograms"):
+        metrics[True].pop(name)
+    for name, value in metrics[True].items():
+        assert value == pytest.approx(metrics[False][name], rel=1e-3, abs=1e-5), name

@@ -11,14 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedModel
 
 from configs.score import Reward
 from configs.train import Optimizer, Train
 from tasks.train.batches import Batching, Segment, arrange, cut, find_places, pieces
-from tasks.train.kernels import CopiedLinear, accelerate, float32_logits, suits, use_copies
+from tasks.train.kernels import PACKED, CopiedLinear, accelerate, float32_logits, suits, use_copies
 from tasks.train.optimizer import make_adamw
 from tasks.train.samples import build_samples
 from tests.support.train_helpers import (
+    EVERYTHING,
+    GAE,
+    assert_near,
+    gradients,
     make_trainer,
     random_rows,
     save_tiny,
@@ -54,6 +59,43 @@ def test_packed_passes_hold_everything_once_within_the_budget(lengths: list[int]
     assert [length for of_pass in held for length in of_pass] == sorted(lengths, reverse=True)
     assert all(sum(of_pass) <= budget or len(of_pass) == 1 for of_pass in held)
     assert all(sum(now) + following[0] > budget for now, following in pairwise(held))
+
+
+def packing(model: PreTrainedModel) -> PreTrainedModel:
+    model.set_attn_implementation(PACKED)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        EVERYTHING,
+        {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}},
+        *({"type": name} for name in ("grpo", "gspo", "rft", "dpo")),
+        {"type": "echo", "observations": "all"},
+    ],
+    ids=str,
+)
+def test_packed_rows_give_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Gradients and metrics are those of padded rows, with rewritten history and values after a cut episode."""
+    rows, scores = random_rows(samples=6)
+    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
+    rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
+    shared = {"micro_batch_tokens": 100, **options}
+    padded = make_trainer(save_tiny(tmp_path), **shared)
+    expected = padded.update(rows, scores, version=2)
+    monkeypatch.setattr("tasks.train.policy.suits", lambda device, train: True)
+    monkeypatch.setattr("tasks.train.policy.accelerate", lambda model, train: packing(model))
+    packed = make_trainer(tmp_path, **shared)
+    found = packed.update(rows, scores, version=2)
+    assert_near(gradients(packed), gradients(padded), 1e-5)
+    others = ("seconds", "tokens/per_second", "tokens/padding_share", "tokens/shared_share", "histograms")
+    for name, value in expected.items():
+        if not name.startswith(others):
+            assert found[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
 def test_everything_together_is_as_far_from_float32_as_autocast_is(
