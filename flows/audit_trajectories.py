@@ -11,8 +11,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.run.progress import tell_last
-from flows.run.resources import open_verifier
+from flows.run import progress, resources
 from flows.run.workspace import open_unleased
 from flows.stages.audit import audit, audit_config, report_audit, select_data_sets
 
@@ -39,9 +38,9 @@ def audit_trajectories(
         data_sets = select_data_sets(workspace, targets, since)
         if not data_sets:
             return {"verdict": "skipped"}
-        with open_verifier(workspace) as verifier:
+        with resources.open_verifier(workspace) as verifier:
             version = audit(workspace, verifier, data_sets)
-        tell_last(workspace, [version], "tasks.audit", "read", *targets)
+        progress.tell_last(workspace, [version], "tasks.audit", "read", *targets)
         return report_audit(workspace, version, fail_on)
 
 

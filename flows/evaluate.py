@@ -8,9 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.run.configuration import resolve
-from flows.run.progress import report_evaluations, tell_last
-from flows.run.resources import open_workers
+from flows.run import configuration, progress, resources
 from flows.run.workspace import open_unleased
 from flows.stages.evaluate import evaluate_sets
 from flows.stages.problems import import_sets
@@ -32,7 +30,7 @@ def evaluate(
         against: another policy, to compare with.
         sets: names of evaluation sets, separated by commas; empty: all.
     """
-    with open_unleased(resolve(config, overrides)) as workspace:
+    with open_unleased(configuration.resolve(config, overrides)) as workspace:
         problem_sets = import_sets(workspace, [name for name in sets.split(",") if name])
         references = [policy or layout.latest(workspace.name), *([against] if against else [])]
         policies = [checkpoints.resolve_policy(workspace.store, reference) for reference in references]
@@ -40,11 +38,11 @@ def evaluate(
             raise ValueError(
                 f"{policy!r} and {against!r} are the same policy, {policies[0]}: name two different ones to compare"
             )
-        with open_workers(workspace) as workers:
+        with resources.open_workers(workspace) as workers:
             evaluations = {version: evaluate_sets(workspace, workers, version, problem_sets) for version in policies}
-        numbers = report_evaluations(workspace, evaluations)
+        numbers = progress.report_evaluations(workspace, evaluations)
         scores = [version for sets in evaluations.values() for versions in sets.values() for version in versions]
-        tell_last(workspace, scores, "tasks.audit", "read", *(each.evaluation for each in scores))
+        progress.tell_last(workspace, scores, "tasks.audit", "read", *(each.evaluation for each in scores))
         return numbers
 
 

@@ -6,15 +6,12 @@ python -m flows.fit demo --data demo algorithm.type=rft run.name=demo-rft fit.wh
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.run.configuration import resolve
-from flows.run.progress import iterations, newest_policy, report
-from flows.run.resources import open_trainer, open_workers
+from flows.run import configuration, progress, resources
 from flows.run.workspace import open_run
+from flows.stages import problems, warm_start
 from flows.stages.evaluate import evaluate
 from flows.stages.fit import plan, with_versions
-from flows.stages.problems import import_problems
 from flows.stages.train import train
-from flows.stages.warm_start import first_policy
 
 
 @flow(name="fit")
@@ -26,19 +23,19 @@ def fit(config: str = "demo", overrides: list[str] | None = None, data: list[str
         overrides: see `math_mt_ppo`.
         data: runs, or versions of trajectories; may be repeated.
     """
-    with open_run(with_versions(resolve(config, overrides), data or [])) as workspace:
-        sets = import_problems(workspace)
+    with open_run(with_versions(configuration.resolve(config, overrides), data or [])) as workspace:
+        sets = problems.import_problems(workspace)
         _, held_out_set = sets
-        first = first_policy(workspace, sets, plays=False)
+        first = warm_start.first_policy(workspace, sets, plays=False)
         updates = plan(workspace, first)
-        policy = newest_policy(workspace) or first  # now that the number of updates is known
-        with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
-            for number in iterations(workspace):  # only those that are not yet committed
+        policy = progress.newest_policy(workspace) or first  # now that the number of updates is known
+        with resources.open_trainer(workspace) as trainer, resources.open_workers(workspace) as workers:
+            for number in progress.iterations(workspace):  # only those that are not yet committed
                 if number % workspace.config.evaluation.every == 0:
                     evaluate(workspace, workers, policy, held_out_set)
                 policy = train(workspace, trainer, number, policy, updates[number])
             evaluate(workspace, workers, policy, held_out_set)
-        return report(workspace, held_out_set)
+        return progress.report(workspace, held_out_set)
 
 
 if __name__ == "__main__":

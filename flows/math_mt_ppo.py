@@ -14,17 +14,14 @@ a run, wherever it was stopped or killed.
 from prefect import flow
 
 from flows.launch.cli import main
+from flows.run import configuration, progress, resources
 from flows.run.check import check
-from flows.run.configuration import resolve
-from flows.run.progress import iterations, newest_policy, report
-from flows.run.resources import open_trainer, open_workers
 from flows.run.workspace import open_run
+from flows.stages import problems, warm_start
 from flows.stages.evaluate import evaluate
-from flows.stages.problems import import_problems
 from flows.stages.rollout import Rollouts
 from flows.stages.score import score
 from flows.stages.train import train
-from flows.stages.warm_start import first_policy
 from storage.telemetry.spans import span
 from tasks.inference.ahead import servers_begun
 from tasks.train.orders import Part
@@ -38,12 +35,12 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
         config: name of a configuration in configs/, or the path of a YAML file.
         overrides: dotted overrides, such as ["run.iterations=2"].
     """
-    with open_run(resolve(config, overrides)) as workspace:  # only one flow run at a time writes this run
-        train_set, held_out_set = sets = import_problems(workspace)  # a run keeps those that it began with
-        policy = newest_policy(workspace) or first_policy(workspace, sets)
-        with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
+    with open_run(configuration.resolve(config, overrides)) as workspace:  # only one flow run at a time writes this run
+        train_set, held_out_set = sets = problems.import_problems(workspace)  # a run keeps those that it began with
+        policy = progress.newest_policy(workspace) or warm_start.first_policy(workspace, sets)
+        with resources.open_trainer(workspace) as trainer, resources.open_workers(workspace) as workers:
             with Rollouts(workspace, workers, train_set) as rollouts:  # its end stops what still plays
-                for iteration in iterations(workspace):  # only those that are not yet committed
+                for iteration in progress.iterations(workspace):  # only those that are not yet committed
                     with span("iteration", run=workspace.name, iteration=iteration):
                         if iteration % workspace.config.evaluation.every == 0:
                             evaluate(workspace, workers, policy, held_out_set)
@@ -52,7 +49,7 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
                         policy = train(workspace, trainer, iteration, policy, [Part(trajectories, scores)])
                         rollouts.swap(policy)
             evaluate(workspace, workers, policy, held_out_set)
-        return report(workspace, held_out_set)
+        return progress.report(workspace, held_out_set)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ python -m flows.metrics demo s3://bucket/prefix/runs/other --metric reward/mean 
 
 from pathlib import Path
 
-from storage import interrupts, layout
+from storage import errors, interrupts, layout
 from storage.commands.program import Output, Parser, print_error, print_progress
-from storage.errors import StorageError
 from storage.objects.store import Store
 from tasks.metrics.log import evaluated_on, read_rows
 from tasks.metrics.rows import Row
@@ -47,7 +46,7 @@ def read_run(target: str, root: str, sets: dict[str, str]) -> list[Row]:
     of_target, name = layout.find_run(target)
     store = Store(of_target or root)
     if not (rows := read_rows(store, name)):
-        raise StorageError(f"{store.uri(f'runs/{name}')} has no committed iteration: check the name and --root")
+        raise errors.StorageError(f"{store.uri(f'runs/{name}')} has no committed iteration: check the name and --root")
     for name, problems in evaluated_on(store, rows).items():
         if (known := sets.setdefault(name, problems)) != problems:
             print_progress(f"warning: {target} was evaluated on other problems of {name!r}, {problems} and not {known}")

@@ -49,8 +49,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
     """
     with open_leased(resolve(config, overrides)) as retraining:  # only one flow run at a time
         nightly.report_last(retraining)  # if the last night was killed before its report
-        record = nightly.open_night(retraining)  # the night that was killed, or a new one
-        if record is None:
+        if (record := nightly.open_night(retraining)) is None:  # else the night that was killed, or a new one
             return nightly.report_nothing_new(retraining)
         night = record.night
         with open_run(continued(night, retraining.config)) as workspace:

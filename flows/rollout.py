@@ -6,13 +6,10 @@ python -m flows.rollout demo --iteration 0
 from prefect import flow
 
 from flows.launch.cli import main
-from flows.run.configuration import resolve
-from flows.run.progress import tell_last
-from flows.run.resources import open_workers
+from flows.run import configuration, progress, resources
 from flows.run.workspace import open_run
-from flows.stages.problems import import_problems
+from flows.stages import problems, warm_start
 from flows.stages.rollout import Rollouts
-from flows.stages.warm_start import first_policy
 from storage import layout
 from tasks.inference.ahead import servers_begun
 
@@ -26,12 +23,12 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
         overrides: see `math_mt_ppo`.
         iteration: its number, from 0.
     """
-    with open_run(resolve(config, overrides)) as workspace:
-        train_set, _ = sets = import_problems(workspace)
-        policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace, sets)
-        with open_workers(workspace) as workers, Rollouts(workspace, workers, train_set) as rollouts:
+    with open_run(configuration.resolve(config, overrides)) as workspace:
+        train_set, _ = sets = problems.import_problems(workspace)
+        policy = layout.checkpoint(workspace.name, iteration) if iteration else warm_start.first_policy(workspace, sets)
+        with resources.open_workers(workspace) as workers, Rollouts(workspace, workers, train_set) as rollouts:
             version = rollouts.take(iteration, policy)
-        tell_last(workspace, [version], "flows.score", "--iteration", iteration)
+        progress.tell_last(workspace, [version], "flows.score", "--iteration", iteration)
         return version
 
 

@@ -8,9 +8,7 @@ from prefect import flow
 
 import flows.stages.score
 from flows.launch.cli import main
-from flows.run.configuration import resolve
-from flows.run.progress import tell_last
-from flows.run.resources import open_workers
+from flows.run import configuration, progress, resources
 from flows.run.workspace import open_run
 from storage import layout
 
@@ -24,12 +22,12 @@ def score(config: str = "demo", overrides: list[str] | None = None, iteration: i
         overrides: see `math_mt_ppo`.
         iteration: its number, from 0.
     """
-    opened = open_run(resolve(config, overrides), scoring=True)
-    with opened as workspace, open_workers(workspace, playing=False) as workers:
+    opened = open_run(configuration.resolve(config, overrides), scoring=True)
+    with opened as workspace, resources.open_workers(workspace, playing=False) as workers:
         trajectories = layout.trajectories(workspace.name, iteration)
         version = flows.stages.score.score(workspace, workers, iteration, trajectories)
         if not workspace.by_other_scorer:
-            tell_last(workspace, [version], "flows.train", "--iteration", iteration)
+            progress.tell_last(workspace, [version], "flows.train", "--iteration", iteration)
         return version
 
 

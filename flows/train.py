@@ -7,9 +7,7 @@ from prefect import flow
 
 import flows.stages.train
 from flows.launch.cli import main
-from flows.run.configuration import resolve
-from flows.run.progress import tell_last
-from flows.run.resources import open_trainer
+from flows.run import configuration, progress, resources
 from flows.run.workspace import open_run
 from storage import layout
 from tasks.inference.location import model_fingerprints
@@ -26,19 +24,14 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
         overrides: see `math_mt_ppo`.
         iteration: its number, from 0.
     """
-    with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
+    with open_run(configuration.resolve(config, overrides)) as workspace, resources.open_trainer(workspace) as trainer:
         name, knobs = workspace.name, workspace.config
         scores = layout.scores(name, iteration, scorer_fingerprint(knobs.score, model_fingerprints(knobs)))
-        version = flows.stages.train.train(
-            workspace,
-            trainer,
-            iteration,
-            policy=layout.checkpoint(name, iteration),
-            parts=[Part(layout.trajectories(name, iteration), scores)],
-        )
+        policy, parts = layout.checkpoint(name, iteration), [Part(layout.trajectories(name, iteration), scores)]
+        version = flows.stages.train.train(workspace, trainer, iteration, policy, parts)
         is_last = iteration + 1 >= workspace.config.run.iterations
         then = ["flows.evaluate"] if is_last else ["flows.rollout", "--iteration", iteration + 1]
-        tell_last(workspace, [version], *then)
+        progress.tell_last(workspace, [version], *then)
         return version
 
 

@@ -7,12 +7,11 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 import argparse
 
 from storage import interrupts, layout
-from storage.commands import store
-from storage.commands.program import Program
+from storage.commands import program, store
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
 
-PROGRAM = Program(
+PROGRAM = program.Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],
     epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, which names the root, too, or an "

@@ -276,12 +276,9 @@ def manifest_of(key: str) -> str | None:
     return None if match is None or match["nonce"] else match["version"]
 
 
-_ENTRY = re.compile(r"(?P<log>.+)/(?P<number>\d{8})\.json")
-
-
 def entry_of(key: str) -> tuple[str, int] | None:
     """Return the prefix of the log and the number of the entry with the key `key`; None if it is not an entry."""
-    match = _ENTRY.fullmatch(key)
+    match = re.fullmatch(r"(?P<log>.+)/(?P<number>\d{8})\.json", key)
     return (match["log"], int(match["number"])) if match else None
 
 

@@ -290,9 +290,8 @@ def _arrow_type(hint: Any) -> pa.DataType:
     if hint in _TYPES:
         return _TYPES[hint]
     if dataclasses.is_dataclass(hint):
-        return pa.struct(
-            [(name, _arrow_type(each)) for name, each in get_type_hints(hint, include_extras=True).items()]
-        )
+        fields = get_type_hints(hint, include_extras=True)
+        return pa.struct([(name, _arrow_type(each)) for name, each in fields.items()])
     if get_origin(hint) is Literal:
         return pa.string()
     if get_origin(hint) is list:

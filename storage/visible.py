@@ -134,9 +134,7 @@ def _line(line: str) -> str:
 
 _ROOT = Path(__file__).parents[1]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("configs", "flows", "storage", "tasks"))
-_LIBRARIES = tuple(
-    f"{path}{os.sep}" for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-)
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 
 
 def _is_own(filename: str) -> bool:

@@ -26,7 +26,6 @@ from flows.launch.temporary_server import temporary_server
 from flows.run.configuration import plan, resolve
 from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
-from storage.interrupts import reader_may_go
 from storage.processes.folder import keep_compiled_code_private
 from storage.visible import Fleeting, of_library, print_clean_logs, printable, traceback_without, with_own_line
 
@@ -40,7 +39,6 @@ It takes the configuration and perhaps a number, and returns the text to print. 
 help.
 """
 ADVICE = "the same command continues from the committed versions"
-_OVERRIDE = r"^[^:/=]+="
 
 
 def main(
@@ -65,7 +63,7 @@ def main(
     default = inspect.signature(run.fn).parameters["config"].default
     with_targets = "targets" in inspect.signature(run.fn).parameters
     arguments = _parser(run, commands or {}, options).parse_args()
-    pattern = _OVERRIDE if with_targets else "="  # a target may be a URI with this sign
+    pattern = r"^[^:/=]+=" if with_targets else "="  # a target may be a URI with this sign
     overrides = [word for word in arguments.words if re.search(pattern, word) and not os.path.isfile(word)]
     words = [word for word in arguments.words if word not in overrides]
     overrides += [] if arguments.root is None else [f"storage.root={json.dumps(arguments.root, ensure_ascii=False)}"]
@@ -82,7 +80,7 @@ def main(
         resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
         if arguments.command:
             text = arguments.command(resolved).rstrip("\n")
-            with reader_may_go():
+            with interrupts.reader_may_go():
                 print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
             return
         with ahead(resolved), temporary_server():
@@ -140,8 +138,7 @@ def _add_command(parser: Any, name: str, command: Command) -> None:
             "type": lambda text: functools.partial(command, **{numbers[0]: whole(1)(text)}),
             "metavar": numbers[0].upper(),
         }
-    about = (command.__doc__ or "").split("\n")[0]
-    parser.add_argument(f"--{name}", dest="command", help=about, **value)
+    parser.add_argument(f"--{name}", dest="command", help=(command.__doc__ or "").split("\n")[0], **value)
 
 
 def status(act: Callable[[], None], *, verbose: bool) -> int:

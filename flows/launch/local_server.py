@@ -20,10 +20,8 @@ from pathlib import Path
 import psutil
 
 from flows.launch import prefect_server
-from flows.launch.prefect_server import HOST, START_SECONDS, ignore_proxies_on_loopback, listen, new_password
-from storage import interrupts
+from storage import interrupts, visible
 from storage.processes.child import Child, tail
-from storage.visible import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / "var" / "prefect"
@@ -49,9 +47,9 @@ def prefect_environment() -> dict[str, str]:
 def serve(descriptor: int) -> None:
     """Run server and worker on the listening socket `descriptor` until a signal comes, or one of them ends."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    server, worker, password = Child(SERVER_LOG), Child(WORKER_LOG), new_password()
+    server, worker, password = Child(SERVER_LOG), Child(WORKER_LOG), prefect_server.new_password()
     with socket.socket(fileno=descriptor) as listener:
-        address = f"http://{HOST}:{listener.getsockname()[1]}"
+        address = f"http://{prefect_server.HOST}:{listener.getsockname()[1]}"
         with os.fdopen(os.open(CLIENT_SETTINGS, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as settings:
             settings.write(f'{OURS}[api]\nurl = "{address}/api"\nauth_string = "{password}"\n')
         try:
@@ -73,11 +71,12 @@ def serve(descriptor: int) -> None:
 
 def up(port: int) -> None:
     """Start server and worker unless they run, and deploy `prefect.yaml`; safe to repeat."""
-    ignore_proxies_on_loopback()
+    prefect_server.ignore_proxies_on_loopback()
     if not running():
         _start(port)
-    deadline = time.monotonic() + START_SECONDS
-    while not _worker_started():
+    deadline = time.monotonic() + prefect_server.START_SECONDS
+    # The worker's log says so at its beginning: flow runs write behind it.
+    while not (WORKER_LOG.exists() and b"started" in WORKER_LOG.read_bytes()[:50_000]):
         if not running() or time.monotonic() > deadline:
             raise ValueError(f"Prefect did not start; {_LOG} ends:\n{tail(_LOG)}")
         time.sleep(0.2)
@@ -94,14 +93,6 @@ def up(port: int) -> None:
     print("  prefect deployment schedule resume --all")
 
 
-def _worker_started() -> bool:
-    """Return whether the worker's log says so at its beginning: flow runs write behind it."""
-    if not WORKER_LOG.exists():
-        return False
-    with WORKER_LOG.open("rb") as log:
-        return b"started" in log.read(50_000)
-
-
 def _start(port: int) -> None:
     if CLIENT_SETTINGS.exists():
         if not CLIENT_SETTINGS.read_text(errors="replace").startswith(OURS):
@@ -109,7 +100,7 @@ def _start(port: int) -> None:
         CLIENT_SETTINGS.unlink()  # left by a kill
     WORKER_LOG.unlink(missing_ok=True)
     try:
-        listener = listen(port)
+        listener = prefect_server.listen(port)
     except OSError as error:
         raise ValueError(f"port {port} cannot be used ({error}); choose another: make up PORT={port + 1}") from error
     with listener, _NOTE.open("w") as note, _LOG.open("w") as log:
@@ -169,7 +160,7 @@ def main() -> None:
     except BlockingIOError:
         sys.exit("error: another `make up` or `make down` is at work: wait for its end")
     except (ValueError, RuntimeError, OSError, OverflowError) as error:
-        sys.exit(printable(f"error: {error}"))
+        sys.exit(visible.printable(f"error: {error}"))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,7 @@ NAME = "retrain-demo"
 FOLDER = Path("var") / NAME
 _FIRST, _POISONED = 400, 200
 """Number of new problems in night 1, and in night 3."""
-SETTINGS = [
-    f"run.name={NAME}",
-    f"retrain.champion={NAME}/champion",
-    f"problems.train.path={FOLDER}/*.jsonl",
-]
+SETTINGS = [f"run.name={NAME}", f"retrain.champion={NAME}/champion", f"problems.train.path={FOLDER}/*.jsonl"]
 
 
 def demo(overrides: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flows.launch import prefect_server
-from flows.launch.prefect_server import HOST, ignore_proxies_on_loopback, listen, new_password
 from storage.commands.program import print_error
 from storage.processes.child import Child
 
@@ -34,14 +33,14 @@ def temporary_server() -> Iterator[None]:
     """
     from prefect import settings
 
-    ignore_proxies_on_loopback()
+    prefect_server.ignore_proxies_on_loopback()
     if settings.PREFECT_API_URL.value():
         yield
         return
-    server, password = Child(settings.PREFECT_HOME.value() / "temporary-server.log"), new_password()
+    server, password = Child(settings.PREFECT_HOME.value() / "temporary-server.log"), prefect_server.new_password()
     _STARTED.append(server)
-    with listen() as listener:
-        address = f"http://{HOST}:{listener.getsockname()[1]}/api"
+    with prefect_server.listen() as listener:
+        address = f"http://{prefect_server.HOST}:{listener.getsockname()[1]}/api"
         present = settings.get_current_settings().to_environment_variables(exclude_unset=True)
         prefect_server.start(server, listener, password, {**os.environ, **present, **_LIGHT})
     threading.Thread(target=_end_with, args=[server], name="prefect-server", daemon=True).start()

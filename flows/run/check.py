@@ -9,7 +9,6 @@ from flows.run.resources import open_verifier
 from flows.run.workspace import Workspace, models_of
 from storage.errors import UnavailableError
 from storage.records import Problem
-from storage.versions import datasets
 from storage.visible import described, printable
 from tasks.inference.devices import check_split
 from tasks.problems.mixture import by_member, load_part, naming
@@ -80,10 +79,6 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
 def problems_of(workspace: Workspace) -> Sequence[Problem]:
     """Return the problems for training."""
     config = workspace.config
-
-    def read_stored(version: str) -> list[Problem]:
-        return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]
-
     use, most_bad = partial(use_of_solutions, config.score), config.problems.max_bad_share
-    loaded = [load_part(part, most_bad, use, read_stored) for part in config.problems.trained]
+    loaded = [load_part(part, most_bad, use, workspace.read_problems) for part in config.problems.trained]
     return [problem for each in loaded for problem in each.problems]

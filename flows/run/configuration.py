@@ -59,16 +59,14 @@ def plan(config: Config) -> str:
     """
     values, knobs, mesh = policy_values(config), config.inference, config.train.parallel
     check_split(knobs, values)
-    if (count := parameters_of(values)) is None:
-        count_text = "parameters that are not counted for this architecture"
-    else:
-        count_text = f"{count:,} parameters"
+    count, uncounted = parameters_of(values), "parameters that are not counted for this architecture"
+    size = uncounted if count is None else f"{count:,} parameters"
     policy = config.policy.path or config.policy.fork
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.train.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == knobs.ranks == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
     return rendered(
-        f"{config.run.name}: {policy}, {values.get('model_type')} with {count_text}",
+        f"{config.run.name}: {policy}, {values.get('model_type')} with {size}",
         f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}",
         f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * knobs.ranks or 'their own'}",
         *_beside(config),

@@ -18,16 +18,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from flows.run.workspace import Workspace, finished_iterations
-from storage import layout
-from storage.errors import counted
+from storage import errors, layout, version_names, visible
 from storage.processes.folder import TemporaryFolder
 from storage.telemetry.metrics import ITERATION
-from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, manifests
-from storage.visible import Fleeting
+from tasks.evaluate import learning_curve, outcomes
 from tasks.evaluate import summary as tables
-from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
-from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.inference.location import model_fingerprints
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
@@ -38,13 +34,12 @@ _SHOWN = 20
 """Newest iterations in the table that Prefect's pages show."""
 
 
-def newest_policy(workspace: Workspace) -> PolicyVersion | None:
+def newest_policy(workspace: Workspace) -> version_names.PolicyVersion | None:
     """Return the newest checkpoint of at most `run.iterations` updates; None before the first update.
 
     Move the run's alias there, in case its writer died before it could.
     """
-    number = finished_iterations(workspace)
-    if not number:
+    if not (number := finished_iterations(workspace)):
         return None
     policy = layout.checkpoint(workspace.name, number)
     aliases.advance(workspace.store, layout.latest(workspace.name), policy, workspace.label)
@@ -65,7 +60,7 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     assert isinstance(table, UUID)
     rows = [row for number, row in by_iteration(read_rows(workspace.store, run.name)).items() if number < first]
     tokens = sum(row.get("tokens/generated", 0) for row in rows)
-    get_run_logger().info(Fleeting("the first iteration begins"), extra={"iterations": (first, run.iterations)})
+    get_run_logger().info(visible.Fleeting("the first iteration begins"), extra={"iterations": (first, run.iterations)})
     for iteration in range(first, run.iterations):
         minutes = (time.monotonic() - started) / 60
         for name, limit, used in (("max_tokens", run.max_tokens, tokens), ("max_minutes", run.max_minutes, minutes)):
@@ -106,19 +101,19 @@ def tell_last(workspace: Workspace, versions: Iterable[str], module: str, *words
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
+def report(workspace: Workspace, held_out: version_names.ProblemsVersion) -> str:
     """Write the report to the run's folder in the store and show it; return the URI of the report's folder."""
     config, store = workspace.config, workspace.store
     scorer = scorer_fingerprint(config.score, model_fingerprints(config))
-    history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
-    numbers = summary(history)
+    history = learning_curve.read_learning_curve(store, config, scorer, held_out, workspace.cache)
+    numbers = learning_curve.summary(history)
     folder = f"runs/{workspace.name}/report"
     with TemporaryFolder() as scratch:
         curve = scratch / "learning_curve.png"
-        plot(history, curve)
+        learning_curve.plot(history, curve)
         store.put(f"{folder}/{curve.name}", curve)
     store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())
-    title = f"Run {workspace.name}: {counted(len(history.iterations), 'iteration')}"
+    title = f"Run {workspace.name}: {errors.counted(len(history.iterations), 'iteration')}"
     _show("accuracy", title, tables.accuracy_rows(numbers))
     if rewards := tables.reward_rows(numbers):
         _show("rewards", "Rewards of training episodes, by their scores", rewards)
@@ -132,7 +127,7 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
 
 @task(name="report-evaluations", cache_policy=NO_CACHE)
 def report_evaluations(
-    workspace: Workspace, evaluations: dict[PolicyVersion, dict[str, list[ScoresVersion]]]
+    workspace: Workspace, evaluations: dict[version_names.PolicyVersion, dict[str, list[version_names.ScoresVersion]]]
 ) -> dict[str, Any]:
     """Show the accuracies of policies on each set, and how the first differs from the others; return the numbers.
 
@@ -144,12 +139,12 @@ def report_evaluations(
     policy, *others = evaluations
     for name, versions in evaluations[policy].items():
         key = f"evaluation-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
-        numbers[name] = {evaluated: summary_of(store, sets[name]) for evaluated, sets in evaluations.items()}
+        numbers[name] = {evaluated: outcomes.summary_of(store, sets[name]) for evaluated, sets in evaluations.items()}
         for evaluated, accuracies in numbers[name].items():
             _show(key, f"{name}: {evaluated}", tables.evaluation_rows(accuracies))
         for other in others:
-            against = outcomes_of(store, evaluations[other][name][0], cache)
-            comparison = compare(against, outcomes_of(store, versions[0], cache))
+            against = outcomes.outcomes_of(store, evaluations[other][name][0], cache)
+            comparison = outcomes.compare(against, outcomes.outcomes_of(store, versions[0], cache))
             numbers[name]["comparison"] = comparison
             _show(key, f"{name}: {policy} against {other}", tables.comparison_rows(comparison))
     return numbers

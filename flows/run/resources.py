@@ -4,7 +4,7 @@ Each is a context manager. Heavy libraries are imported when one is opened.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
@@ -32,25 +32,21 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
 
     By default there is one, in this process; else they are processes of their own, on this host or on a cluster.
     """
-    with models_of(workspace), _workers(workspace, playing=playing) as workers:
-        yield workers
-
-
-@contextmanager
-def _workers(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
     config = workspace.config
-    if config.plays_apart:
-        from tasks.cluster.connection import connected
+    with ExitStack() as opened:
+        opened.enter_context(models_of(workspace))
+        if config.plays_apart:
+            from tasks.cluster.connection import connected
 
-        with connected(config):
+            opened.enter_context(connected(config))
             from tasks.cluster.workers import WorkerStarter
 
-            with WorkerStarter(config, get_run_logger().info, playing=playing) as workers:
-                yield workers.scheduler
-        return
-    from tasks.rollout.workers import LocalWorker
+            yield opened.enter_context(WorkerStarter(config, get_run_logger().info, playing=playing)).scheduler
+            return
+        from tasks.rollout.workers import LocalWorker
 
-    with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
+        verifier = opened.enter_context(open_verifier(workspace))
+        engine = opened.enter_context(open_engine(workspace)) if playing else None
         yield LocalWorker(engine, verifier, workspace.open_checkpoint, workspace.cache)
 
 

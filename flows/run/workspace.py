@@ -21,21 +21,15 @@ from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
 from configs.stored import CHANGES, lost
 from configs.train import FROM_NEXT_UPDATE
-from storage import layout
-from storage.errors import DamagedError, StorageError, UnavailableError
-from storage.logs import catalog
-from storage.logs.leases import Lease
-from storage.logs.log import first_free
+from storage import errors, layout, version_names
+from storage.logs import catalog, leases, log
 from storage.maintenance import gc
 from storage.objects.store import Store
-from storage.processes.folder import keep_compiled_code_private
-from storage.processes.limits import allow_open_files
+from storage.processes import folder, limits
+from storage.records import Problem
 from storage.telemetry.metrics import publish
-from storage.version_names import PolicyVersion, Version
-from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Checkpoint
+from storage.versions import checkpoints, datasets, fetch, manifests
 from storage.versions.drafts import Draft, Provenance, shards, stage
-from storage.versions.fetch import scratch_of, trim_to_limit
 from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
@@ -71,11 +65,11 @@ class Workspace:
     """One run's configuration and store. It is a plain class, because Prefect does not traverse plain classes."""
 
     def __init__(self, config: Config) -> None:
-        keep_compiled_code_private()
+        folder.keep_compiled_code_private()
         self.config = config
         self.store = Store.of(config.storage)
         self.cache = Path(config.storage.cache)
-        self.lease: Lease | None = None
+        self.lease: leases.Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""
         self.by_other_scorer = False
         """Whether scores are made by another scorer than the run's, which does not train on them."""
@@ -92,7 +86,7 @@ class Workspace:
         return Provenance(config=config, code=self.code(), prefect_run_id=runtime.flow_run.id, fence=self.lease)
 
     @contextmanager
-    def stage(self, version: Version) -> Iterator[Draft | None]:
+    def stage(self, version: version_names.Version) -> Iterator[Draft | None]:
         """Make a version in this block, unless it is committed (`drafts.stage`); then `record` its numbers."""
         with stage(self.store, version, self.lease) as draft:
             yield draft
@@ -103,11 +97,15 @@ class Workspace:
         models = {f"models.{role}": identity for role, identity in identities(self.config).items()}
         return own_code(self.config) | models
 
-    def open_checkpoint(self, policy: PolicyVersion) -> Checkpoint:
+    def open_checkpoint(self, policy: version_names.PolicyVersion) -> checkpoints.Checkpoint:
         """See `checkpoints.open_checkpoint`."""
         return checkpoints.open_checkpoint(self.store, policy, self.cache)
 
-    def record(self, version: Version) -> None:
+    def read_problems(self, version: str | None) -> list[Problem]:
+        """Read the problems of a stored set; return none if `version` is None."""
+        return [Problem(**row) for row in datasets.rows(self.store, version, self.cache)] if version else []
+
+    def record(self, version: version_names.Version) -> None:
         """Write the numbers of a committed version to the run's metrics, if this flow run may write them."""
         may_write = layout.evaluated_policy(version) or (self.lease and version.run == self.name)
         if version.kind in STAGES and may_write and not self.by_other_scorer:
@@ -115,7 +113,7 @@ class Workspace:
 
     def trim_cache(self, *in_use: str) -> None:
         """Delete files from the cache of a remote root until it fits its size; keep the versions `in_use`."""
-        trim_to_limit(self.store, self.config.storage, in_use)
+        fetch.trim_to_limit(self.store, self.config.storage, in_use)
 
     def collect(self, newest: int = 0) -> None:
         """Delete the data of checkpoints that `storage.keep` does not keep: of all, or of those before `newest`.
@@ -127,7 +125,7 @@ class Workspace:
             rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
             try:
                 gc.collect_leased(self.store, self.lease, rules)
-            except (UnavailableError, DamagedError, OSError) as error:
+            except (errors.UnavailableError, errors.DamagedError, OSError) as error:
                 get_run_logger().warning("checkpoints that storage.keep does not keep were not deleted: %s", error)
 
     @property
@@ -137,7 +135,7 @@ class Workspace:
         Raises:
             StorageError: the folder cannot be created.
         """
-        return scratch_of(self.cache, self.name)
+        return fetch.scratch_of(self.cache, self.name)
 
     @property
     def label(self) -> str:
@@ -158,7 +156,7 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
     publish(config.monitoring.prometheus, run.name)
-    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
+    with leases.Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
         yield workspace
         workspace.trim_cache()
 
@@ -214,7 +212,7 @@ def telling_full_disks(root: str) -> Iterator[None]:
         if not found and not (home.exists() and shutil.disk_usage(home).free < _NO_BYTES):
             raise
         cause = found[0] if found else f"Prefect's database in {home} has no room"
-        raise StorageError(
+        raise errors.StorageError(
             f"a disk is full: {cause}. A run holds less with a lower storage.keep.last and a higher "
             f"storage.keep.every; `python -m storage --root {root} gc --delete --older-than-hours 0` frees what no run "
             "needs any more, and what failed attempts left. Then the same command continues"
@@ -236,16 +234,15 @@ def models_of(workspace: Workspace) -> Iterator[None]:
         workspace.models = None
 
 
-def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
+def _fixed_settings(workspace: Workspace, present: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with which a run must continue.
 
     After the commit of policy version 0, the sections in `_TRIED` must be those of its manifest. Before, they may
-    change, so they are taken from the present configuration. A committed curriculum fixes `problems` earlier.
+    change, so they are taken from the `present` configuration. A committed curriculum fixes `problems` earlier.
     """
     begun = dict(manifests.read(workspace.store, layout.run(workspace.name)).settings)
     first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
     planned = first or manifests.find(workspace.store, layout.curriculum(workspace.name))
-    present = up_to_date(workspace.config.model_dump(mode="json"))
     for section in _TRIED:
         manifest = planned if section == "problems" else first
         values = manifest.settings if manifest else present
@@ -263,50 +260,43 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     with workspace.stage(layout.run(workspace.name)) as draft:
         if begins := draft is not None:
             draft.commit(workspace.provenance(), parents=[])
-    begun = _fixed_settings(workspace)
+    present = up_to_date(workspace.config.model_dump(mode="json"))
+    begun = _fixed_settings(workspace, present)
     former = lost(manifests.read(workspace.store, layout.run(workspace.name)).config)
-    workspace.by_other_scorer = scoring and not begins and (bool(former) or _scores_differently(workspace, begun))
-    _refuse_another(workspace, begun, former)
+    lines = differences(begun, present)
+    differs = bool(former) or any(line.startswith(_SCORERS) and not line.startswith(MAY_CHANGE) for line in lines)
+    workspace.by_other_scorer = scoring and not begins and differs
+    _refuse_another(workspace, begun, present, former)
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
-    for warning in filter(
-        None, (lacking_room(workspace.config), allow_open_files(workspace.config.rollout.concurrency))
-    ):
+    warnings = lacking_room(workspace.config), limits.allow_open_files(workspace.config.rollout.concurrency)
+    for warning in filter(None, warnings):
         get_run_logger().warning(warning)
-    if begins:
-        begin_log(workspace.store, workspace.name)
-    else:
-        catch_up(workspace.store, workspace.name)
+    (begin_log if begins else catch_up)(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
     newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
-    changes = differences(newest.settings, up_to_date(workspace.config.model_dump(mode="json"))) if newest else []
+    changes = differences(newest.settings, present) if newest else []
     if changed := [line for line in changes if line.startswith((*FROM_NEXT_UPDATE, "run.iterations"))]:
         get_run_logger().info("from the next update on: %s", ", ".join(changed))
 
 
-def _scores_differently(workspace: Workspace, begun: dict[str, Any]) -> bool:
-    """Return whether a scorer, or a model that it asks, is another than the one with which a run was `begun`."""
-    lines = differences(begun, up_to_date(workspace.config.model_dump(mode="json")))
-    return any(line.startswith(_SCORERS) and not line.startswith(MAY_CHANGE) for line in lines)
-
-
-def _refuse_another(workspace: Workspace, begun: dict[str, Any], former: Sequence[str]) -> None:
+def _refuse_another(
+    workspace: Workspace, begun: dict[str, Any], present: dict[str, Any], former: Sequence[str]
+) -> None:
     """Raise ConfigError if a run was `begun` with knobs that this program lacks, or with other values.
 
     `former` are the behaviours that no program has any more. Scores of another scorer, with which no run goes on, may
     be made all the same.
     """
-    present, may_differ = up_to_date(workspace.config.model_dump(mode="json")), MAY_CHANGE
-    if workspace.by_other_scorer:
-        may_differ += (*_SCORERS, *(change.knob for change in CHANGES if former))
+    others = (*_SCORERS, *(change.knob for change in CHANGES if former)) if workspace.by_other_scorer else ()
     upgrade = "Upgrade this one if a newer program began it, or "
     for what, lines, remedy in (
         ("by an older program, with settings that this one lacks", former, "To go on with those of this one, "),
         ("by a program with knobs that this one does not know", unknown(begun), upgrade),
         ("with another configuration", differences(begun, present), "Restore it, or "),
     ):
-        fixed = [line for line in lines if not line.startswith(may_differ)]
+        fixed = [line for line in lines if not line.startswith((*MAY_CHANGE, *others))]
         if listing := "\n".join(f"  {line}" for line in fixed):
             raise ConfigError(f"run {workspace.name!r} was begun {what}:\n{listing}\n{remedy}{_remedy(workspace)}")
 
@@ -330,11 +320,8 @@ def _refuse_other_code(workspace: Workspace) -> None:
     first one, code may change, unless episodes of it are stored.
     """
     store, name, number = workspace.store, workspace.name, committed_updates(workspace)
-    versions: list[str]
-    if number and workspace.config.fit.data:
-        versions = [layout.checkpoint(name, number)]
-    else:
-        versions = [layout.trajectories(name, played) for played in range(number, max(number - 2, -1), -1)]
+    played = [layout.trajectories(name, iteration) for iteration in range(number, max(number - 2, -1), -1)]
+    versions = [layout.checkpoint(name, number)] if number and workspace.config.fit.data else played
     newest = next(filter(None, (manifests.find(store, version) for version in versions)), None)
     if newest is None and shards(store, layout.trajectories(name, 0)):
         newest = manifests.find(store, layout.checkpoint(name, 0))
@@ -359,8 +346,5 @@ def finished_iterations(workspace: Workspace) -> int:
 
 def committed_updates(workspace: Workspace) -> int:
     """Count the updates of a run by the names of their checkpoints."""
-
-    def has_update(number: int) -> bool:
-        return manifests.committed(workspace.store, layout.checkpoint(workspace.name, number + 1))
-
-    return first_free(has_update)
+    store, name = workspace.store, workspace.name
+    return log.first_free(lambda number: manifests.committed(store, layout.checkpoint(name, number + 1)))

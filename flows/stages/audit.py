@@ -15,8 +15,7 @@ from flows.run.workspace import Workspace
 from storage import layout
 from storage.visible import Fleeting, printable
 from tasks.audit.record import REPORT, commit_audit, read_audit
-from tasks.audit.report.plots import pictures
-from tasks.audit.report.wording import check_rows, headline, summary
+from tasks.audit.report import plots, wording
 from tasks.audit.run import audit as run_checks
 from tasks.evaluate.summary import table
 from tasks.score.verifier import Verifier
@@ -66,12 +65,9 @@ def audit(workspace: Workspace, verifier: Verifier, data_sets: list[DataSet]) ->
     """Run all checks on `data_sets` and commit what they found; return the version."""
     store, cache, settings = workspace.store, workspace.cache, workspace.config.audit
     reader = f"python -m tasks.audit --root {shlex.quote(store.root)} read"
-    with run_checks(store, data_sets, settings, cache, verifier, _tell) as audited:
+    log = get_run_logger().info
+    with run_checks(store, data_sets, settings, cache, verifier, lambda line: log(Fleeting(line))) as audited:
         return commit_audit(store, data_sets, audited, workspace.provenance(), cache, reader).version
-
-
-def _tell(line: str) -> None:
-    get_run_logger().info(Fleeting(line))
 
 
 @task(name="report-audit", cache_policy=NO_CACHE)
@@ -83,9 +79,8 @@ def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, 
     """
     from rich.console import Console
 
-    store = workspace.store
-    result, folder = read_audit(store, version, workspace.cache)
-    rows, path = check_rows(result), (folder / REPORT).absolute()
+    result, folder = read_audit(workspace.store, version, workspace.cache)
+    rows, path = wording.check_rows(result), (folder / REPORT).absolute()
     console = Console()
     console.width = max(console.width, _WIDTH)
     without_findings = [{key: value for key, value in row.items() if key != "found"} for row in rows]
@@ -93,7 +88,7 @@ def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, 
     for row in rows:
         if row["verdict"] != "pass":
             console.print(printable(f"{row['verdict']}: {row['check']}: {row['found']}"), markup=False, highlight=False)
-    text = f"{summary(result)}\n{pictures(result)}"
+    text = f"{wording.summary(result)}\n{plots.pictures(result)}"
     create_markdown_artifact(key="audit", markdown=text, description=f"Audit {version}")
     create_table_artifact(key="audit-checks", table=rows, description=f"Checks of {version}")
     create_link_artifact(key="audit-report", link=path.as_uri(), link_text="report.html", description=version)
@@ -109,5 +104,5 @@ def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, 
     if result.verdict in _LEVELS[fail_on]:
         why = "; ".join(f"{check.name}: {check.says}" for check in result.checks if check.verdict == result.verdict)
         raise SuspiciousDataError(f"the audit's verdict is {result.verdict}: {why}. Read {path}")
-    print(printable(f"{headline(result)}. Report: {path}"))
+    print(printable(f"{wording.headline(result)}. Report: {path}"))
     return {"version": version, "verdict": result.verdict, "checks": {c.name: c.verdict for c in result.checks}}

@@ -9,18 +9,15 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.evaluate import HELD_OUT
 from flows.run.workspace import Workspace
-from flows.stages.problems import read_problems
 from flows.stages.rollout import unplayable, warn_of_marks
 from flows.stages.score import annotate, counted_questions
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
-from storage.versions import datasets
-from storage.versions.drafts import Draft
+from storage.versions import datasets, drafts
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
-from tasks.inference.api import GenerationConfig
-from tasks.inference.location import model_fingerprints
+from tasks.inference import api, location
 from tasks.rollout.plan import RolloutPlan
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
@@ -64,7 +61,7 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     lease: any flow may evaluate any policy, and the first commit wins.
     """
     version, config = protocol.evaluation(policy), workspace.config
-    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, model_fingerprints(config)))
+    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, location.model_fingerprints(config)))
     with workspace.stage(scores) as draft:
         if draft:
             _play(workspace, workers, policy, protocol)
@@ -82,13 +79,13 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
         iteration=policy.number,
         policy=policy,
         problem_set=protocol.problem_set,
-        gconfig=GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
+        gconfig=api.GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=protocol.samples,
     )
     with workspace.stage(protocol.evaluation(policy)) as draft:
         if draft:
             workers.serve(policy)
-            problems = read_problems(workspace, protocol.problem_set)
+            problems = workspace.read_problems(protocol.problem_set)
             warn_of_marks(workspace, policy, problems)
             without_room = unplayable(workspace, policy, problems)
             played = [problem for problem in problems if problem.problem_id not in without_room]
@@ -98,7 +95,7 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
 
 
 def _score(
-    workspace: Workspace, workers: "Workers", draft: Draft, version: EvaluationVersion, protocol: Protocol
+    workspace: Workspace, workers: "Workers", draft: drafts.Draft, version: EvaluationVersion, protocol: Protocol
 ) -> None:
     """Grade an evaluation's trajectories and commit the scores, with the summary in the manifest."""
     config = _with_strict_limits(workspace.config)

@@ -10,14 +10,11 @@ from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError
 from flows.run.workspace import Workspace, committed_updates
-from storage import layout
-from storage.errors import counted
+from storage import errors, layout, version_names
 from storage.objects.store import Store
 from storage.processes.child import end_with_parent, for_pools
-from storage.version_names import PolicyVersion
 from storage.version_names import select as select_names
-from storage.versions import checkpoints, manifests
-from storage.versions.fetch import fetch_folder
+from storage.versions import checkpoints, fetch, manifests
 from tasks.agents.chat import differing_token
 from tasks.fit.plan import check_condition, plan_updates, select_data
 from tasks.tables.sets import DataSet, select
@@ -64,26 +61,22 @@ def _versions(store: Store, named: Sequence[str], kept: list[str]) -> list[str]:
 
 
 @task(name="plan-updates", cache_policy=NO_CACHE)
-def plan(workspace: Workspace, policy: PolicyVersion) -> list[tuple[Part, ...]]:
+def plan(workspace: Workspace, policy: version_names.PolicyVersion) -> list[tuple[Part, ...]]:
     """Return the rows of each update, and set `run.iterations` to their number.
 
     Raises:
         ValueError: nothing is chosen, or the tokens of a data set mean something else to the policy.
         StorageError: a data set is missing or damaged.
     """
-    config, cache, log = workspace.config, workspace.cache, get_run_logger().info
+    config, cache = workspace.config, workspace.cache
     data_sets = select_data(workspace.store, config)
     _check_tokens(workspace, policy, data_sets)
     updates = _apart(plan_updates, workspace.store, config, data_sets, cache)
     _refuse_another_plan(workspace, updates)
     rows = sum(len(places) for parts in updates for part in parts for places in (part.rows or {}).values())
-    log(
-        "%s in %s: %s of %s",
-        counted(len(updates), "update"),
-        counted(config.fit.epochs, "epoch"),
-        counted(rows // config.fit.epochs, "trajectory"),
-        counted(len(data_sets), "data set"),
-    )
+    epochs = config.fit.epochs
+    numbers = (len(updates), "update"), (epochs, "epoch"), (rows // epochs, "trajectory"), (len(data_sets), "data set")
+    get_run_logger().info("%s in %s: %s of %s", *(errors.counted(*number) for number in numbers))
     run = config.run.model_copy(update={"iterations": len(updates)})
     workspace.config = config.model_copy(update={"run": run})
     return updates
@@ -98,8 +91,7 @@ def _refuse_another_plan(workspace: Workspace, updates: Sequence[tuple[Part, ...
     if not (done := committed_updates(workspace)):
         return
     newest = layout.checkpoint(workspace.name, done)
-    made_of = tuple(read_order(workspace.store, newest, workspace.cache).parts)
-    if done > len(updates) or made_of != updates[done - 1]:
+    if done > len(updates) or tuple(read_order(workspace.store, newest, workspace.cache).parts) != updates[done - 1]:
         raise ValueError(
             f"{newest} was made of other rows than the plan has for it now: data sets were scored again, or another "
             "version of the program chooses otherwise. Train on them with another run.name; policy.path may be this "
@@ -113,7 +105,7 @@ def _apart(function: Callable[..., _Result], *arguments: Any) -> _Result:
         return pool.submit(function, *arguments).result()
 
 
-def _check_tokens(workspace: Workspace, policy: PolicyVersion, data_sets: Sequence[DataSet]) -> None:
+def _check_tokens(workspace: Workspace, policy: version_names.PolicyVersion, data_sets: Sequence[DataSet]) -> None:
     """Check that data sets have the tokenizer and the chat template of the policy.
 
     Raises:
@@ -122,17 +114,11 @@ def _check_tokens(workspace: Workspace, policy: PolicyVersion, data_sets: Sequen
     store, cache = workspace.store, workspace.cache
     own = checkpoints.open_checkpoint(store, layout.checkpoint(policy.run, 0), cache).model
     for run in dict.fromkeys(each.run for each in data_sets):
-        sampled = {
-            name
-            for each in data_sets
-            if each.run == run and each.manifest
-            for name in select_names(PolicyVersion, each.manifest.parent_names)
-        }
-        if sampled:
-            other = checkpoints.open_checkpoint(
-                store, layout.checkpoint(PolicyVersion(min(sampled)).run, 0), cache
-            ).model
+        made = [each.manifest for each in data_sets if each.run == run and each.manifest]
+        parents = [name for manifest in made for name in manifest.parent_names]
+        if sampled := select_names(version_names.PolicyVersion, parents):
+            other = checkpoints.open_checkpoint(store, layout.checkpoint(min(sampled).run, 0), cache).model
         else:  # imported from another program
-            other = fetch_folder(store, manifests.read(store, layout.run(run)), "model", cache)
+            other = fetch.fetch_folder(store, manifests.read(store, layout.run(run)), "model", cache)
         if difference := differing_token(own, other):
             raise ValueError(f"the data sets of {run} cannot be trained on by this policy: {difference}")

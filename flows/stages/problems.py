@@ -18,11 +18,8 @@ from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Problem
 from storage.version_names import ProblemsVersion, select
 from storage.versions import datasets, manifests
-from storage.versions.datasets import write_rows
 from tasks.evaluate.summary import rendered, table
-from tasks.problems import ProblemError, curriculum, fingerprint
-from tasks.problems.contamination import describe, find_overlaps, find_repeats
-from tasks.problems.mixture import by_member, load_part, naming
+from tasks.problems import ProblemError, contamination, curriculum, fingerprint, mixture
 from tasks.problems.problem_set import describe_change, listed
 from tasks.score.scorers import use_of_solutions
 
@@ -48,13 +45,13 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
     problems, begun = workspace.config.problems, begun_sets(workspace)
     sets = {TRAIN: problems.trained, HELD_OUT: problems.evaluated}
     train, held_out = (_import_for_run(workspace, name, parts, begun.get(name)) for name, parts in sets.items())
-    rows = {name: read_problems(workspace, version) for name, version in ((TRAIN, train), (HELD_OUT, held_out))}
+    rows = {name: workspace.read_problems(version) for name, version in ((TRAIN, train), (HELD_OUT, held_out))}
     for name, version in ((TRAIN, train), (HELD_OUT, held_out)):
         numbers = Counter(problem.source for problem in rows[name]) if problems.members else {}
         of_each = "".join(f", {count} of {source}" for source, count in numbers.items())
         get_run_logger().info("%s: %s%s, %s", name, counted(len(rows[name]), "problem"), of_each, version)
-    if overlaps := find_overlaps(rows[TRAIN], {HELD_OUT: rows[HELD_OUT]}):
-        get_run_logger().warning("%s", describe(overlaps))
+    if overlaps := contamination.find_overlaps(rows[TRAIN], {HELD_OUT: rows[HELD_OUT]}):
+        get_run_logger().warning("%s", contamination.describe(overlaps))
     plan_curriculum(workspace, train)
     return train, held_out
 
@@ -122,7 +119,7 @@ def _import_for_run(
             "problems.%s: its source has changed since the run began: %s. But %s. To use what the source has now, "
             "begin another run with run.name=…, whose policy.path may be the URI of a checkpoint of this run",
             name,
-            describe_change(read_problems(workspace, begun), present),
+            describe_change(workspace.read_problems(begun), present),
             keeps,
         )
     return begun
@@ -135,14 +132,14 @@ def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
         ProblemError: a part cannot be loaded, or two of them have a problem with the same id.
     """
     config, logger, problems = workspace.config, get_run_logger(), list[Problem]()
-    read, use = partial(read_problems, workspace), partial(use_of_solutions, config.score)
+    use = partial(use_of_solutions, config.score)
     for part in parts:
-        loaded = load_part(part, config.problems.max_bad_share, use, read)
+        loaded = mixture.load_part(part, config.problems.max_bad_share, use, workspace.read_problems)
         problems += loaded.problems
         for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
             for line in listed(rows, _REPORTED):
                 logger.warning("%s%s: %s: %s", part.where, part.source.kind, what, line)
-        if not isinstance(part.source, StoredSource) and (repeats := find_repeats(loaded.problems)):
+        if not isinstance(part.source, StoredSource) and (repeats := contamination.find_repeats(loaded.problems)):
             text = "%s%s: %s as an earlier one (%s): such problems are drawn more often"
             asking = "1 row asks the same" if len(repeats) == 1 else f"{len(repeats)} rows ask the same"
             logger.warning(text, part.where, part.source.kind, asking, first_few(repeats, 5))
@@ -157,14 +154,9 @@ def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: d
     version = layout.problems(fingerprint(problems))
     with workspace.stage(version) as draft:
         if draft:
-            write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
+            datasets.write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
             draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
     return version
-
-
-def read_problems(workspace: Workspace, version: str) -> list[Problem]:
-    """Read the problems of a stored set."""
-    return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]
 
 
 def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
@@ -177,14 +169,14 @@ def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
             return
         histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
         past, rows = curriculum.read_history(workspace.store, histories, workspace.cache), list[CurriculumEntry]()
-        for part, problems in by_member(config, read_problems(workspace, problem_set)):
-            with naming(part.where):
+        for part, problems in mixture.by_member(config, workspace.read_problems(problem_set)):
+            with mixture.naming(part.where):
                 planned = curriculum.plan_curriculum(problems, past, config.sampling)
             rows += planned
             counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
             totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
             get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
-        write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
+        datasets.write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
         numbers = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
         draft.commit(workspace.provenance(), [problem_set, *histories], numbers)
 

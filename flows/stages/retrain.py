@@ -13,16 +13,14 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from flows.run.workspace import Workspace
-from flows.stages.problems import commit_problems, import_sets, load_parts, read_problems
+from flows.stages.problems import commit_problems, import_sets, load_parts
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError
 from storage.logs.nights import End, Ending, Night, Nights, Record, now
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
-from storage.versions import aliases, checkpoints, manifests
-from storage.versions.aliases import Move
-from storage.versions.lineage import trained_on
+from storage.versions import aliases, checkpoints, lineage, manifests
 from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
 from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
@@ -53,8 +51,7 @@ def open_night(workspace: Workspace) -> Record | None:
     if records and records[-1].end is None:
         logger.info("night %d has not ended: continuing it", records[-1].night.number)
         return records[-1]
-    night = _plan(workspace, records)
-    if night is None:
+    if (night := _plan(workspace, records)) is None:
         return None
     nights.begin(night)
     counts = ", ".join(f"{count} {name}" for name, count in night.counts.items() if count)
@@ -75,7 +72,7 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     except NoFilesError as error:  # before the first file exists
         get_run_logger().warning("%s", error)
         incoming = []
-    seen = read_version(workspace, records[-1].night.seen if records else None)
+    seen = workspace.read_problems(records[-1].night.seen if records else None)
     new, (left, trained) = new_problems(incoming, seen), planning.remembered(records, champion)
     retried = bool(records and records[-1].retried)  # then a night begins even without new problems
     least = 0 if retried else config.retrain.min_new
@@ -88,12 +85,10 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
             f"the run {run!r} exists, but the log of retraining {workspace.name!r} knows no such night: it may have "
             f"lost entries. Check with `python -m storage --root {store.root} verify`. Nothing was changed"
         )
-    waiting = union(*(read_problems(workspace, version) for version in left))
+    waiting = union(*(workspace.read_problems(version) for version in left))
     excluded = read_exclusions(store, config.problems.exclusions, workspace.cache)
-    candidates = [
-        [problem for problem in problems if not excluded.has_problem(problem)]
-        for problems in (new, waiting, read_version(workspace, trained))
-    ]
+    pools = (new, waiting, workspace.read_problems(trained))
+    candidates = [[problem for problem in pool if not excluded.has_problem(problem)] for pool in pools]
     kept, waiting, accepted = keep_apart(workspace, sets, *candidates)
     waiting = not_superseded(waiting, kept)  # if a prompt comes again, its answer was corrected
     fresh = union(kept, waiting)
@@ -119,7 +114,7 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     )
 
 
-def standing_champion(workspace: Workspace) -> Move | None:
+def standing_champion(workspace: Workspace) -> aliases.Move | None:
     """Return the last move of the champion's alias; None before there is a champion.
 
     Raises:
@@ -149,7 +144,7 @@ def keep_apart(
         ValueError: there are such problems, and `evaluation.contamination` is `stop`.
     """
     candidates, when_found = union(*pools), workspace.config.evaluation.contamination
-    overlaps = find_overlaps(candidates, {name: read_problems(workspace, version) for name, version in sets.items()})
+    overlaps = find_overlaps(candidates, {name: workspace.read_problems(version) for name, version in sets.items()})
     if overlaps and when_found == "stop":
         raise ValueError(
             f"{describe(overlaps)}\nRemove them from the training problems or from the sets; or set "
@@ -160,11 +155,6 @@ def keep_apart(
     ids = {overlap.problem_id for overlap in overlaps} if when_found == "drop" else set[str]()
     dropped = {key(problem) for problem in candidates if problem.problem_id in ids}
     return [[problem for problem in pool if key(problem) not in dropped] for pool in pools]
-
-
-def read_version(workspace: Workspace, version: str | None) -> list[Problem]:
-    """Read the problems of a set; return none if `version` is None."""
-    return read_problems(workspace, version) if version else []
 
 
 @task(name="crown-first", cache_policy=NO_CACHE)
@@ -186,7 +176,7 @@ def measure_distance(
     last = challenger.number - 1
     if last < 0:
         return None
-    trajectories, scores = trained_on(workspace.store, workspace.name, last)
+    trajectories, scores = lineage.trained_on(workspace.store, workspace.name, last)
     return trainer.distance(DistanceOrder(challenger, champion, trajectories, scores))
 
 
@@ -251,14 +241,10 @@ def training_of(store: Store, challenger: PolicyVersion) -> tuple[list[ScoresVer
 
     Each checkpoint names its data.
     """
-    scores, shares, tokens = list[ScoresVersion](), list[float](), 0
-    for number in range(1, challenger.number + 1):
-        rollout, iteration_scores = trained_on(store, challenger.run, number - 1)
-        scores.append(iteration_scores)
-        metrics = manifests.read(store, rollout).metrics
-        shares.append(metrics["solved"])
-        tokens += metrics["generated_tokens"]
-    return scores, shares, tokens
+    data = [lineage.trained_on(store, challenger.run, iteration) for iteration in range(challenger.number)]
+    played = [manifests.read(store, trajectories).metrics for trajectories, _ in data]
+    tokens = sum(metrics["generated_tokens"] for metrics in played)
+    return [scores for _, scores in data], [metrics["solved"] for metrics in played], tokens
 
 
 @task(name="promote", cache_policy=NO_CACHE)
@@ -301,8 +287,8 @@ def end_night(workspace: Workspace, night: Night, decision: DecisionVersion, out
     numbers = manifests.read(workspace.store, decision).metrics
     accepted, waiting = night.accepted, None if numbers["harmful"] else night.fresh
     if outcome == "promoted":
-        fresh = read_problems(workspace, night.fresh)
-        together = union(fresh, not_superseded(read_version(workspace, night.accepted), fresh))
+        fresh = workspace.read_problems(night.fresh)
+        together = union(fresh, not_superseded(workspace.read_problems(night.accepted), fresh))
         accepted, waiting = commit_problems(workspace, together, {"accepted": night.number}), None
     standing = aliases.current(workspace.store, workspace.config.retrain.champion)
     end = End(

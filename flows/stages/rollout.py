@@ -11,17 +11,15 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from flows.run.workspace import Workspace
-from flows.stages.problems import read_problems, weights
-from storage import layout
-from storage.records import Problem
+from flows.stages.problems import weights
+from storage import layout, records
 from storage.telemetry.spans import making
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
-from tasks.problems.exclusions import left_of, read_exclusions
-from tasks.problems.mixture import by_member, naming
+from tasks.problems import exclusions, mixture
 from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
 
@@ -87,16 +85,16 @@ def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool
     Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
     Problems that spell out control tokens are named in the log.
     """
-    config, everything = workspace.config, read_problems(workspace, problem_set)
+    config, everything = workspace.config, workspace.read_problems(problem_set)
     curriculum, versions = weights(workspace), config.problems.exclusions
-    excluded = read_exclusions(workspace.store, versions, workspace.cache)
+    excluded = exclusions.read_exclusions(workspace.store, versions, workspace.cache)
     shares, pools = {member.name: member.weight for member in config.problems.members}, list[Pool]()
-    for part, problems in by_member(config.problems, everything):
+    for part, problems in mixture.by_member(config.problems, everything):
         chances = None
-        with naming(part.where):
+        with mixture.naming(part.where):
             if curriculum is not None:
                 problems, chances = drawable(problems, curriculum)
-            left = left_of(problems, excluded)
+            left = exclusions.left_of(problems, excluded)
         if versions:
             count, told = len(problems) - len(left), ", ".join(versions)
             get_run_logger().info("%s%d of %d problems are excluded by %s", part.where, count, len(problems), told)
@@ -109,7 +107,7 @@ def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool
     return [replace(pool, playable=pool.playable - without_room) for pool in pools]
 
 
-def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> set[str]:
+def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[records.Problem]) -> set[str]:
     """Return the ids of problems for which the context of a policy has no room, and name the first ones in the log.
 
     Raises:
@@ -117,21 +115,19 @@ def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[P
     """
     lacking = without_room(problems, fetch_chat(workspace.store, policy, workspace.cache), workspace.config)
     if lacking:
-        described = describe_lacking(lacking, len(problems), workspace.config)
-        get_run_logger().warning("%s: they are not played", described)
+        get_run_logger().warning("%s: they are not played", describe_lacking(lacking, len(problems), workspace.config))
     return {problem.problem_id for problem in lacking}
 
 
-def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> None:
+def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[records.Problem]) -> None:
     """Name the problems that spell out control tokens of a policy."""
-    chat = fetch_chat(workspace.store, policy, workspace.cache)
-    if warning := describe_marked(problems, chat.control):
+    if warning := describe_marked(problems, fetch_chat(workspace.store, policy, workspace.cache).control):
         get_run_logger().warning("%s", warning)
 
 
 def _draw(
     workspace: Workspace, problem_set: ProblemsVersion, iteration: int
-) -> tuple[list[Problem], Iterator[Problem]]:
+) -> tuple[list[records.Problem], Iterator[records.Problem]]:
     """Draw the iteration's problems, and the spare ones that may replace rejected groups.
 
     Problems that `problems.exclusions` names, or that have no room, are replaced like rejected ones: the other problems
@@ -193,9 +189,8 @@ class Rollouts:
                 self._playing = _play_stream.submit(self._stream)
             version = _wait_for(workspace, self._stream, iteration)
         for alarm in self._alarm.raised_by(manifests.read(workspace.store, version).metrics):
-            get_run_logger().warning(
-                "ALARM: iteration %d: %s. See the column `reason` of %s", iteration, alarm, version
-            )
+            text = "ALARM: iteration %d: %s. See the column `reason` of %s"
+            get_run_logger().warning(text, iteration, alarm, version)
         return version
 
     def swap(self, policy: PolicyVersion) -> None:

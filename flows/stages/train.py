@@ -17,11 +17,7 @@ from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 
 @task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
 def train(
-    workspace: Workspace,
-    trainer: OrderedTrainer,
-    iteration: int,
-    policy: PolicyVersion,
-    parts: Sequence[Part],
+    workspace: Workspace, trainer: OrderedTrainer, iteration: int, policy: PolicyVersion, parts: Sequence[Part]
 ) -> PolicyVersion:
     """Update `policy` on stored data, commit the checkpoint and return its version; skip the work if it exists."""
     version = layout.checkpoint(workspace.name, iteration + 1)

@@ -9,13 +9,11 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config
-from configs.algorithms import read_algorithm
-from configs.evaluate import HELD_OUT
+from configs import Config, algorithms, evaluate
 from configs.problems import StoredSource
 from flows.run.check import check_new_run, problems_of
 from flows.run.workspace import Workspace
-from flows.stages.problems import FIXED_SETS, TRAIN, read_problems
+from flows.stages.problems import FIXED_SETS, TRAIN
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
@@ -50,7 +48,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
 
     stored = all(isinstance(part.source, StoredSource) for part in workspace.config.problems.trained)
     if plays and (sets or stored):  # a night has those in its configuration
-        problems = read_problems(workspace, sets[0]) if sets else problems_of(workspace)
+        problems = workspace.read_problems(sets[0]) if sets else problems_of(workspace)
         get_run_logger().info("a scripted policy plays an episode, before anything expensive")
         check_new_run(workspace, problems, get_run_logger().warning)
     from tasks.train.policy import load_policy, make_canary
@@ -74,9 +72,9 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
         # Errors of the first rollout show before anything is committed.
         chat = try_out(folder, config)
         for problem_set in sets if plays else sets[1:]:
-            without_room(read_problems(workspace, problem_set), chat, config)
+            without_room(workspace.read_problems(problem_set), chat, config)
         if sets:
-            metrics[FIXED_SETS] = dict(zip((TRAIN, HELD_OUT), sets, strict=True))
+            metrics[FIXED_SETS] = dict(zip((TRAIN, evaluate.HELD_OUT), sets, strict=True))
         adapter = _new_adapter(config, folder, Path(scratch) / "adapter")
         train = config.train
         if train.parallel.ranks > 1:  # the model may not fit one GPU
@@ -169,6 +167,6 @@ def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
             f"policy.fork={config.policy.fork} has no train state (train.state_every={every}): use {nearest}"
         )
     shutil.copytree(forked.state, folder)
-    before = read_algorithm(forked.manifest.settings["algorithm"])
+    before = algorithms.read_algorithm(forked.manifest.settings["algorithm"])
     adapt(folder, before, config.algorithm, other_weights=bool(forked.adapter or config.policy.lora))
     return folder

@@ -42,9 +42,7 @@ class Parser(argparse.ArgumentParser):
         """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
         if "--root" in self._option_string_actions:
             words = sys.argv[1:] if args is None else args
-            args = [
-                re.sub(r"""^storage\.root=(["']?)(.*)\1$""", r"--root=\2", word) for word in words
-            ]  # without quotes
+            args = [re.sub(r"""^storage\.root=(["']?)(.*)\1$""", r"--root=\2", word) for word in words]
         if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -146,10 +144,6 @@ class Command:
     about: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Store, argparse.Namespace], Output]
-
-
-def no_arguments(_: argparse.ArgumentParser) -> None:
-    """Declare no arguments: the root is enough."""
 
 
 @dataclass(frozen=True, slots=True)

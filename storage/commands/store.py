@@ -11,24 +11,12 @@ from rich.table import Table
 
 from configs import flatten
 from storage import layout
-from storage.commands.program import (
-    Command,
-    Output,
-    no_arguments,
-    print_error,
-    print_progress,
-    short,
-    size,
-    table,
-    whole,
-)
+from storage.commands.program import Command, Output, print_error, print_progress, short, size, table, whole
 from storage.errors import DamagedError, StorageError, counted
 from storage.logs import catalog
 from storage.maintenance import copying, doctor, export, gc, verify
 from storage.objects.store import Store, in_parallel
-from storage.versions import aliases, manifests
-from storage.versions.aliases import Move
-from storage.versions.checkpoints import resolve_policy
+from storage.versions import aliases, checkpoints, manifests
 from storage.versions.lineage import ancestors, descendants
 from storage.versions.manifests import Kind, Manifest, bytes_left
 
@@ -178,7 +166,7 @@ def alias(store: Store, arguments: argparse.Namespace) -> Output:
         if not (moves := aliases.history(store, name)):
             raise StorageError(f"there is no alias {name!r}; there are: {', '.join(aliases.names(store))}")
         return _moves(name, moves)
-    moved, status = dict[str, Move](), 0
+    moved, status = dict[str, aliases.Move](), 0
     for alias_name, length in aliases.names(store).items():
         try:
             if newest := aliases.current(store, alias_name, length):
@@ -191,7 +179,7 @@ def alias(store: Store, arguments: argparse.Namespace) -> Output:
     return Output({name: asdict(move) for name, move in moved.items()}, parts, status)
 
 
-def _moves(name: str, moves: list[Move]) -> Output:
+def _moves(name: str, moves: list[aliases.Move]) -> Output:
     rows = [(move.number, move.version, move.at, move.by, move.reason) for move in moves]
     shown = table(["move", "version", "at", "by", "reason"], rows, title=f"alias {name}")
     return Output([asdict(move) for move in moves], [shown])
@@ -224,10 +212,8 @@ def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _replay(store: Store, arguments: argparse.Namespace) -> Output:
     """Make checkpoints again; the status is 1 if one is not the stored one."""
-    # The trainer is above the store, and needs torch.
-    results = importlib.import_module("tasks.train.replay").replay(
-        store, arguments.replay, arguments.cache, print_progress
-    )
+    replay = importlib.import_module("tasks.train.replay").replay  # the trainer is above the store, and needs torch
+    results = replay(store, arguments.replay, arguments.cache, print_progress)
     rows = [(each.version, each.verdict, short(each.share), each.part, each.code) for each in results]
     columns = ["checkpoint", "", "difference / way of the update", "in", "made by other code"]
     bad = sum(not each.same for each in results)
@@ -285,11 +271,9 @@ def run_repair(store: Store, arguments: argparse.Namespace) -> Output:
         gone = [each for name in names for each in gc.withdraw(store, name)]
         return Output({"withdrawn": gone}, [f"withdrawn {name}" for name in gone])
     filled, entered = verify.repair(store)
-    summary = (
-        f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
-    )
+    done = f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
     lines = [*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)]
-    return Output({"filled": filled, "entered": entered}, [*lines, summary])
+    return Output({"filled": filled, "entered": entered}, [*lines, done])
 
 
 def run_doctor(store: Store, arguments: argparse.Namespace) -> Output:
@@ -312,7 +296,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def run_export(store: Store, arguments: argparse.Namespace) -> Output:
     """Write the folder and, if asked, send it to the hub."""
-    policy = resolve_policy(store, arguments.version)
+    policy = checkpoints.resolve_policy(store, arguments.version)
     export.export(store, policy, arguments.folder, merge=arguments.merge)
     parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
     commit = export.send(arguments.folder, arguments.hub, policy) if arguments.hub else None
@@ -342,7 +326,7 @@ COMMANDS = {
     "verify": Command("check that versions and everything they were made from are whole", _add_verify, run_verify),
     "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, run_gc),
     "repair": Command("replace lost and damaged entries of the catalog and of other logs", _add_repair, run_repair),
-    "doctor": Command("check that a root can be trusted with versions: races, permissions", no_arguments, run_doctor),
+    "doctor": Command("check that a root can be trusted with versions: races, permissions", lambda _: None, run_doctor),
     "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, run_export),
     "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, run_cp),
 }

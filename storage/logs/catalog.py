@@ -28,8 +28,7 @@ class CatalogEntry:
 
 def enter(store: Store, version: str, kind: str, parents: Sequence[str], attempt: str) -> None:
     """Append an entry; return when it is stored."""
-    entry = {"kind": kind, "version": version, "parents": list(parents), "attempt": attempt}
-    Log(store, layout.CATALOG).append(entry)
+    Log(store, layout.CATALOG).append({"kind": kind, "version": version, "parents": [*parents], "attempt": attempt})
 
 
 def check_not_empty(store: Store) -> None:

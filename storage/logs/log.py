@@ -12,8 +12,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from storage import layout
-from storage.errors import DamagedError
+from storage import errors, layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 
@@ -57,8 +56,7 @@ class Log:
 
     def put(self, number: int, values: dict[str, Any]) -> bool:
         """Append as entry `number`, which must be the next; return False if another writer was faster."""
-        data = seal({**values, "nonce": uuid.uuid4().hex})
-        created = self._store.create(self.key(number), data)
+        created = self._store.create(self.key(number), seal({**values, "nonce": uuid.uuid4().hex}))
         self._remember(number + 1)
         return created
 
@@ -100,5 +98,5 @@ def check_entry(log: str, values: dict[str, Any], where: str) -> dict[str, Any]:
     for prefix, fields in _FIELDS.items():
         wrong = [name for name, type_ in fields.items() if not isinstance(values.get(name), type_)]
         if log.startswith(prefix) and wrong:
-            raise DamagedError(f"{where} has wrong fields ({', '.join(wrong)}): it is damaged")
+            raise errors.DamagedError(f"{where} has wrong fields ({', '.join(wrong)}): it is damaged")
     return values

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError
-from storage.logs.leases import Lease
-from storage.logs.log import Log
+from storage.logs import leases, log
 from storage.objects.seal import newer
 from storage.objects.store import Store, in_parallel
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion
@@ -106,8 +105,8 @@ class Nights:
         fence: the lease of the writer, checked before each entry.
     """
 
-    def __init__(self, store: Store, name: str, fence: Lease | None = None) -> None:
-        self._log, self._name, self._fence = Log(store, layout.retraining(name)), name, fence
+    def __init__(self, store: Store, name: str, fence: leases.Lease | None = None) -> None:
+        self._log, self._name, self._fence = log.Log(store, layout.retraining(name)), name, fence
         self._next = 0
 
     def read(self) -> list[Record]:

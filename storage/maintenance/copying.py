@@ -15,24 +15,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from storage import layout
+from storage import layout, visible
 from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
 from storage.logs import catalog
 from storage.logs.leases import Lease, alive
 from storage.maintenance.verify import Progress
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import TemporaryFolder
-from storage.versions import aliases, manifests
+from storage.versions import aliases, fetch, lineage, manifests
 from storage.versions.drafts import new_nonce
-from storage.versions.fetch import fetch_file
-from storage.versions.lineage import climb_down, scores_of
-from storage.versions.manifests import File, Manifest
-from storage.visible import Fleeting
-
-_FILES_AT_ONCE = 4
 
 
-def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda _: None) -> list[Manifest]:
+def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda _: None) -> list[manifests.Manifest]:
     """Copy `run` to `target`, under the lease that it has there; return the manifests of what `target` lacked.
 
     Raises:
@@ -58,7 +52,7 @@ def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda
         for manifest in new:
             left = manifests.left(source, manifest)
             many = sum(file.bytes for file in left)
-            progress(Fleeting(f"{manifest.version}: {counted(len(left), 'object')}, {many:,} bytes"))
+            progress(visible.Fleeting(f"{manifest.version}: {counted(len(left), 'object')}, {many:,} bytes"))
             lease.check()
             _copy_version(source, target, manifest)
         for name, move in moves.items():
@@ -74,17 +68,17 @@ def _versions(store: Store, run: str) -> list[str]:
     return [version for item in store.walk(folder) if (version := layout.manifest_of(item.path))]
 
 
-def _needed(source: Store, run: str) -> list[Manifest]:
+def _needed(source: Store, run: str) -> list[manifests.Manifest]:
     """Return the manifests of everything that the copy of a run needs, oldest first."""
     if not (own := _versions(source, run)):
         raise StorageError(f"there is no run {run!r} in {source.root}: `python -m storage ls --kind run` lists them")
     named = {name for manifest in in_parallel(partial(manifests.read, source), own) for name in manifest.named}
     begun = manifests.find(source, layout.run(run))
     if data := begun and begun.knob("fit.data"):
-        scores = scores_of(catalog.read_all(source))
+        scores = lineage.scores_of(catalog.read_all(source))
         named.update(version for data_set in data for version in scores.get(data_set, ()))
         named.update(layout.run(name) for name in map(layout.run_of, data) if name)  # those imported have the tokenizer
-    nodes = climb_down(source, [*own, *(name for name in sorted(named) if manifests.committed(source, name))])
+    nodes = lineage.climb_down(source, [*own, *(name for name in sorted(named) if manifests.committed(source, name))])
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"run {run!r} cannot be copied whole: {first_few(problems)}")
     whole = in_parallel(partial(manifests.read, source), [node.version for node in nodes])
@@ -100,21 +94,21 @@ def _refuse(target: Store, versions: Sequence[str]) -> None:
         )
 
 
-def _copy_version(source: Store, target: Store, manifest: Manifest) -> None:
+def _copy_version(source: Store, target: Store, manifest: manifests.Manifest) -> None:
     for tombstone in (layout.tombstone(manifest.version, state=state) for state in (False, True)):
         if source.exists(tombstone):  # these data are gone there as here
             target.write(tombstone, b"")
     files = manifests.left(source, manifest)
     with alive(target, f"{manifest.version}/{new_nonce()}"):  # it may be of another run than the one that is leased
-        in_parallel(partial(_copy_file, source, target), files, _FILES_AT_ONCE)
+        in_parallel(partial(_copy_file, source, target), files, threads=4)
         catalog.enter(target, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
         manifests.refuse_lost(target, manifest.version, files)
         if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
             _refuse(target, [manifest.version])
 
 
-def _copy_file(source: Store, target: Store, file: File) -> None:
+def _copy_file(source: Store, target: Store, file: manifests.File) -> None:
     """Copy a data object, and read it back."""
     with TemporaryFolder() as folder:
-        target.put(file.path, fetch_file(source, file, folder / "here"))
-        fetch_file(target, file, folder / "there")
+        target.put(file.path, fetch.fetch_file(source, file, folder / "here"))
+        fetch.fetch_file(target, file, folder / "there")

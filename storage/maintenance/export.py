@@ -21,13 +21,9 @@ from storage.logs import catalog
 from storage.objects.store import Store, sha256
 from storage.processes.folder import TemporaryFolder
 from storage.version_names import PolicyVersion, ScoresVersion, select
-from storage.versions import manifests
-from storage.versions.checkpoints import open_checkpoint
-from storage.versions.lineage import ancestors
-from storage.versions.manifests import Manifest
+from storage.versions import checkpoints, lineage, manifests
 from storage.visible import visible
 
-_TEMPLATE = Path(__file__).with_name("model_card.md")
 _IN_TABLES = str.maketrans({mark: f"&#{ord(mark)};" for mark in "|[`*\\"} | {"\n": " "})
 
 
@@ -45,7 +41,7 @@ def export(store: Store, policy: PolicyVersion, folder: Path, *, merge: bool = F
         raise StorageError(f"{folder} exists: give a new or an empty folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryFolder(str(folder.parent)) as scratch:
-        checkpoint, made = open_checkpoint(store, policy, scratch / "cache"), scratch / "model"
+        checkpoint, made = checkpoints.open_checkpoint(store, policy, scratch / "cache"), scratch / "model"
         if merge and not checkpoint.adapter:
             raise StorageError(f"{policy} has no adapter: leave out --merge")
         if merge:
@@ -81,13 +77,13 @@ def send(folder: Path, repository: str, message: str) -> str:
     return str(commit.commit_url)
 
 
-def model_card(store: Store, manifest: Manifest, folder: Path) -> str:
+def model_card(store: Store, manifest: manifests.Manifest, folder: Path) -> str:
     """Return the card of a checkpoint that lies in a folder.
 
     Raises:
         DamagedError: its lineage is damaged.
     """
-    policy, nodes = PolicyVersion(manifest.version), ancestors(store, manifest.version)
+    policy, nodes = PolicyVersion(manifest.version), lineage.ancestors(store, manifest.version)
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"{policy} has a damaged lineage: {problems[0]}; `python -m storage verify` says more")
     evaluations = [
@@ -97,7 +93,7 @@ def model_card(store: Store, manifest: Manifest, folder: Path) -> str:
     ]
     environment = Environment(trim_blocks=True, finalize=_shown)
     environment.filters["public"] = _public
-    return environment.from_string(_TEMPLATE.read_text()).render(
+    return environment.from_string(Path(__file__).with_name("model_card.md").read_text()).render(
         policy=policy,
         path=(manifest.settings.get("policy") or {}).get("path"),
         at=manifest.created_at,

@@ -32,8 +32,7 @@ from storage.maintenance.verify import Progress
 from storage.objects.local import ObjectInfo
 from storage.objects.store import Store, in_parallel
 from storage.version_names import AnnotationsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, version_of
-from storage.versions import aliases, drafts, manifests
-from storage.versions.lineage import climb_down, descendants
+from storage.versions import aliases, drafts, lineage, manifests
 from storage.versions.manifests import Manifest
 
 KINDS = ("checkpoint", "trajectories", "annotations", "scores", "evaluation")
@@ -198,7 +197,7 @@ def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) ->
     newest = {name: aliases.current(store, name, moves) for name, moves in aliases.names(store).items()}
     pointed = {move.version for move in newest.values() if move}
     heads = [move.version for name, move in newest.items() if move and not name.endswith("/latest")]
-    older = {node.version for node in climb_down(store, heads)} if rules.ancestors else set[str]()
+    older = {node.version for node in lineage.climb_down(store, heads)} if rules.ancestors else set[str]()
     evaluations = {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
     made = ((entry.version, parent) for entry in entries if entry.kind == "checkpoint" for parent in entry.parents)
     forked = {parent for version, parent in made if layout.run_of(parent) != layout.run_of(version)}
@@ -265,9 +264,9 @@ def _is_needed(store: Store, version: str) -> bool:
     Such a state is made again from the data (`train.state_every`).
     """
     known = version_of(version)
-    if not isinstance(known, TrajectoriesVersion | AnnotationsVersion | ScoresVersion):
-        return False
-    if layout.evaluated_policy(version):
+    if not isinstance(known, TrajectoriesVersion | AnnotationsVersion | ScoresVersion) or layout.evaluated_policy(
+        known
+    ):
         return False
     following = itertools.count(known.number + 1)
     checkpoints = (manifests.find(store, layout.checkpoint(known.run, number)) for number in following)
@@ -287,7 +286,7 @@ def withdraw(store: Store, version: str) -> list[str]:
     run = layout.run_of(version)
     with leases.Lease(store, run, label="repair") if run else nullcontext():
         lost = manifests.lost(store, manifests.left(store, manifests.read(store, version)))
-        made = descendants(store, version)
+        made = lineage.descendants(store, version)
         others = [node.version for node in made if node.kind not in ("scores", "annotations")]
         if not lost or others or PolicyVersion.is_place(version):
             raise StorageError(

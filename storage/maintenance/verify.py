@@ -20,20 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from configs.inference import FLOAT32_TOLERANCE
-from storage import layout
+from storage import layout, version_names, visible
 from storage.errors import DamagedError, UnavailableError
-from storage.logs import catalog
+from storage.logs import catalog, nights
 from storage.logs.log import ALIAS, LOST, Log
-from storage.logs.nights import Nights
 from storage.objects.seal import seal
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import TemporaryFolder
-from storage.version_names import KINDS
-from storage.versions import aliases, checkpoints, contents, manifests, model_files
-from storage.versions.fetch import fetch_file, strays
-from storage.versions.lineage import climb_down
+from storage.versions import aliases, checkpoints, contents, fetch, lineage, manifests, model_files
 from storage.versions.manifests import File, Manifest
-from storage.visible import Fleeting
 
 Progress = Callable[[str], None]
 """Gets a line when a part of the work is done or begins."""
@@ -82,12 +77,12 @@ def verify(
     Raises:
         UnavailableError: the store does not answer.
     """
-    nodes = climb_down(store, versions, None if ancestors else 1)
+    nodes = lineage.climb_down(store, versions, None if ancestors else 1)
     wanted = [node for node in nodes if ancestors or node.depth == 0]
     broken = [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
     report = Report(broken, versions=len(wanted))
     for number, node in enumerate(wanted, 1):
-        progress(Fleeting(f"{number}/{len(wanted)} {node.version}"))
+        progress(visible.Fleeting(f"{number}/{len(wanted)} {node.version}"))
         if node.kind:  # its manifest could be read
             with TemporaryFolder() as folder:
                 _check(store, manifests.read(store, node.version), folder, deep, report)
@@ -113,7 +108,7 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
         report.objects += 1
         report.bytes += file.bytes
         try:
-            path = fetch_file(store, file, folder)
+            path = fetch.fetch_file(store, file, folder)
         except (DamagedError, OSError) as error:
             if file in manifests.left(store, manifest):  # else its run has deleted it meanwhile
                 add(file.path, [str(error)])
@@ -130,7 +125,7 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
 def _strays(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield keys, and what is wrong with them."""
     try:
-        for key in strays(store, manifest):
+        for key in fetch.strays(store, manifest):
             yield key, "is in the data folder of this version, but its manifest does not name it"
     except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
         yield layout.manifest(manifest.version), str(error)
@@ -187,7 +182,7 @@ def _not_finite(path: Path) -> list[str]:
 
 def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     """Yield the problems of an undamaged manifest, each as a sentence without its subject, the manifest."""
-    if not KINDS[manifest.kind].is_place(manifest.version):
+    if not version_names.KINDS[manifest.kind].is_place(manifest.version):
         yield f"says that {manifest.version} is a {manifest.kind} version, but these are elsewhere"
     names = Counter(file.name for file in manifest.files)
     for name, count in names.items():
@@ -241,7 +236,7 @@ def check_logs(store: Store) -> LogReport:
             report.findings.append(Finding(log, layout.manifest(last["version"]), problem))
         elif log.startswith(layout.retraining("")) and not any(finding.version == log for finding in report.findings):
             try:
-                Nights(store, log.removeprefix(layout.retraining(""))).read()
+                nights.Nights(store, log.removeprefix(layout.retraining(""))).read()
             except DamagedError as error:
                 report.findings.append(Finding(log, log, str(error)))
     return report
@@ -283,8 +278,8 @@ def _check_versions(store: Store, entries: list[Values | None], report: LogRepor
     """Compare the catalog with the listed versions. Those with a damaged manifest are left to `verify`."""
     entered = {entry["version"] for entry in entries if entry and entry["kind"] not in (ALIAS, LOST)}
     listed = set(report.versions)
-    linked = [version for version in entered - listed if manifests.committed(store, version)]  # links are not listed
-    report.versions += sorted(linked)
+    # Links are not listed.
+    report.versions += sorted(version for version in entered - listed if manifests.committed(store, version))
 
     def read(version: str) -> Manifest | None:
         try:

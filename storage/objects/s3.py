@@ -260,5 +260,5 @@ def _note_failure(state: RetryCallState) -> None:
     STORE_RETRIES.inc()
     if state.outcome and state.attempt_number in _LOGGED:
         error = state.outcome.exception()
-        told = _refusal(error) or error
-        logger.warning("s3://%s: attempt %d failed: %r", state.args[0], state.attempt_number, told)
+        cause = _refusal(error) or error
+        logger.warning("s3://%s: attempt %d failed: %r", state.args[0], state.attempt_number, cause)

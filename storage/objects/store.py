@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.storage import Storage
-from storage.errors import StorageError
-from storage.layout import check_key
+from storage import errors, layout
 from storage.objects.local import LocalBackend, ObjectInfo
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Store:
 
             self.backend, self._base = s3.S3Backend(request_timeout_s, patience_s), rest.strip("/")
         else:
-            raise StorageError(f"root {root!r}: give a local folder or s3://bucket/prefix")
+            raise errors.StorageError(f"root {root!r}: give a local folder or s3://bucket/prefix")
 
     @classmethod
     def of(cls, settings: Storage) -> "Store":
@@ -63,7 +62,7 @@ class Store:
 
     def path(self, key: str) -> str:
         """Return the path of `key` in the backend. Keys cannot climb out of the root."""
-        check_key(key)
+        layout.check_key(key)
         return f"{self._base}/{key}"
 
     def uri(self, key: str) -> str:

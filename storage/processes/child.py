@@ -15,16 +15,13 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
-from storage.processes import reaper
-from storage.processes.folder import TemporaryFolder, for_sockets, parents
+from storage.processes import folder, reaper
 
 _VARIABLE = "MATH_MT_PPO_OWNER"
 _GRACE_S = 5.0
 """Time for a command to end by itself; then it is killed."""
 _KILLED_S = 10.0
 """Longest wait for the end of killed processes: only then the memory of their GPUs is free."""
-_TAIL_BYTES = 2**16
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def mark() -> dict[str, str]:
@@ -37,7 +34,7 @@ def _watched(owner: int) -> dict[str, str]:
     """Start the reaper, once in this process; return the mark."""
     token = secrets.token_hex(16)
     nothing = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
-    command = [sys.executable, "-I", "-S", reaper.__file__, str(owner), f"{_VARIABLE}={token}", *parents()]
+    command = [sys.executable, "-I", "-S", reaper.__file__, str(owner), f"{_VARIABLE}={token}", *folder.parents()]
     os.posix_spawn(sys.executable, command, {}, file_actions=nothing, setsid=True)
     # The second variable keeps `setproctitle`, which vLLM and Ray call, from writing over the first.
     return {_VARIABLE: token, "SPT_NOENV": "1"}
@@ -70,7 +67,7 @@ def for_pools() -> SpawnContext:
 
 def end_with_parent(parent: int | None = None) -> None:
     """Let the kernel kill this process when the thread that started it ends; end now if the process `parent` has."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # 1: PR_SET_PDEATHSIG of linux/prctl.h
     if parent not in (None, os.getppid()):
         os._exit(1)
 
@@ -86,7 +83,7 @@ def tail(log: Path, lines: int = 15) -> str:
     """Return the last lines of a log, for a message."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except OSError:
         return "(no log)"
@@ -102,7 +99,7 @@ class Child:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self._made = TemporaryFolder(for_sockets())
+        self._made = folder.TemporaryFolder(folder.for_sockets())
         self.folder = self._made.path
         self._process: subprocess.Popen[bytes] | None = None
         self._using = threading.RLock()  # one thread may close it while another restarts it

@@ -22,8 +22,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
-from storage import layout
-from storage.version_names import Version
+from storage import layout, version_names
 
 _tracer = trace.get_tracer("math-mt-ppo")
 
@@ -45,7 +44,7 @@ _STAGES = {"trajectories": "rollout", "annotations": "annotate", "scores": "scor
 """The names of stages by the kinds of versions that they make; others are called as their kind."""
 
 
-def making(version: Version) -> AbstractContextManager[None]:
+def making(version: version_names.Version) -> AbstractContextManager[None]:
     """Trace the stage that makes a version."""
     name = "evaluate" if layout.evaluated_policy(version) else _STAGES.get(version.kind, version.kind)
     return span(name, run=version.run or "", version=version)

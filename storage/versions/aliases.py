@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from configs.knobs import nearest
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError, counted
-from storage.layout import check_key
 from storage.logs import catalog
 from storage.logs.log import Log
 from storage.objects.store import Store
@@ -136,11 +135,10 @@ def resolve_version(store: Store, reference: str) -> str:
     Raises:
         StorageError: `reference` is neither an alias nor a committed version.
     """
-    root = store.uri("x").removesuffix("x")
-    name = reference.removeprefix(root).rstrip("/")
+    name = reference.removeprefix(store.uri("x").removesuffix("x")).rstrip("/")
     if layout.is_alias(name) and (newest := current(store, name)):
         return newest.version
-    if not committed(store, check_key(name)):
+    if not committed(store, layout.check_key(name)):
         raise DamagedError(f"{store.uri(name)} was never committed{_meant(store, name)}")
     return name
 

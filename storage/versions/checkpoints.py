@@ -19,8 +19,7 @@ from typing import Any
 from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
-from storage.versions import aliases, model_files
-from storage.versions.drafts import Draft, Provenance
+from storage.versions import aliases, drafts, model_files
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
 from storage.versions.manifests import Manifest, read, read_bytes, refuse_collected
 
@@ -66,14 +65,14 @@ def commit(
     model: Path,
     state: Path | None,
     canary: Canary,
-    provenance: Provenance,
+    provenance: drafts.Provenance,
     parents: Sequence[str],
     metrics: dict[str, Any],
     cache: Path | None = None,
     adapter: Path | None = None,
 ) -> Manifest:
     """Commit the folders as the checkpoint `version`; with `cache`, move the files into it afterwards."""
-    with Draft(store, version, "checkpoint") as draft:
+    with drafts.Draft(store, version, "checkpoint") as draft:
         for folder, name in ((model, "model"), (adapter, "adapter"), (state, "state")):
             if folder:
                 draft.add_folder(folder, name)
@@ -84,7 +83,7 @@ def commit(
         return manifest
 
 
-def add_canary(draft: Draft, canary: Canary) -> None:
+def add_canary(draft: drafts.Draft, canary: Canary) -> None:
     """Add the canary of a checkpoint's weights to its draft."""
     path = draft.scratch / "canary.json"
     path.write_text(json.dumps(asdict(canary)))

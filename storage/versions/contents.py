@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import records
-from storage.errors import first_few
+from storage import errors, records
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import read_parquet, schema_version
 
@@ -88,7 +87,7 @@ class Rows:
                     faults[fault].append(number)
         except (ValueError, TypeError, KeyError) as error:
             damage = [f"its rows cannot be read: {error}"]
-        return [f"{fault} (rows {first_few(numbers)})" for fault, numbers in faults.items()] + damage
+        return [f"{fault} (rows {errors.first_few(numbers)})" for fault, numbers in faults.items()] + damage
 
     def _faults(self, row: dict[str, Any]) -> Iterator[str]:
         key = tuple(row[name] for name in self._key)

@@ -33,16 +33,14 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from storage import layout
+from storage import layout, version_names
 from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError
-from storage.logs import catalog
-from storage.logs.leases import Lease, alive
+from storage.logs import catalog, leases
 from storage.logs.log import Log
 from storage.objects.seal import newer, seal
 from storage.objects.store import Store, in_parallel, sha256
 from storage.processes.folder import TemporaryFolder
 from storage.telemetry.spans import making, span
-from storage.version_names import Kind, Version
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Manifest, as_parent, committed, read, refuse_lost
 
@@ -57,7 +55,7 @@ class Provenance(BaseModel):
     config: dict[str, Any]
     code: dict[str, str] = {}  # see `Manifest`
     prefect_run_id: str | None = None
-    fence: Lease | None = None
+    fence: leases.Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Draft:
     add files to a draft: they make one with its `nonce`, and the owner, who commits, accepts their `files`.
     """
 
-    def __init__(self, store: Store, version: str, kind: Kind, nonce: str | None = None) -> None:
+    def __init__(self, store: Store, version: str, kind: version_names.Kind, nonce: str | None = None) -> None:
         self.store, self.version, self.kind = store, version, kind
         self.nonce = new_nonce() if nonce is None else nonce
         self.files: list[File] = []
@@ -94,7 +92,7 @@ class Draft:
 
     def __enter__(self) -> Self:
         if layout.is_written_without_lease(self.version):
-            self._open.enter_context(alive(self.store, f"{self.version}/{self.nonce}"))
+            self._open.enter_context(leases.alive(self.store, f"{self.version}/{self.nonce}"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,9 +182,8 @@ class Draft:
             known = {file.path for file in self.adopted}  # which were read before
             refuse_lost(self.store, self.version, [file for file in self.files if file.path not in known])
             # Without code of the user's or a base, programs that do not know these fields still read the manifest.
-            stored = manifest.model_dump_json(
-                exclude={name for name in ("code", "base") if not getattr(manifest, name)}
-            )
+            absent = {name for name in ("code", "base") if not getattr(manifest, name)}
+            stored = manifest.model_dump_json(exclude=absent)
             created = self.store.create(layout.manifest(self.version), seal(json.loads(stored)))
             if not created and fence:
                 raise ConflictError(
@@ -199,8 +196,7 @@ class Draft:
 @functools.cache
 def code_version() -> str:
     """Return the git commit of the source tree (with `-dirty` if files were changed); `unknown` outside a checkout."""
-    root = Path(__file__).parents[2]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "-C", str(Path(__file__).parents[2]), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
@@ -228,7 +224,7 @@ class JournaledDraft(Draft):
         fence: the lease of the run, checked before each entry.
     """
 
-    def __init__(self, store: Store, version: str, kind: Kind, fence: Lease | None = None) -> None:
+    def __init__(self, store: Store, version: str, kind: version_names.Kind, fence: leases.Lease | None = None) -> None:
         super().__init__(store, version, kind)
         self._fence = fence
         self._log = Log(store, layout.journal(version))
@@ -283,7 +279,7 @@ _JOURNALED = ("trajectories", "evaluation", "annotations")
 
 
 @contextmanager
-def stage(store: Store, version: Version, lease: Lease | None = None) -> Iterator[Draft | None]:
+def stage(store: Store, version: version_names.Version, lease: leases.Lease | None = None) -> Iterator[Draft | None]:
     """Make a version in this block, unless it is committed: then the block gets None in place of a draft.
 
     Example: with stage(store, layout.exclusions(digest)) as draft:

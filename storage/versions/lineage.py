@@ -6,19 +6,17 @@ names the same parents.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
-from storage import layout
-from storage.errors import DamagedError
+from storage import errors, layout
 from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, select
 from storage.versions import manifests
-from storage.versions.manifests import Parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
     """Return the `ancestors` of several versions at once, `steps` steps deep; None: all of them."""
     nodes: dict[str, Node] = {}
     digests: dict[str, str] = {}
-    named: list[tuple[str, Parent]] = []  # with the version that names it
+    named: list[tuple[str, manifests.Parent]] = []  # with the version that names it
     level, depth = list(dict.fromkeys(versions)), 0
     while level and (steps is None or depth <= steps):
         for node, digest, parents in in_parallel(partial(_read, store, depth), level):
@@ -89,14 +87,14 @@ def descendants(store: Store, version: str) -> list[Node]:
     return list(nodes.values())
 
 
-def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[Parent]]:
+def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[manifests.Parent]]:
     """Read a version; return also the sha256 of its manifest, empty if there is none, and its parents."""
     digest = ""
     try:
         data = manifests.read_bytes(store, version)
         digest = hashlib.sha256(data).hexdigest()
         manifest = manifests.parse(store, version, data)
-    except (DamagedError, OSError) as error:
+    except (errors.DamagedError, OSError) as error:
         return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
     own = Node(version, manifest.kind, depth, manifest.created_at, manifest.parent_names, manifest.bytes, manifest.rows)
     return own, digest, manifest.parents
@@ -117,7 +115,7 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     of_iterations = [version for version in select(ScoresVersion, parents) if not version.evaluation]
     scores = [version for version in of_iterations if (version.run, version.number) == (run, iteration)]
     if len(trajectories) != 1 or len(scores) != 1:
-        raise DamagedError(
+        raise errors.DamagedError(
             f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
             f"{iteration} among its parents, not one of each: the pipeline did not write it. Its parents are shown by "
             f"python -m storage show {update}"
@@ -125,18 +123,11 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     return trajectories[0], scores[0]
 
 
-def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
+def scores_of(entries: Sequence[catalog.CatalogEntry]) -> dict[str, list[str]]:
     """Group the versions of scores in `entries`, committed or not, by the trajectories they grade.
 
     The oldest are first, but those that a checkpoint was trained on are last: readers use the last ones.
     """
-    found: dict[str, list[str]] = {}
-    trained = set[str]()
-    for entry in entries:
-        trained.update(entry.parents if entry.kind == "checkpoint" else ())
-        if entry.kind == "scores":
-            for parent in entry.parents:
-                versions = found.setdefault(parent, [])
-                if entry.version not in versions:
-                    versions.append(entry.version)
-    return {version: sorted(scores, key=trained.__contains__) for version, scores in found.items()}
+    trained = {parent for entry in entries if entry.kind == "checkpoint" for parent in entry.parents}
+    made = grouped((parent, entry.version) for entry in entries if entry.kind == "scores" for parent in entry.parents)
+    return {version: sorted(dict.fromkeys(scores), key=trained.__contains__) for version, scores in made.items()}

@@ -3,21 +3,19 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from configs import up_to_date
-from storage import layout
+from storage import layout, version_names
 from storage.errors import DamagedError, StorageError, first_few
-from storage.layout import Key
 from storage.logs.log import first_free
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store, in_parallel
 from storage.version_names import Kind as Kind
-from storage.version_names import PolicyVersion, version_of
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
@@ -29,15 +27,15 @@ class _Record(BaseModel):
 class Parent(_Record):
     """A version from which this one was made, with the hash of its manifest."""
 
-    version: Key
+    version: layout.Key
     sha256: str
 
 
 class File(_Record):
     """One data object; `path` is its key in the store, `name` its path in the version."""
 
-    name: Key
-    path: Key
+    name: layout.Key
+    path: layout.Key
     bytes: int
     rows: int | None
     sha256: str
@@ -129,14 +127,13 @@ def left(store: Store, manifest: Manifest) -> list[File]:
     return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
 
 
-def lost(store: Store, files: Iterable[File]) -> list[str]:
+def lost(store: Store, files: Sequence[File]) -> list[str]:
     """Return the keys of those files that the store does not have, or not with their size."""
-    asked = list(files)
-    sizes = in_parallel(lambda file: store.find_size(file.path), asked)
-    return [file.path for file, size in zip(asked, sizes, strict=True) if size != file.bytes]
+    sizes = in_parallel(lambda file: store.find_size(file.path), files)
+    return [file.path for file, size in zip(files, sizes, strict=True) if size != file.bytes]
 
 
-def refuse_lost(store: Store, version: str, files: Iterable[File]) -> None:
+def refuse_lost(store: Store, version: str, files: Sequence[File]) -> None:
     """Raise DamagedError if a version cannot be committed, because some of its files are not stored any more."""
     if gone := lost(store, files):
         raise DamagedError(
@@ -162,8 +159,8 @@ def refuse_collected(store: Store, version: str, *, state: bool = False) -> None
 
 def _nearest_whole(store: Store, version: str) -> str:
     """Name the nearest checkpoint of the same run of which nothing was collected, as the end of a sentence."""
-    policy = version_of(version)
-    if not isinstance(policy, PolicyVersion):
+    policy = version_names.version_of(version)
+    if not isinstance(policy, version_names.PolicyVersion):
         return ""
     count = first_free(lambda number: committed(store, layout.checkpoint(policy.run, number)))
     for number in sorted(range(count), key=lambda other: abs(other - policy.number)):

@@ -21,8 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from configs.policy import LoRA
 from storage.errors import first_few
-from storage.versions import model_files
-from storage.versions.checkpoints import Checkpoint
+from storage.versions import checkpoints, model_files
 
 
 def load_model(folder: Path, adapter: Path | None = None) -> PreTrainedModel:
@@ -56,7 +55,7 @@ def load_model(folder: Path, adapter: Path | None = None) -> PreTrainedModel:
     return model
 
 
-def save_merged(checkpoint: Checkpoint, folder: Path) -> None:
+def save_merged(checkpoint: checkpoints.Checkpoint, folder: Path) -> None:
     """Write a checkpoint as a plain transformers folder, with its adapter merged into the weights, in float32."""
     model = load_model(checkpoint.model, checkpoint.adapter)
     merge(model)
@@ -119,7 +118,7 @@ def _misfit(model: PreTrainedModel, report: dict[str, Any]) -> str:
     return ""
 
 
-def canary_difference(checkpoint: Checkpoint) -> float:
+def canary_difference(checkpoint: checkpoints.Checkpoint) -> float:
     """Return the mean absolute difference of the canary's logprobs and those of the weights, on the CPU in float32.
 
     Raises:
@@ -152,8 +151,7 @@ def make_adapter(model: PreTrainedModel, lora: LoRA, seed: int, folder: Path) ->
     Raises:
         ValueError: a target is not the name of a linear layer.
     """
-    base = model.base_model
-    layers = {name: module for name, module in base.named_modules() if isinstance(module, nn.Linear)}
+    layers = {name: module for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)}
     kinds = {name.rpartition(".")[2] for name in layers}
     if unknown := [target for target in lora.targets if target not in kinds]:
         raise ValueError(
@@ -166,10 +164,8 @@ def make_adapter(model: PreTrainedModel, lora: LoRA, seed: int, folder: Path) ->
             name = f"{_PREFIX}{model.base_model_prefix}.{name}"
             bound = 1 / math.sqrt(layer.in_features)  # as in nn.Linear, and in peft
             drawn = torch.empty(lora.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
-            tensors |= {
-                f"{name}.lora_A.weight": drawn,
-                f"{name}.lora_B.weight": torch.zeros(layer.out_features, lora.rank),
-            }
+            tensors[f"{name}.lora_A.weight"] = drawn
+            tensors[f"{name}.lora_B.weight"] = torch.zeros(layer.out_features, lora.rank)
     save(tensors, lora, folder)
 
 
@@ -201,10 +197,8 @@ def attach(model: PreTrainedModel, folder: Path) -> None:
             raise ValueError(f"{folder} is the adapter of another model: {error}") from None
         own = {stored_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if stored != (expected := {name: tuple(parameter.shape) for name, parameter in own.items()}):
-            wrong = sorted({*stored.items()} ^ {*expected.items()})
-            raise ValueError(
-                f"{folder} is the adapter of another model: {wrong[0][0]} is not there, or has another shape"
-            )
+            wrong = sorted({*stored.items()} ^ {*expected.items()})[0][0]
+            raise ValueError(f"{folder} is the adapter of another model: {wrong} is not there, or has another shape")
         for name, parameter in own.items():
             if not parameter.is_meta:
                 parameter.data = file.get_tensor(name)

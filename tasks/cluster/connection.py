@@ -71,7 +71,12 @@ def connected(config: Config) -> Iterator[None]:
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
     elif address == LOCAL:
-        with _own_ray(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
+        # Ray gets a core for each process of the run, whether this host has so many or not.
+        ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
+        visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
+        gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
+        ray_here = local_ray(logs_of(config) / "ray.log", cpus=ranks + workers, gpus=gpus)
+        with ray_here as (own, token), _token_of(token), _on_loopback(), _connection(own):
             yield
     else:
         _loader().reset_cache()
@@ -100,15 +105,6 @@ def _connection(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _own_ray(config: Config) -> AbstractContextManager[tuple[str, Path]]:
-    """Return the block in which Ray runs on this host. It takes the host to have a core for each process of the run."""
-    log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
-    ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
-    visible, needed = visible_devices(), workers * settings.replicas * settings.ranks
-    gpus = visible[1:] if ranks == 1 and len(visible) > needed else visible  # a trainer of one rank has the first
-    return local_ray(log, cpus=ranks + workers, gpus=gpus)
 
 
 @contextmanager
@@ -171,10 +167,8 @@ def _way_to(address: str) -> AbstractContextManager[None]:
 
 
 def _unreached(address: str, why: object) -> ConnectionError:
-    return ConnectionError(
-        f"no Ray cluster answers at {address}: {why}. Start one with `ray start --head`, or give the address of its "
-        "head in cluster.address"
-    )
+    remedy = "Start one with `ray start --head`, or give the address of its head in cluster.address"
+    return ConnectionError(f"no Ray cluster answers at {address}: {why}. {remedy}")
 
 
 def _warn_of_metrics() -> None:
@@ -217,15 +211,10 @@ def nodes() -> list[Node]:
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
+    alive = [(node["NodeID"], node["NodeManagerHostname"]) for node in ray.nodes() if node["Alive"]]
     return [
-        Node(
-            id=node["NodeID"],
-            name=f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})",
-            cpus=free.get(node["NodeID"], {}).get("CPU", 0.0),
-            gpus=free.get(node["NodeID"], {}).get("GPU", 0.0),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
+        Node(name, f"{host} ({name[:8]})", *(free.get(name, {}).get(kind, 0.0) for kind in ("CPU", "GPU")))
+        for name, host in alive
     ]
 
 

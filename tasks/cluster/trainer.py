@@ -263,7 +263,10 @@ class TrainerRank:
         """
         log = logs_of(self._config) / "trainer" / f"rank-{self._number:05d}.log"
         open_store(self._config, log, self._code)
-        _also_output_to(str(log))
+        # All output of this process goes to its log, also that of C libraries.
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, sys.stdout.fileno())
+        os.dup2(file, sys.stderr.fileno())
         logging.getLogger("tasks").addHandler(_Forwarder(self._lines))
         with self._logging_errors():
             from tasks.train.mesh import new_notes, take_gpu
@@ -358,10 +361,3 @@ class _Forwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append((record.name, record.levelno, record.getMessage()))
-
-
-def _also_output_to(path: str) -> None:
-    """Send all output of this process to its log, also that of C libraries."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(file, sys.stdout.fileno())
-    os.dup2(file, sys.stderr.fileno())

@@ -78,8 +78,7 @@ class NodeWorker:
         try:
             score = self._config.score
             self._store = self._open_store()
-            verifier = Verifier(score.workers, score.timeout_s)
-            self._verifier = self._stack.enter_context(verifier)
+            self._verifier = self._stack.enter_context(Verifier(score.workers, score.timeout_s))
             engine = self._engines.enter_context(self._open_engine()) if plays else None
             local = LocalWorker(engine, self._verifier, self._open_policy, self._cache)
             self._worker = self._stack.enter_context(Worker(local, self._store, self._problems))

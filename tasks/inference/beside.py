@@ -18,7 +18,7 @@ from tasks.inference.client import LOST, Client
 from tasks.inference.devices import deal_beside, visible_devices
 from tasks.inference.location import CONFIG, folder_of, identities, identity_of
 from tasks.inference.server import Server, bring_in
-from tasks.inference.weight_sums import differing, sums_of_folder
+from tasks.inference.weight_sums import UNTOLD, differing, sums_of_folder
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +124,9 @@ class BesideModels:
                     if role != "reward":  # vLLM begins with a version that is no number
                         await client.set_weight_version(0)
             except LOST as error:
-                told = f"models.{role}: vLLM at {url} cannot be reached, or has failed: {error}"
-                raise InferenceError(told) from error
+                raise InferenceError(f"models.{role}: {url} cannot be reached, or has failed: {error}") from error
             if held is None:
-                raise InferenceError(
-                    f"models.{role}: {url} does not tell its weights. Start it with --worker-extension-cls "
-                    "tasks.inference.worker.PolicyWorker and this project in its PYTHONPATH"
-                )
+                raise InferenceError(f"models.{role}: {url} {UNTOLD}")
             if wrong := differing(held, expected):
                 raise InferenceError(f"models.{role}: {url} holds other weights than {folder} in {first_few(wrong)}")
 

@@ -11,28 +11,13 @@ from typing import Any
 
 import aiohttp
 import orjson
+import tenacity
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tenacity import (
-    AsyncRetrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    retry_if_not_exception_type,
-    stop_after_attempt,
-    wait_exponential,
-)
 
 from storage.records import HIGHEST_LOGPROB
 from storage.visible import described, without_secrets
-from tasks.inference.api import (
-    AbortedError,
-    Completion,
-    ContextLengthError,
-    GenerationConfig,
-    InferenceError,
-    NoSuchModelError,
-    RefusedError,
-)
+from tasks.inference import api
 from tasks.inference.completions import LARGEST_ERROR, LONGEST_SHOWN, completion_of, experts_of, number, shown
 from tasks.inference.weight_sums import merged
 
@@ -52,7 +37,7 @@ _CHECK_S = 1.0
 LOST = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Errors of requests to a server that may have ended."""
 _WARNED_OF = set[str]()
-_TRANSIENT = (*LOST, AbortedError)
+_TRANSIENT = (*LOST, api.AbortedError)
 _LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _LARGEST = 2**26
 """Bytes of the largest answer, besides those that grow with its tokens: the sums of a large model's weights."""
@@ -74,25 +59,25 @@ class FailedError(aiohttp.ClientError):
         self.status = status
 
 
-_REFUSALS: dict[int, type[InferenceError]] = {
-    HTTPStatus.NOT_FOUND: NoSuchModelError,
-    HTTPStatus.BAD_REQUEST: RefusedError,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusedError,
-    HTTPStatus.UNPROCESSABLE_ENTITY: RefusedError,
+_REFUSALS: dict[int, type[api.InferenceError]] = {
+    HTTPStatus.NOT_FOUND: api.NoSuchModelError,
+    HTTPStatus.BAD_REQUEST: api.RefusedError,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: api.RefusedError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: api.RefusedError,
 }
 
 
-def retrying(attempts: int, *, slow: bool = True) -> AsyncRetrying:
+def retrying(attempts: int, *, slow: bool = True) -> tenacity.AsyncRetrying:
     """Return what sends a request again that fails for a reason that may pass, so many times in all.
 
     Without `slow`, none is sent again that waited for its whole time or was answered: a service may have billed it.
     """
-    passing = retry_if_exception_type(_TRANSIENT)
-    return AsyncRetrying(
-        retry=passing if slow else passing & retry_if_not_exception_type((asyncio.TimeoutError, MalformedError)),
-        stop=stop_after_attempt(attempts),
-        wait=wait_exponential(multiplier=0.2, max=20),
-        before_sleep=before_sleep_log(logger, logging.DEBUG),
+    unbilled = tenacity.retry_if_not_exception_type(() if slow else (asyncio.TimeoutError, MalformedError))
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(_TRANSIENT) & unbilled,
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=tenacity.wait_exponential(multiplier=0.2, max=20),
+        before_sleep=tenacity.before_sleep_log(logger, logging.DEBUG),
         reraise=True,
     )
 
@@ -155,7 +140,7 @@ class Client:
         """Return the status of the server's answer: 200, or 503 if its engine has died; 0 without an answer."""
         try:
             return (await self._send("/health", method="GET", limit_s=self._timeout_s))[0]
-        except InferenceError:  # a redirect: not healthy, but nothing has died
+        except api.InferenceError:  # a redirect: not healthy, but nothing has died
             return HTTPStatus.FOUND
         except (*LOST, OSError):
             return 0
@@ -179,7 +164,7 @@ class Client:
         """Return whether the engine itself answers, and not only the process that takes its requests."""
         try:
             return (await self._send("/is_sleeping", method="GET"))[0] == HTTPStatus.OK
-        except (*LOST, InferenceError):
+        except (*LOST, api.InferenceError):
             return False
 
     async def metrics(self) -> list[Metric]:
@@ -187,14 +172,13 @@ class Client:
         try:
             _, text = await self._send("/metrics", method="GET", limit_s=METRICS_S, most=_LARGEST_SAID)
             with self._reading(text):
-                families = text_string_to_metric_families(text.decode())
-                return [family for family in families if family.name.startswith("vllm:")]
-        except (aiohttp.ClientError, TimeoutError, OSError, InferenceError):
+                return [each for each in text_string_to_metric_families(text.decode()) if each.name.startswith("vllm:")]
+        except (aiohttp.ClientError, TimeoutError, OSError, api.InferenceError):
             return []
 
     async def generate(
-        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, adapter: str | None = None
-    ) -> list[Completion]:
+        self, token_ids: list[int], gconfig: api.GenerationConfig, seed: int, adapter: str | None = None
+    ) -> list[api.Completion]:
         """Return `gconfig.n` completions; the server samples completion i with seed + i, with the adapter of that name.
 
         Those that take longer than `longest_s` end there, as they would at the token limit: sampled again with the same
@@ -207,7 +191,7 @@ class Client:
             ContextLengthError: the prompt leaves no room in the context.
         """
         if len(token_ids) >= self._max_model_len:
-            raise ContextLengthError(
+            raise api.ContextLengthError(
                 f"prompt of {len(token_ids)} tokens leaves no room in inference.max_model_len={self._max_model_len}"
             )
         limit = min(gconfig.max_new_tokens, self._max_model_len - len(token_ids))
@@ -225,8 +209,8 @@ class Client:
         body = {"token_ids": token_ids, "sampling_params": parameters, **({"model": adapter} if adapter else {})}
         try:
             answer, cut = await self._sample(body, self._most(gconfig.n))
-        except NoSuchModelError as error:  # it was restarted with a newer adapter, which the next attempt names
-            raise AbortedError(str(error)) from error
+        except api.NoSuchModelError as error:  # it was restarted with a newer adapter, which the next attempt names
+            raise api.AbortedError(str(error)) from error
         with self._reading(answer):
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             if len(choices) != gconfig.n:
@@ -235,7 +219,7 @@ class Client:
                 if cut and choice["finish_reason"] == "abort" and choice["token_ids"]:
                     choice["finish_reason"] = "length"
             if unfinished := {str(choice["finish_reason"])[:20] for choice in choices} - {"stop", "length"}:
-                raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
+                raise api.AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
             experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
             return [completion_of(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
 
@@ -253,7 +237,9 @@ class Client:
             if not done:
                 logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
                 ids = {"request_ids": [f"generate-tokens-{identity}"]}
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError, InferenceError):  # it ends at its own limit
+                with contextlib.suppress(
+                    aiohttp.ClientError, TimeoutError, api.InferenceError
+                ):  # it ends at its own limit
                     await self._ask("/inference/v1/abort_requests", ids, limit_s=CUT_S)
             return await asked, not done
         finally:
@@ -274,7 +260,7 @@ class Client:
             logprobs = [number(entry[str(token)]["logprob"]) for entry, token in entries]
         if max(logprobs, default=0) > HIGHEST_LOGPROB:
             told = "is its --logprobs-mode processed_logprobs?"
-            raise InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
+            raise api.InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
         return logprobs
 
     async def chat(self, model: str, messages: list[dict[str, str]], fields: Mapping[str, Any]) -> tuple[str, str]:
@@ -305,7 +291,7 @@ class Client:
         with self._reading(answer):
             numbers = answer["data"][0]["data"]
             if len(numbers) != 1:
-                raise InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
+                raise api.InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
             return number(numbers[0])
 
     async def weight_sums(self) -> dict[str, int] | None:
@@ -338,7 +324,7 @@ class Client:
             self._ask("/reset_prefix_cache?reset_running_requests=true"), self.set_weight_version(version)
         )
         if not reset.get("success"):
-            raise InferenceError(f"{self.url} keeps the key-value cache of older weights: restart the server")
+            raise api.InferenceError(f"{self.url} keeps the key-value cache of older weights: restart the server")
 
     async def set_weight_version(self, version: int) -> None:
         await self._ask("/update_weight_version", {"new_version": str(version)})
@@ -364,7 +350,7 @@ class Client:
         await self._send("/v1/unload_lora_adapter", body)  # an error: it has none of this name
         status, text = await self._send("/v1/load_lora_adapter", body)
         if status != HTTPStatus.OK:
-            raise InferenceError(
+            raise api.InferenceError(
                 f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --max-lora-rank of policy.lora.rank or more, and "
                 f"--lora-target-modules with the names in policy.lora.targets. It answered {status}: {shown(text)}"
@@ -377,7 +363,7 @@ class Client:
             told = f"{path.partition('?')[0]} answered {status}: {shown(text)}"
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER:
                 raise FailedError(status, told)
-            raise _REFUSALS.get(status, InferenceError)(told)
+            raise _REFUSALS.get(status, api.InferenceError)(told)
         with self._reading(text):
             return {**orjson.loads(text)}  # several times faster than json; refuses NaN and half emojis
 
@@ -413,7 +399,7 @@ class Client:
                 begun = True
                 if 300 <= response.status < 400:
                     target = without_secrets(response.headers.get("Location", "")).partition("//")[2].partition("/")[0]
-                    raise InferenceError(
+                    raise api.InferenceError(
                         f"{self.url} answers with a redirect to {shown(target.rpartition('@')[2] or 'itself')}, which "
                         "is not followed: it would get what was asked, and the key. Give the URL that answers itself"
                     )
@@ -431,8 +417,7 @@ class Client:
                 raise MalformedError(f"{self.url} began an answer that did not end in time") from None
             raise TimeoutError(f"{self.url} has not answered {method} {path} within {limit_s:g} s") from None
         except aiohttp.ClientResponseError as error:
-            told = f"{self.url} gave an answer that is no HTTP: {described(error, LONGEST_SHOWN)}"
-            raise MalformedError(told) from None
+            raise MalformedError(f"the answer of {self.url} is no HTTP: {described(error, LONGEST_SHOWN)}") from None
 
     @contextlib.contextmanager
     def _reading(self, answer: object) -> Iterator[None]:

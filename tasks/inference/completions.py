@@ -71,8 +71,6 @@ def experts_of(choice: dict[str, Any], prompt: int, *, cut: bool = False) -> byt
     experts = unpack_experts(b64decode(encoded, validate=True))
     missing = prompt + len(choice["token_ids"]) - 1 - len(experts)
     if missing < 0 or (missing and not cut):
-        raise ValueError(
-            f"the experts of {len(experts)} tokens for a prompt of {prompt} and a completion of "
-            f"{len(choice['token_ids'])}: expected one less than both"
-        )
+        both = f"a prompt of {prompt} and a completion of {len(choice['token_ids'])}"
+        raise ValueError(f"the experts of {len(experts)} tokens for {both}: expected one less than both")
     return pack_experts(experts)

@@ -37,9 +37,8 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
     spare = len(visible) - replicas * size
     if spare < 0:
         raise InferenceError(
-            f"inference.replicas={replicas} servers of {size} GPU(s) each need {replicas * size}, but this machine has "
-            f"{len(visible)} ({', '.join(visible)}): lower inference.replicas or "
-            "inference.tensor_parallel, or name more GPUs in CUDA_VISIBLE_DEVICES"
+            f"inference.replicas={replicas} servers of {size} GPU(s) need {replicas * size}, but this machine has "
+            f"{len(visible)} ({', '.join(visible)}): lower it or tensor_parallel, or name more in CUDA_VISIBLE_DEVICES"
         )
     return [list(visible[spare + i * size : spare + (i + 1) * size]) for i in range(replicas)]
 
@@ -74,8 +73,7 @@ def visible_devices() -> list[str]:
     """
     if cpu_build():
         return []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = (name.strip() for name in chosen.split(","))
         # CUDA ignores all names after an invalid one.
         return list(takewhile(lambda name: re.fullmatch(r"\d+|(GPU|MIG)-.+", name), names))
@@ -103,17 +101,13 @@ def check_split(settings: Servers, model: Mapping[str, Any], section: str = "inf
             raise ValueError(f"{section}.tensor_parallel={tensor} does not divide the model's {count} {what}")
     keys = model.get("num_key_value_heads") or heads
     if keys and keys % tensor and tensor % keys:
-        raise ValueError(
-            f"{section}.tensor_parallel={tensor} is neither a divisor nor a multiple of the model's {keys} heads for "
-            "keys and values"
-        )
+        wanted = f"a divisor nor a multiple of the model's {keys} heads for keys and values"
+        raise ValueError(f"{section}.tensor_parallel={tensor} is neither {wanted}")
     if layers and layers < pipeline:
         raise ValueError(f"{section}.pipeline_parallel={pipeline} is more than the model's {layers} layers")
     if pipeline > 1 and settings.enforce_eager and cpu_build():
-        raise ValueError(
-            f"{section}.pipeline_parallel: on a CPU vLLM makes room for what one group of layers sends to the next "
-            f"only when it compiles: set {section}.enforce_eager=false"
-        )
+        # It makes room for what one group of layers sends to the next only when it compiles.
+        raise ValueError(f"{section}.pipeline_parallel: on a CPU vLLM must compile: set {section}.enforce_eager=false")
 
 
 def refuse_without_runner(arguments: Sequence[str]) -> None:

@@ -69,9 +69,8 @@ def _download(path: str, wanted: Sequence[str], knob: str) -> Path:
         raise ValueError(f"{path!r} is neither a folder here nor on the hub: {error}") from error
     except Exception as error:  # errors of the network come in the classes of several libraries
         raise UnavailableError(
-            f"{knob}={path!r} is not a folder here, and it cannot be downloaded from the hub "
-            f"({type(error).__name__}: {error.__cause__ or error}): check the name, the network, HF_ENDPOINT and "
-            "HF_HUB_OFFLINE, or give a folder"
+            f"{knob}={path!r} is not a folder here, and it cannot be downloaded: {type(error).__name__}: "
+            f"{error.__cause__ or error}. Check name, network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
         ) from error
 
 

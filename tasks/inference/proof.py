@@ -18,7 +18,7 @@ from storage.errors import first_few
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
-from tasks.inference.weight_sums import differing
+from tasks.inference.weight_sums import UNTOLD, differing
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,8 @@ class Proof:
         if step <= _CLEAR * before.error:
             return Proven(policy, exact, clear, before.error)
         if error > _NEARER * (other := _distance(served, clear.canary.logprobs)):
-            raise self._wrong(
-                f"its logprobs of the canary differ by {error:.3g} from this version's and by {other:.3g} from those "
-                f"of {clear.version}, which it served before"
-            )
+            earlier = f"by {other:.3g} from those of {clear.version}, which it served before"
+            raise self._wrong(f"its logprobs of the canary differ by {error:.3g} from this version's and {earlier}")
         return Proven(policy, exact, policy, error)
 
     async def _compare_weights(self) -> bool:
@@ -101,10 +99,7 @@ class Proof:
         sums, before = await self.client.weight_sums(), self.before
         if sums is None:
             if self.tolerance is None:
-                raise self._unproven(
-                    "it does not tell its weights. Start it with --worker-extension-cls "
-                    "tasks.inference.worker.PolicyWorker and this project in its PYTHONPATH"
-                )
+                raise self._unproven(f"it {UNTOLD}")
             return False
         assert self.expected is not None
         if not (wrong := differing(sums, await self.expected)):
@@ -119,15 +114,13 @@ class Proof:
         return False
 
     def _wrong(self, problem: str) -> InferenceError:
-        return InferenceError(
-            f"{self.client.url} does not serve {self.policy.version}: {problem}. Look into its log, or try "
-            "inference.swap=restart"
-        )
+        remedy = "Look into its log, or try inference.swap=restart"
+        return InferenceError(f"{self.client.url} does not serve {self.policy.version}: {problem}. {remedy}")
 
     def _unproven(self, problem: str) -> InferenceError:
+        remedy = "Or set inference.canary_tolerance: then logprobs of the canary are the proof"
         return InferenceError(
-            f"nothing proves that {self.client.url} serves {self.policy.version}: {problem}. Or set "
-            "inference.canary_tolerance: then logprobs of the canary are the proof"
+            f"nothing proves that {self.client.url} serves {self.policy.version}: {problem}. {remedy}"
         )
 
 

@@ -28,6 +28,11 @@ Sums = dict[str, tuple[int, bool]]
 """Sums of what one rank of a server holds, by the weights' names, and whether each is of a part of the weight."""
 _FACTORS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits, without a pattern in them."""
+UNTOLD = (
+    "does not tell its weights. Start it with --worker-extension-cls tasks.inference.worker.PolicyWorker and this "
+    "project in its PYTHONPATH"
+)
+"""What is said of a server that cannot tell sums."""
 CHUNK = 2**14
 """Numbers of which a sum is computed at a time, since they fit a core's cache."""
 

@@ -42,7 +42,12 @@ class PolicyWorker:
         model = self.model_runner.get_model()
         for module in model.modules():
             vars(module).pop(_NOTE, None)
-        _forget_packed_experts(model)
+        # Let vLLM pack experts as at its start, on a CPU. A reload into a layer whose kernel exists would leave its
+        # experts as they are in the files, and the kernel would read them as if they were packed.
+        methods = [getattr(module, "quant_method", None) for module in model.modules() if current_platform.is_cpu()]
+        for method in methods:
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None  # type: ignore[union-attr]
         with TemporaryDirectory() as folder:
             self.reload_weights(weights_path=str(no_pattern(Path(weights_path), Path(folder))))
         _pack_tied(model)
@@ -93,18 +98,6 @@ def _pack_and_note(layer: Any, remove_weight: bool) -> None:
         below = getattr(layer, "base_layer", layer)  # of a layer with an adapter, which a reload packs with the other
         setattr(below, _NOTE, _sums("weight", below, layer.weight))
     _pack(layer, remove_weight)
-
-
-def _forget_packed_experts(model: nn.Module) -> None:
-    """Let vLLM pack experts at the next reload as at its start, on a CPU.
-
-    A reload into a layer whose kernel exists would leave its experts as they are in the files, and the kernel would
-    read them as if they were packed.
-    """
-    methods = [getattr(module, "quant_method", None) for module in model.modules() if current_platform.is_cpu()]
-    for method in methods:
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def _pack_tied(model: nn.Module) -> None:

@@ -81,11 +81,9 @@ def check_request(
     for name in ("temperature", "top_p", "top_k") if sampling and not settings.allow_own_sampling else ():
         asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
         if asked != given:
-            raise RefusedError(
-                f"gconfig.{name}={asked:g}, but the run samples with {given:g}: training would take the logprobs for "
-                "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
-                "rollout.allow_own_sampling=true"
-            )
+            # Training would take the logprobs for those of another distribution.
+            remedy = "use dataclasses.replace(context.gconfig, …), or set rollout.allow_own_sampling=true"
+            raise RefusedError(f"gconfig.{name}={asked:g}, but the run samples with {given:g}: {remedy}")
     if gconfig.json_schema and not settings.allow_biased_sampling:
         remedy = "leave it out, or set rollout.allow_biased_sampling=true"
         raise RefusedError(f"gconfig.json_schema biases the recorded logprobs: {remedy}")
@@ -190,10 +188,10 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
         if not sampled and (logprob != 0 or version != -1):
             raise RefusedError(f"token {index} was not sampled: give it the logprob 0.0 and version -1")
         if sampled and not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
-            raise RefusedError(
-                f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. Keep the completion's; if it "
-                "came with this one, the server is wrong: is its --logprobs-mode processed_logprobs?"
+            remedy = (
+                "Keep the completion's; if it is so, the server is wrong: is its --logprobs-mode processed_logprobs?"
             )
+            raise RefusedError(f"logprobs[{index}]={logprob}: sampled tokens have {LOWEST_LOGPROB} to 0. {remedy}")
 
 
 def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
@@ -204,10 +202,9 @@ def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
             kept = getattr(trajectory, name)[span]
             possible = [completion for completion in possible if getattr(completion, name)[: len(kept)] == kept]
             if not possible:
-                raise RefusedError(
-                    f"the {name} of turn {index} do not match a completion that this episode received, or its "
-                    "beginning: make one turn of each completion and keep its values unchanged"
-                )
+                wanted = "a completion that this episode received, or its beginning"
+                remedy = "make one turn of each completion and keep its values unchanged"
+                raise RefusedError(f"the {name} of turn {index} do not match {wanted}: {remedy}")
 
 
 def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
@@ -281,8 +278,8 @@ def check_kinds(name: str, values: Any, kinds: set[type]) -> None:
 def number(name: str, value: Any) -> float:
     if isinstance(value, np.bool_):  # not a number to Python, unlike its own bool
         value = bool(value)
-    real = isinstance(value, Real) and -3e38 < value < 3e38  # type: ignore[operator]  # the abstract class has no `<`
-    if not real:  # also NaN, and values that are infinite as float32
+    # Neither NaN nor what is infinite as float32. The abstract class has no `<`.
+    if not (isinstance(value, Real) and -3e38 < value < 3e38):  # type: ignore[operator]
         raise RefusedError(f"{name} is {shown(value)}: give a finite number")
     return float(value)
 

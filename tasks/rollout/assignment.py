@@ -65,8 +65,7 @@ class Assignment:
 
     def is_closed(self, data_set: int) -> bool:
         """Return whether a data set has all its groups."""
-        full = data_set in self.committed or self.accepted[data_set] >= self.size
-        return full or data_set < self.first
+        return data_set in self.committed or self.accepted[data_set] >= self.size or data_set < self.first
 
     def may_begin(self, version: int) -> bool:
         """Return whether a group may begin with a policy version: training wants it, and a place remains in time."""
@@ -90,13 +89,9 @@ class Assignment:
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due = self._end(number)
-        if rejected:
-            data_set = self.first
-            self.rejected[data_set] += 1
-        else:
-            data_set = next(i for i in range(self.first, due + 1) if self._has_place(i, due))
-            self.accepted[data_set] += 1
+        due, counts = self._end(number), self.rejected if rejected else self.accepted
+        data_set = self.first if rejected else next(i for i in range(self.first, due + 1) if self._has_place(i, due))
+        counts[data_set] += 1
         self._skip_closed()
         return data_set
 
@@ -108,15 +103,12 @@ class Assignment:
     def _end(self, number: int) -> int:
         """Take a group off the running ones; return the data set in which it was due."""
         due = self._due.pop(number)
-        self._running[due] -= 1
-        if not self._running[due]:
-            del self._running[due]
+        self._running -= Counter([due])  # which leaves out what becomes 0
         return due
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:
         """Take back the finish of a group that `data_set` should have stored: its place is free again."""
-        counts = self.rejected if rejected else self.accepted
-        counts[data_set] -= 1
+        (self.rejected if rejected else self.accepted)[data_set] -= 1
         self.first = min(self.first, data_set)
         self._skip_closed()
 
@@ -144,8 +136,8 @@ class Assignment:
 
     def _has_place(self, data_set: int, due: int) -> bool:
         """Return whether a finished group may take a place in `data_set` although it is due only in `due`."""
-        in_time = all(self._running_until(j) < self._free_until(j) for j in range(data_set, due))
-        return in_time and self._free(data_set) > 0
+        places = range(data_set, due)
+        return self._free(data_set) > 0 and all(self._running_until(j) < self._free_until(j) for j in places)
 
     def _skip_closed(self) -> None:
         """Set `first` to the first data set that is not closed.

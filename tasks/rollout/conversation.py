@@ -138,7 +138,11 @@ class Conversation:
         task, agent = asyncio.current_task(), self._player.agent
         assert task
         try:
-            asked = _copy_for_agent(self._prompt, self._shown)
+            # Copies, so that the agent can change neither the gold answers nor the record used for admission.
+            own, record = self._prompt, self._prompt.record
+            problem = replace(own.problem, solutions=[*own.problem.solutions], metadata=self._shown)
+            shown = replace(record, solutions=[*record.solutions], metadata=self._shown)
+            asked = replace(own, problem=problem, record=shown)
             async with AsyncExitStack() as stack:
                 environment, metadata = self._player.make_environment(), self._prompt.problem.metadata
                 if close := getattr(environment, "close", None):
@@ -149,7 +153,6 @@ class Conversation:
                 else:
                     returned = await agent.play(asked, whole, self._engine)
             served = [completion for outputs in self._engine.exchanges for completion in outputs.completions]
-            record = self._prompt.record
             admitted = admit(returned, replace(record, metadata=self._shown), self._player.chat.vocabulary, served)
             return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
         except RefusedError:
@@ -184,16 +187,6 @@ def _agent_result(agent: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         if own and own.cancelling():
             raise
         raise AgentError(reason_of(error)) from error
-
-
-def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:
-    """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission.
-
-    Its metadata are those that the agent is `shown`.
-    """
-    problem = replace(prompt.problem, solutions=list(prompt.problem.solutions), metadata=shown)
-    record = replace(prompt.record, solutions=list(prompt.record.solutions), metadata=shown)
-    return replace(prompt, problem=problem, record=record)
 
 
 def with_experts(trajectory: Trajectory, exchanges: Sequence[BundledGenerationOutputs]) -> Trajectory:

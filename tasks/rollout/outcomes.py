@@ -221,7 +221,7 @@ class Tally:
     def resume(self, trajectories: Iterable[Trajectory]) -> None:
         """Count episodes that a killed attempt played; they do not count for the speed of this attempt."""
         self.counts.update(counts_of(trajectories, self._rule))
-        self._resumed, self._resumed_tokens = self._done, self._sum("generated")
+        self._resumed, self._resumed_tokens = self._done, self.counts["generated", None]
         if self._resumed:
             self._progress(f"{self._resumed} episodes were already stored: going on from there")
         self.started = self._reported = time.monotonic()
@@ -240,9 +240,8 @@ class Tally:
         """Raise ValueError if more episodes failed by the set-up's fault; what the policy does stops no run."""
         done, failed = self._done, self._of("fault")["set-up"]
         if done and failed / done > max_failed_share:
-            listing = "; ".join(
-                f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._of("reason").most_common(3)
-            )
+            reasons = self._of("reason").most_common(3)
+            listing = "; ".join(f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in reasons)
             raise ValueError(
                 f"{failed} of {done} episodes failed by the set-up's fault, more than the share {max_failed_share:g} "
                 f"(rollout.max_failed_share, in evaluations also evaluation.max_failed_share): {listing}"
@@ -270,15 +269,12 @@ class Tally:
         """Return the counts of a kind by their second key."""
         return Counter({key: count for (name, key), count in self.counts.items() if name == kind and count})
 
-    def _sum(self, kind: str) -> int:
-        return self.counts[kind, None]
-
     def _of_sources(self, what: str) -> float:
         """Return the sum over all sources of problems."""
         return sum(count for (_, name), count in self._of("source").items() if name == what)
 
     def _rate(self, now: float) -> float:
-        return (self._sum("generated") - self._resumed_tokens) / (now - self.started)
+        return (self.counts["generated", None] - self._resumed_tokens) / (now - self.started)
 
     def metrics(self, groups_rejected: int) -> dict[str, Any]:
         """Return the metrics for the manifest; `seconds` and the speed belong to the last attempt."""
@@ -290,10 +286,10 @@ class Tally:
             "faults": {fault: count / max(1, self._done) for fault, count in sorted(self._of("fault").items())},
             "groups": self._groups,
             "groups_rejected": groups_rejected,
-            "sequences": self._sum("sequences"),
+            "sequences": self.counts["sequences", None],
             "policy_versions": sorted(self._of("version")),
-            "tokens": self._sum("tokens"),
-            "generated_tokens": self._sum("generated"),
+            "tokens": self.counts["tokens", None],
+            "generated_tokens": self.counts["generated", None],
             "tokens_per_second": self._rate(now),
             "solved": self._of_sources("any") / max(1, self._done),
             "success": [successes[turn] / turns[turn] for turn in sorted(turns)],

@@ -293,7 +293,6 @@ class _Batch(SharedGroups):
         self.data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
         self._rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of all groups played
         self._lock = threading.RLock()
-        self._round: Sequence[Problem] = ()
         self._waiting: deque[Problem] = deque()
         self._begun: list[Problem] = []
         """By number of the group."""

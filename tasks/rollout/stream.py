@@ -82,17 +82,12 @@ class Stream(SharedGroups):
         """Groups that began, but are in no data set, because their flow run or their worker ended before they did."""
         self._begun = 0
         """The first group that never began."""
-        self._resume(range(first, min(end, first + settings.max_head_offpolicyness + 1)))
-        self._assignment = Assignment(
-            first,
-            end,
-            self._per_data_set,
-            settings.max_head_offpolicyness,
-            self._per_data_set * (1 + settings.max_resampling_rounds),
-            Counter({index: data_set.groups - data_set.rejected for index, data_set in self._open_data_sets.items()}),
-            Counter({index: data_set.rejected for index, data_set in self._open_data_sets.items()}),
-            self._committed,
-        )
+        size, staleness = self._per_data_set, settings.max_head_offpolicyness
+        self._resume(range(first, min(end, first + staleness + 1)))
+        rejected = Counter({index: data_set.rejected for index, data_set in self._open_data_sets.items()})
+        accepted = Counter({index: each.groups - each.rejected for index, each in self._open_data_sets.items()})
+        most = size * (1 + settings.max_resampling_rounds)
+        self._assignment = Assignment(first, end, size, staleness, most, accepted, rejected, self._committed)
         self._last_commit = time.monotonic()
         self._condition = threading.Condition()  # guards everything above that changes, and what follows
         self._playing, self._ended = Stoppable(), False

@@ -122,9 +122,7 @@ def try_out(
     kept += stored
     for place in range(1, len(script.tools)):
         findings += episode(problem, place)[-1]
-    if rows[-1].status in ("failed", "rejected"):
-        return findings
-    if config.score.of(problem.source) in BY_MODEL:
+    if rows[-1].status in ("failed", "rejected") or config.score.of(problem.source) in BY_MODEL:
         return findings
     scores = list(scores_of(stored, Scorers(config.score, verifier)))
     for score in scores:
@@ -152,10 +150,8 @@ def _findings(script: Script, calls: Sequence[Call]) -> list[str]:
     if script.unwritten:
         return [f"the chat template shows the tool {script.called!r}, but writes no calls of tools"]
     if script.called and all(call.status == "unparsable" for call in calls):
-        return [
-            f"a call of {script.called!r}, as the chat template writes it, is not read as a call: choose what reads "
-            "completions (agent.args.renderer), or repair the template"
-        ]
+        remedy = "choose what reads completions (agent.args.renderer), or repair the template"
+        return [f"a call of {script.called!r}, as the chat template writes it, is not read as a call: {remedy}"]
     return [f"a call of {call.name!r} has failed: {call.output}" for call in calls if call.status == "failed"]
 
 

@@ -126,8 +126,6 @@ class AgentThreads(ThreadPoolExecutor):
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                logger.warning(
-                    "the rollout ends without a thread of an agent that still runs: what runs in asyncio.to_thread "
-                    "must end by itself, soon after the deadline of its episode. It is here:\n%s",
-                    _stack_of(thread.ident),
-                )
+                remedy = "what runs in asyncio.to_thread must end by itself, soon after the deadline of its episode"
+                text = "the rollout ends without a thread of an agent that still runs: %s. It is here:\n%s"
+                logger.warning(text, remedy, _stack_of(thread.ident))

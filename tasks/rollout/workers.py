@@ -32,6 +32,8 @@ from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
 
 OpenPolicy = Callable[[PolicyVersion], Checkpoint]
+_sandboxes = lru_cache(Sandboxes)
+"""Returns the sandboxes of this process, which bound how many run at the same time."""
 
 
 class LocalWorker:
@@ -120,9 +122,3 @@ async def open_player(plan: RolloutPlan, generator: Generator, chat: Chat, verif
             with naming(where):
                 members[member.name] = await opened(config, {})
         yield await opened(plan.config, members)
-
-
-@lru_cache(maxsize=1)
-def _sandboxes() -> Sandboxes:
-    """Return the sandboxes of this process, which bound how many run at the same time."""
-    return Sandboxes()

@@ -78,10 +78,8 @@ def _load(folder: Path, adapter: Path | None) -> tuple[PreTrainedModel, PreTrain
     check_weights(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if config.get_text_config() is not config:
-        raise ValueError(
-            f"config.json: {config.model_type} is a model of several modalities, which cannot be trained here: give a "
-            "model that reads text alone"
-        )
+        what = f"{config.model_type} is a model of several modalities"
+        raise ValueError(f"config.json: {what}, which cannot be trained here: give a model that reads text alone")
     model = load_model(folder, adapter)
     if adapter:
         merge(model)
@@ -112,10 +110,8 @@ def check_weights(folder: Path) -> None:
         with safe_open(path, framework="np") as file:
             types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
         if quantised := [name for name, kind in types.items() if name.endswith("weight") and kind not in _FLOATS]:
-            raise ValueError(
-                f"{path}: {first_few(quantised)} in {types[quantised[0]]}, which cannot be trained; give weights in "
-                f"one of {', '.join(_FLOATS)}"
-            )
+            given, able = f"{first_few(quantised)} in {types[quantised[0]]}", ", ".join(_FLOATS)
+            raise ValueError(f"{path}: {given}, which cannot be trained; give weights in one of {able}")
         if broken := not_finite(path):
             raise ValueError(f"{path}: {first_few(broken)} with NaN or infinities; give an earlier checkpoint")
 
@@ -132,17 +128,15 @@ def check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, vocabulary
     """
     refuse_empty(tokenizer, folder)
     ids, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
-    beyond = [token for token, number in ids.items() if number >= vocabulary and token not in added]
-    if beyond:
+    if beyond := [token for token, number in ids.items() if number >= vocabulary and token not in added]:
+        what = f"{len(beyond)} tokens, such as {beyond[0]!r}, beyond the {vocabulary} of the model"
         raise ValueError(
-            f"the tokenizer in {folder} has {len(beyond)} tokens, such as {beyond[0]!r}, beyond the {vocabulary} of "
-            "the model (vocab_size in config.json): give the model's own tokenizer"
+            f"the tokenizer in {folder} has {what} (vocab_size in config.json): give the model's own tokenizer"
         )
     decoded = str(tokenizer.decode(tokenizer.encode(_DIGITS, add_special_tokens=False)))
     if list(filter(str.isdigit, decoded)) != list(filter(str.isdigit, _DIGITS)):
-        raise ValueError(
-            f"the tokenizer in {folder} makes {decoded[:80]!r} of {_DIGITS!r}: give the model's own tokenizer, whole"
-        )
+        remedy = "give the model's own tokenizer, whole"
+        raise ValueError(f"the tokenizer in {folder} makes {decoded[:80]!r} of {_DIGITS!r}: {remedy}")
 
 
 def try_out(folder: Path, config: Config) -> Chat:

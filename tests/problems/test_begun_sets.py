@@ -14,7 +14,7 @@ from flows.run.workspace import Workspace
 from flows.stages import problems as problems_task
 from flows.stages import rollout as rollout_task
 from flows.stages import warm_start as first_policy
-from flows.stages.problems import begun_sets, import_problems, read_problems
+from flows.stages.problems import begun_sets, import_problems
 from flows.stages.rollout import _draw, unplayable
 from storage import layout
 from storage.version_names import ProblemsVersion
@@ -85,7 +85,7 @@ def test_an_appended_line_does_not_change_a_run(
         assert f"keeps the problems that it began with ({sets[0]})" in told
         assert "another run with run.name=…" in told
     _, others = begin(*overrides, "run.name=another")
-    assert len(read_problems(workspace, others[0])) == 5
+    assert len(workspace.read_problems(others[0])) == 5
 
 
 def test_rows_that_ask_the_same_are_in_the_log(
@@ -95,7 +95,7 @@ def test_rows_that_ask_the_same_are_in_the_log(
     append(rows, "What  is 3+1?")
     workspace, (train, _) = begin(*overrides)
     assert "jsonl: 1 row asks the same as an earlier one (000005 as 000004)" in caplog.text
-    assert len(read_problems(workspace, train)) == 5
+    assert len(workspace.read_problems(train)) == 5
 
 
 @pytest.mark.parametrize("change", ["gone", "damaged", "mapped otherwise"])
@@ -121,7 +121,7 @@ def test_problems_may_change_until_the_policy_is_there(rows: Path, overrides: li
     import_problems.fn(workspace)
     append(rows, "What is 5 + 1?")
     _, sets = begin(*overrides)
-    assert len(read_problems(workspace, sets[0])) == 5
+    assert len(workspace.read_problems(sets[0])) == 5
 
 
 def test_runs_of_older_programs_keep_what_they_played(rows: Path, overrides: list[str]) -> None:
@@ -150,4 +150,4 @@ def test_problems_without_room_are_never_drawn(
     assert {problem.problem_id for problem in (*drawn, *spare)} == {"000001", "000002", "000003", "000004"}
     assert len(drawn) == len(before) == 4
     assert "1 of 5 problems (000005) leave no room for an answer in inference.max_model_len=128" in caplog.text
-    assert unplayable(workspace, layout.checkpoint("another", 0), read_problems(workspace, train)) == {"000005"}
+    assert unplayable(workspace, layout.checkpoint("another", 0), workspace.read_problems(train)) == {"000005"}

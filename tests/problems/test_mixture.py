@@ -21,7 +21,7 @@ from flows.run.workspace import Workspace
 from flows.stages import problems as problems_task
 from flows.stages import rollout as rollout_task
 from flows.stages import warm_start as warm_start
-from flows.stages.problems import import_problems, import_sets, read_problems
+from flows.stages.problems import import_problems, import_sets
 from storage import layout
 from storage.records import CurriculumEntry, Problem, ProblemHistory
 from storage.version_names import ProblemsVersion
@@ -200,7 +200,7 @@ def test_a_run_imports_and_draws_a_mixture(overrides: list[str], caplog: pytest.
     """Both sets hold the problems of all members; the run's own held-out problems keep their source."""
     workspace = begin(*overrides)
     train, held_out = import_problems.fn(workspace)
-    counts = [Counter(each.source for each in read_problems(workspace, version)) for version in (train, held_out)]
+    counts = [Counter(each.source for each in workspace.read_problems(version)) for version in (train, held_out)]
     assert counts == [{"sums": 155, "game": 6}, {"game": 3, "arithmetic": 8}]
     assert "161 problems, 155 of sums, 6 of game, " in caplog.text
     assert list(manifests.read(workspace.store, train).metrics["source"]["mixture"]) == ["sums", "game"]
